@@ -1,0 +1,32 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test test-all lint clean
+
+quickstart: .venv/ready
+	$(BIN)/kilolayer plan configs/deepnet-1000.toml
+	$(BIN)/python examples/thousand_layers.py
+
+test: .venv/ready-dev lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: .venv/ready-dev lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Kilolayer needs Python 3.11 or newer; make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/ready-dev: .venv/ready
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,45 @@
+"""Kilolayer: build, train, diagnose and ship very deep and very sparse Transformers.
+
+The public names are resolved on first use, so that importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kilolayer import recipes as recipes
+    from kilolayer.export.fold import fold as fold
+    from kilolayer.models.build import build_model as build_model
+    from kilolayer.models.calibrate import calibrate as calibrate
+    from kilolayer.models.config import ModelConfig as ModelConfig
+    from kilolayer.models.decoder import Decoder as Decoder
+    from kilolayer.models.encoder import Encoder as Encoder
+    from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Decoder": "kilolayer.models.decoder",
+    "Encoder": "kilolayer.models.encoder",
+    "EncoderDecoder": "kilolayer.models.encoder_decoder",
+    "ModelConfig": "kilolayer.models.config",
+    "build_model": "kilolayer.models.build",
+    "calibrate": "kilolayer.models.calibrate",
+    "fold": "kilolayer.export.fold",
+}
+
+__all__ = ["Decoder", "Encoder", "EncoderDecoder", "ModelConfig", "build_model", "calibrate", "fold", "recipes"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "recipes":
+        return importlib.import_module("kilolayer.recipes")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kilolayer' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,174 @@
+"""Configuration: dataclasses that check themselves, TOML files with `extends`, overrides from the command line.
+
+A value takes one way in, whatever its source: a plain table of names and values, then `build`, then `check`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin
+
+from kilolayer.errors import OptionError, nearest, unknown
+
+Table = dict[str, Any]
+
+
+class DataclassInstance(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Config = TypeVar("Config", bound=DataclassInstance)
+
+
+def check(config: DataclassInstance) -> None:
+    """Raise unless every field holds a value of its annotated type; call it in `__post_init__`."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if not _fits(value, hints[field.name]):
+            raise _misfit(field.name, value, hints[field.name], where=f"in {type(config).__name__}")
+
+
+def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
+    """An instance of the dataclass `cls` from a table; an unknown name raises with the nearest valid one.
+
+    A field whose metadata has `parse` is read by that function; a field that is a dataclass is built from its own table.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    values: Table = {}
+    for name, value in table.items():
+        if name not in fields:
+            raise unknown(name, fields, where=where)
+        inside = f"{where}.{name}" if where else name
+        if parse := fields[name].metadata.get("parse"):
+            value = parse(value)
+        elif dataclasses.is_dataclass(hints[name]):
+            if not isinstance(value, Mapping):
+                raise OptionError(f"{inside} is {value!r}", fix=f"write it as a table, [{inside}]")
+            value = build(typing.cast("type[DataclassInstance]", hints[name]), value, inside)
+        values[name] = value
+    return cls(**values)
+
+
+def load(path: Path) -> Table:
+    """The table of a TOML file, laid over the file that its `extends` names (relative to it)."""
+    return _load(path, seen=())
+
+
+def _load(path: Path, seen: tuple[Path, ...]) -> Table:
+    path = path.resolve()
+    if path in seen:
+        raise OptionError(f"{path.name} extends itself", where=str(path), fix="break the circle of `extends`")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OptionError("the configuration file does not exist", where=str(path), fix="check the path") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise OptionError("the configuration file cannot be read", where=str(path), fix=str(error.strerror).lower()) from None
+    except UnicodeDecodeError as error:
+        raise OptionError("the file is not UTF-8 text", where=f"{path}, byte {error.start}", fix="save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"not valid TOML: {error}", where=str(path), fix="see https://toml.io for the syntax") from None
+    parent = table.pop("extends", None)
+    if parent is None:
+        return table
+    if not isinstance(parent, str):
+        raise OptionError(f"extends is {parent!r}", where=str(path), fix='write one file name: extends = "base.toml"')
+    return merge(_load(path.parent / parent, (*seen, path)), table)
+
+
+def merge(base: Table, over: Mapping[str, Any]) -> Table:
+    """`base` with the values of `over`; tables are merged name by name, other values are replaced."""
+    merged = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        merged[name] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def overrides(arguments: Sequence[str]) -> Table:
+    """The table that `--model.dim 512 --model.recipe.name=admin` stands for; values are read as TOML, else as text."""
+    table: Table = {}
+    rest = list(arguments)
+    while rest:
+        flag = rest.pop(0)
+        name, equals, text = flag.removeprefix("--").partition("=")
+        if not flag.startswith("--") or not name:
+            raise OptionError(f"unexpected argument {flag!r}", fix="options are written --section.name VALUE")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise OptionError(f"{flag} has no value", fix=f"write {flag} VALUE")
+            text = rest.pop(0)
+        entry: Any = _toml_value(text)
+        for key in reversed(name.split(".")):
+            entry = {key: entry}
+        table = merge(table, entry)
+    return table
+
+
+def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
+    """The text written under each field of `cls` and of the dataclasses that it extends."""
+    texts: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        definition = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in zip(definition.body, definition.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match text:
+                    case ast.Expr(value=ast.Constant(value=str(words))):
+                        texts[field.target.id] = " ".join(words.split())
+                    case _:
+                        pass
+    return texts
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    for kind in _alternatives(hint):
+        if get_origin(kind) is Literal:
+            if any(value == choice and type(value) is type(choice) for choice in get_args(kind)):
+                return True
+        elif kind is Any:
+            return True
+        elif kind is float:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return True
+        elif kind is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, get_origin(kind) or kind):
+            return True
+    return False
+
+
+def _misfit(name: str, value: Any, hint: Any, where: str) -> OptionError:
+    kinds = _alternatives(hint)
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    others = ["absent" if kind is type(None) else kind.__name__ for kind in kinds if get_origin(kind) is not Literal]
+    guess = ""
+    words = [choice for choice in choices if isinstance(choice, str)]
+    if words and isinstance(value, str):
+        guess = f"; did you mean {nearest(value, words)!r}?"
+    allowed = ", ".join([*(repr(choice) for choice in choices), *others])
+    return OptionError(f"{name} is {value!r}{guess}", where=where, fix=f"allowed: {allowed}")

@@ -1,0 +1,60 @@
+"""Every error that a user can cause: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class KilolayerError(Exception):
+    """The root of all errors raised on purpose here."""
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__("\n".join(line for line in (what, where, fix) if line))
+
+
+class OptionError(KilolayerError, ValueError):
+    """An option has a value that is not allowed, or contradicts another."""
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A name that is not an option; Python's own error for it is a TypeError."""
+
+
+class InputError(KilolayerError, ValueError):
+    """A batch does not fit the model."""
+
+
+class FoldError(KilolayerError, ValueError):
+    """The model has no exact plain Post-LN form."""
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        before, last, row = row, before, [i]
+        for j, other in enumerate(b, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and other == a[i - 2]:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The valid name that needs the fewest edits to become `name`."""
+    return min(sorted(valid), key=lambda candidate: edit_distance(name.lower(), candidate.lower()))
+
+
+def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str = "") -> UnknownOptionError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    valid = sorted(valid)
+    if not valid:
+        return UnknownOptionError(f"unknown {kind} {name!r}", where=where, fix=f"there is no {kind} here: remove it")
+    return UnknownOptionError(
+        f"unknown {kind} {name!r}; did you mean {nearest(name, valid)!r}?",
+        where=where,
+        fix=f"valid: {', '.join(valid)}",
+    )

@@ -1,0 +1,1 @@
+"""What a trained model becomes elsewhere."""

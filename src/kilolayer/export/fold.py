@@ -1,0 +1,170 @@
+"""A model with scaled residuals, rewritten exactly as a plain Post-LN Transformer.
+
+    LN(w . x + f(x)), x = g . n + b, n the output of the norm before
+
+is the Post-LN sublayer LN(x' + f'(x')) on x' = w . x: multiply g and b of the norm before by w, and divide by w the columns
+of every matrix that reads x. A stack's first sublayer has no norm before it. Where its w is one number,
+LN(w x + f(x)) = LN(x + f(x) / w) with eps / w^2; where it is a vector, w goes into the embedding and position tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer import recipes
+from kilolayer.errors import FoldError
+from kilolayer.layers.attention import CrossAttention, SelfAttention
+from kilolayer.layers.block import Block
+from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.position import LearnedPositions, sinusoids
+from kilolayer.layers.projection import Projection
+from kilolayer.layers.scale import Constant, LearnedScale
+from kilolayer.layers.stack import Stack
+from kilolayer.layers.sublayer import Sublayer
+from kilolayer.models.build import build_model
+from kilolayer.models.decoder import Decoder
+from kilolayer.models.encoder import Encoder
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.recipes.base import Plan
+
+AnyModel = Encoder | Decoder | EncoderDecoder
+
+READERS: dict[type[nn.Module], str] = {SelfAttention: "query_key_value", CrossAttention: "query", FeedForward: "input"}
+
+
+@torch.no_grad()
+def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
+    """A new plain Post-LN model that computes the same function, its weights copies.
+
+    max_length: how many positions to write out where a trained residual vector meets sinusoidal positions; those become a
+    learned table. Intermediate hidden states are scaled; outputs are equal. Raises where the recipe has no such form.
+    """
+    _check(model)
+    firsts = {stack.side: _scale(_sublayers(stack)[0]) for stack in model.stacks()}
+    vectors = any(_number(scale) is None for scale in firsts.values() if scale is not None)
+    plain = _empty(model, untied=vectors, max_length=max_length)
+    _copy_weights(model, plain)
+    if vectors:
+        _scale_inputs(model, plain, firsts)
+    for stack, plain_stack in zip(model.stacks(), plain.stacks(), strict=True):
+        _fold_stack(stack, plain_stack, into_embedding=vectors)
+    return plain.train(model.training)
+
+
+def _check(model: AnyModel) -> None:
+    recipe = model.config.recipe
+    for stack in model.stacks():
+        plans = [sublayer.plan for sublayer in _sublayers(stack)]
+        plain = all(replace(plan, skip=1.0, gains={}, xavier="normal") == Plan(out_norm=True) for plan in plans)
+        if not plain or recipe.stream() is not None:
+            raise FoldError(
+                f"the recipe {recipe.name!r} has no exact plain Post-LN form",
+                where=f"its equation is {recipe.equation}",
+                fix="fold takes models whose sublayers are LN(w x + f(x))",
+            )
+        for index, sublayer in enumerate(_sublayers(stack)):
+            scale = _scale(sublayer)
+            if scale is not None and bool((scale == 0).any()):
+                raise FoldError(f"the residual scale of {stack.side} sublayer {index + 1} holds a 0: it cannot be divided out")
+
+
+def _empty(model: AnyModel, untied: bool, max_length: int | None) -> AnyModel:
+    config = replace(model.config, recipe=recipes.get(recipes.PLAIN))
+    if untied:
+        config = replace(config, tie_embeddings=False)
+        if config.positions == "sinusoidal":
+            if max_length is None:
+                raise FoldError(
+                    "a trained residual vector scales the sinusoidal positions, which must become a table",
+                    fix="say how long: fold(model, max_length=1024)",
+                )
+            config = replace(config, positions="learned", max_length=max_length)
+    weight = next(model.parameters())
+    return build_model(config, device="meta", dtype=weight.dtype).materialise(weight.device)
+
+
+def _copy_weights(model: AnyModel, plain: AnyModel) -> None:
+    theirs = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        if name in theirs:
+            parameter.copy_(theirs[name])
+        parameter.requires_grad_(name not in theirs or theirs[name].requires_grad)
+
+
+def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[str, Tensor | None]) -> None:
+    """Write the first residual scale of each stack into its embedding and position tables, and untie the output's."""
+    if model.embedding is not None:
+        assert plain.embedding is not None
+        source_table = model.embedding.weight
+        if isinstance(model, EncoderDecoder) and isinstance(plain, EncoderDecoder):
+            assert plain.source_embedding is not None
+            own = model.source_embedding
+            plain.source_embedding.weight.copy_((own or model.embedding).weight * _or_one(scales["encoder"]))
+        plain.embedding.weight.copy_(source_table * _or_one(scales[plain.stacks()[-1].side]))
+        assert plain.vocabulary is not None
+        plain.vocabulary.weight.copy_(source_table if model.vocabulary is None else model.vocabulary.weight)
+    for stack, plain_stack in zip(model.stacks(), plain.stacks(), strict=True):
+        table, ours = plain_stack.positions.at_input, stack.positions.at_input
+        if isinstance(table, LearnedPositions):
+            if isinstance(ours, LearnedPositions):
+                rows = ours.weight
+            else:
+                places = torch.arange(len(table.weight), device=table.weight.device)
+                rows = sinusoids(places, table.weight.shape[1], table.weight.dtype)
+            table.weight.copy_(rows * _or_one(scales[stack.side]))
+
+
+def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
+    before: nn.Module | None = None
+    for sublayer, target in zip(_sublayers(stack), _sublayers(plain), strict=True):
+        scale = _scale(sublayer)
+        norm = target.out_norm
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        if scale is not None:
+            if before is not None or into_embedding:
+                _projection(target, READERS[type(target.f)]).weight.div_(scale)
+                for parameter in before.parameters() if before is not None else ():
+                    parameter.mul_(scale)
+            else:
+                number = _number(scale)
+                assert number is not None
+                assert norm.eps is not None
+                for parameter in _projection(target, "output").parameters():
+                    parameter.div_(number)
+                norm.eps /= number**2
+        before = norm
+
+
+def _sublayers(stack: Stack) -> list[Sublayer]:
+    return [sublayer for block in stack.blocks if isinstance(block, Block) for sublayer in block.sublayers()]
+
+
+def _scale(sublayer: Sublayer) -> Tensor | None:
+    """The residual scale as a tensor that multiplies [dim]; None where it is 1."""
+    match sublayer.skip:
+        case LearnedScale() as learned:
+            return learned.weight.detach()
+        case Constant() as constant:
+            weight = next(sublayer.parameters())
+            return torch.tensor(constant.value, dtype=weight.dtype, device=weight.device)
+        case _:
+            return None
+
+
+def _number(scale: Tensor) -> float | None:
+    """The one number that fills `scale`; None where it is a true vector."""
+    values = scale.flatten()
+    return float(values[0]) if bool((values == values[0]).all()) else None
+
+
+def _or_one(scale: Tensor | None) -> Tensor | float:
+    return 1.0 if scale is None else scale
+
+
+def _projection(sublayer: Sublayer, name: str) -> Projection:
+    projection = getattr(sublayer.f, name)
+    assert isinstance(projection, Projection)
+    return projection

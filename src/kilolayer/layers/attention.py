@@ -1,0 +1,97 @@
+"""Multi-head attention through SDPA: self-attention and cross-attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kilolayer.layers.cache import LayerCache
+from kilolayer.layers.mask import Mask
+from kilolayer.layers.norm import make_norm
+from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.position import Rotation
+from kilolayer.layers.projection import Projection
+from kilolayer.layers.scale import HeadScale, make_shift
+from kilolayer.recipes.base import Plan, Role
+
+
+class Attention(nn.Module):
+    """What both kinds share: the heads, their mixing by SDPA, and the output projection."""
+
+    def __init__(
+        self, options: LayerOptions, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.head_dim = options.heads, options.key_heads, options.head_dim
+        self.dropout = options.attention_dropout
+        self.input_shift = make_shift(plan.shifts, device, dtype)
+        self.head_scale = HeadScale(options.heads, device, dtype) if plan.head_scale else nn.Identity()
+        self.inner_norm = make_norm(plan.inner_norm, options.dim, options, device, dtype)
+        self.output = Projection(options.dim, [(Role.ATTENTION_OUTPUT, options.dim)], plan, device, dtype)
+
+    def split_heads(self, x_BLD: Tensor) -> Tensor:
+        """[batch, length, heads * head width] to [batch, heads, length, head width]."""
+        return x_BLD.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def attend(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
+        """W_o LN(concat(g_h head_h)); the norm and the g_h where the plan has them. To [batch, queries, dim]."""
+        heads_BHLD = F.scaled_dot_product_attention(
+            query_BHLD,
+            key_BHLD,
+            value_BHLD,
+            attn_mask=mask.values,
+            is_causal=mask.causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.key_heads != self.heads,
+        )
+        return self.output(self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2)))
+
+
+class SelfAttention(Attention):
+    """Every position looks at the positions that the mask allows. [batch, length, dim] to the same."""
+
+    def __init__(
+        self, options: LayerOptions, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(options, plan, device, dtype)
+        width, key_width = options.dim, self.key_heads * self.head_dim
+        parts = [(Role.QUERY_KEY, width), (Role.QUERY_KEY, key_width), (Role.VALUE, key_width)]
+        self.query_key_value = Projection(options.dim, parts, plan, device, dtype)
+
+    def forward(
+        self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: LayerCache | None = None, past: int = 0
+    ) -> Tensor:
+        projected = self.query_key_value(self.input_shift(x)).split(self.query_key_value.rows, dim=-1)
+        query, key, value = (self.split_heads(part) for part in projected)
+        if rotation is not None:
+            query, key = rotation.rotate_query(query), rotation.rotate_key(key)
+        if cache is not None:
+            key, value = cache.append(key, value, past)
+        return self.attend(query, key, value, mask)
+
+
+class CrossAttention(Attention):
+    """Every target position looks at the encoder's output. [batch, target, dim] and [batch, source, dim] to the first."""
+
+    def __init__(
+        self, options: LayerOptions, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(options, plan, device, dtype)
+        key_width = self.key_heads * self.head_dim
+        self.query = Projection(options.dim, [(Role.QUERY_KEY, options.dim)], plan, device, dtype)
+        self.key_value = Projection(options.dim, [(Role.QUERY_KEY, key_width), (Role.VALUE, key_width)], plan, device, dtype)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Mask, cache: LayerCache | None = None) -> Tensor:
+        query = self.split_heads(self.query(self.input_shift(x)))
+        key, value = self.read(memory, cache)
+        return self.attend(query, key, value, mask)
+
+    def read(self, memory: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source, from the cache after the first step."""
+        if cache is not None and cache.memory is not None:
+            return cache.memory
+        key, value = (self.split_heads(part) for part in self.key_value(memory).split(self.key_value.rows, dim=-1))
+        if cache is not None:
+            cache.memory = (key, value)
+        return key, value

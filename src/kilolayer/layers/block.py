@@ -1,0 +1,103 @@
+"""A layer: self-attention, cross-attention where there is a source to read, and the feed-forward network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.layers.attention import CrossAttention, SelfAttention
+from kilolayer.layers.cache import LayerCache
+from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.mask import Mask
+from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.position import Rotation
+from kilolayer.layers.scale import make_scale
+from kilolayer.layers.sublayer import Sublayer
+from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side
+
+FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAttention, Kind.FEEDFORWARD: FeedForward}
+
+
+@dataclass(frozen=True)
+class View:
+    """What the layers of a stack see besides the state: equal for all of them, made once a forward."""
+
+    mask: Mask
+    rotation: Rotation | None = None
+    past: int = 0
+    memory: Tensor | None = None
+    memory_mask: Mask | None = None
+
+
+class Block(nn.Module):
+    """Self-attention and feed-forward network. [batch, length, dim] to the same."""
+
+    self_attention: Sublayer
+    feedforward: Sublayer
+
+    def __init__(
+        self,
+        options: LayerOptions,
+        recipe: Recipe,
+        side: Side,
+        layer: int,
+        depths: Depths,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        drop_path = options.drop_path * layer / depths.of(side)
+        shared: nn.Module | None = None
+
+        def sublayer(kind: Kind) -> Sublayer:
+            nonlocal shared
+            plan = recipe.plan(Place(kind, side, layer, depths))
+            if shared is None and _shares_branch(plan):
+                shared = make_scale(plan.branch, options.dim, device, dtype)
+            return Sublayer(
+                FUNCTIONS[kind](options, plan, device, dtype),
+                options,
+                plan,
+                drop_path=drop_path,
+                layer_branch=shared,
+                device=device,
+                dtype=dtype,
+            )
+
+        for kind in self.kinds():
+            self.add_module(kind, sublayer(kind))
+        self.layer_branch = shared
+
+    @staticmethod
+    def kinds() -> tuple[Kind, ...]:
+        """The sublayers in their order."""
+        return (Kind.SELF_ATTENTION, Kind.FEEDFORWARD)
+
+    def sublayers(self) -> list[Sublayer]:
+        """The sublayers in their order."""
+        return [getattr(self, kind) for kind in self.kinds()]
+
+    def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
+        return self.feedforward(x)
+
+
+class CrossBlock(Block):
+    """A block that also reads an encoder's output."""
+
+    cross_attention: Sublayer
+
+    @staticmethod
+    def kinds() -> tuple[Kind, ...]:
+        return (Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD)
+
+    def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
+        x = self.cross_attention(x, view.memory, view.memory_mask, cache)
+        return self.feedforward(x)
+
+
+def _shares_branch(plan: Plan) -> bool:
+    return isinstance(plan.branch, Learned) and plan.branch.per == "layer"

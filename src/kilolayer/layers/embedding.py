@@ -1,0 +1,87 @@
+"""From token ids to vectors, and back to scores over the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.layers.initialise import Noise
+
+
+class Embedding(nn.Module):
+    """A table [vocabulary, dim], N(0, 1/dim) at the start; its rows are multiplied by sqrt(dim) at the input.
+
+    The row of `pad_id` is 0 and receives no gradient from the input.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        pad_id: int | None,
+        *,
+        scaled: bool = True,
+        gain: float = 1.0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.pad_id, self.gain = pad_id, gain
+        self.scale = dim**0.5 if scaled else 1.0
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
+
+    def fill(self, noise: Noise) -> None:
+        noise.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
+        if self.pad_id is not None:
+            self.weight[self.pad_id].zero_()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Int [batch, length] to [batch, length, dim]."""
+        self._check(ids)
+        return F.embedding(ids, self.weight, padding_idx=self.pad_id) * self.scale
+
+    def scores(self, states: Tensor) -> Tensor:
+        """[batch, length, dim] to [batch, length, vocabulary]: the same table as output projection."""
+        return F.linear(states, self.weight)
+
+    def _check(self, ids: Tensor) -> None:
+        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2:
+            raise InputError(
+                f"token ids are {ids.dtype} of shape {list(ids.shape)}", fix="give int64 ids of shape [batch, length]"
+            )
+        if 0 in ids.shape:
+            raise InputError(f"an empty batch of shape {list(ids.shape)}", fix="give at least one sequence of one token")
+        # Reading values back from an accelerator would stall it; there the embedding kernel itself asserts the range.
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(bound) for bound in torch.aminmax(ids))
+            if low < 0 or high >= self.weight.shape[0]:
+                raise InputError(
+                    f"token ids reach from {low} to {high}",
+                    fix=f"allowed: 0 to {self.weight.shape[0] - 1} (vocab_size={self.weight.shape[0]})",
+                )
+
+
+class VocabularyProjection(nn.Module):
+    """An output table [vocabulary, dim] of its own, N(0, 1/dim) at the start, without bias."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        gain: float = 1.0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.gain = gain
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
+
+    def fill(self, noise: Noise) -> None:
+        noise.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[batch, length, dim] to [batch, length, vocabulary]."""
+        return F.linear(states, self.weight)

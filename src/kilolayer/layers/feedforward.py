@@ -1,0 +1,47 @@
+"""The feed-forward sublayer's function."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kilolayer.layers.norm import make_norm
+from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.projection import Projection
+from kilolayer.layers.scale import make_shift
+from kilolayer.recipes.base import Plan, Role
+
+
+class SwiGLU(nn.Module):
+    """[..., 2 d] to [..., d]: the first half, through SiLU, gates the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
+
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swiglu": SwiGLU}
+
+
+class FeedForward(nn.Module):
+    """W_2 phi(W_1 x), with the inner norm and the shifts of the plan. [batch, length, dim] to the same."""
+
+    def __init__(
+        self, options: LayerOptions, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        gated = options.activation == "swiglu"
+        parts = [(Role.FFN_IN, options.ffn_dim)] * (2 if gated else 1)
+        self.input_shift = make_shift(plan.shifts, device, dtype)
+        self.input = Projection(options.dim, parts, plan, device, dtype)
+        self.activation_shift = make_shift(plan.shifts, device, dtype)
+        self.activation = ACTIVATIONS[options.activation]()
+        self.dropout = nn.Dropout(options.activation_dropout) if options.activation_dropout else nn.Identity()
+        self.inner_norm = make_norm(plan.inner_norm, options.ffn_dim, options, device, dtype)
+        self.output_shift = make_shift(plan.shifts, device, dtype)
+        self.output = Projection(options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.activation_shift(self.input(self.input_shift(x))))
+        return self.output(self.output_shift(self.inner_norm(self.dropout(hidden))))

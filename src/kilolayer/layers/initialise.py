@@ -1,0 +1,72 @@
+"""How weights are filled: one walk over the modules, each parameter from its own stream of random numbers.
+
+The stream of a parameter is keyed by the model's seed and the parameter's qualified name, so its values do not depend on the
+order of construction, on the other parameters, or on whether the model was built on the meta device first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+class Noise:
+    """Random values for the parameters of one module, keyed by the model's seed and the module's qualified name."""
+
+    def __init__(self, seed: int, module: str) -> None:
+        self.seed, self.module = seed, module
+
+    def normal_(self, tensor: Tensor, std: float, key: str = "weight") -> None:
+        """Fill `tensor` with N(0, std^2)."""
+        # Drawn in fp32 whatever the dtype, so that a bf16 model is the rounded fp32 model.
+        values = torch.empty(tensor.shape, device=tensor.device).normal_(generator=self._generator(tensor, key))
+        tensor.copy_(values.mul_(std))
+
+    def uniform_(self, tensor: Tensor, std: float, key: str = "weight") -> None:
+        """Fill `tensor` uniformly over the symmetric interval whose standard deviation is `std`."""
+        bound = 3**0.5 * std
+        values = torch.empty(tensor.shape, device=tensor.device).uniform_(-1, 1, generator=self._generator(tensor, key))
+        tensor.copy_(values.mul_(bound))
+
+    def xavier_(self, matrix: Tensor, gain: float, kind: Literal["normal", "uniform"], key: str) -> None:
+        """Fill a matrix [fan_out, fan_in] with standard deviation gain * sqrt(2 / (fan_in + fan_out))."""
+        fan_out, fan_in = matrix.shape
+        std = gain * (2 / (fan_in + fan_out)) ** 0.5
+        if kind == "normal":
+            self.normal_(matrix, std, key)
+        else:
+            self.uniform_(matrix, std, key)
+
+    def _generator(self, tensor: Tensor, key: str) -> torch.Generator:
+        digest = hashlib.blake2b(f"{self.seed}/{self.module}.{key}".encode(), digest_size=8).digest()
+        return torch.Generator(tensor.device).manual_seed(int.from_bytes(digest) >> 1)
+
+
+@runtime_checkable
+class Filled(Protocol):
+    """A module that owns parameters or buffers and knows how they start."""
+
+    def fill(self, noise: Noise) -> None:
+        """Set every parameter and buffer that this module itself owns."""
+        ...
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """Fill every parameter and buffer of `model`, on whatever device it is."""
+    for name, module in model.named_modules():
+        if isinstance(module, Filled):
+            module.fill(Noise(seed, name))
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.reset_parameters()
+        else:
+            owned = [*module._parameters, *module._buffers]
+            assert not owned, f"{type(module).__name__} owns {owned} but cannot fill them: give it a fill method"
+
+
+def draw_seed() -> int:
+    """One number from torch's default generator: the only random number that building a model takes."""
+    return int(torch.randint(2**62, (), device="cpu"))

@@ -1,0 +1,72 @@
+"""What each position may look at, in the form that SDPA takes. No function here reads a value back from the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mask:
+    """`causal` alone lets SDPA choose its fastest kernel.
+
+    `values` broadcasts to [batch, heads, queries, keys]: bool, True where a query may look, or a float bias.
+    """
+
+    causal: bool = False
+    values: Tensor | None = None
+
+    def with_bias(self, bias: Tensor) -> Mask:
+        """The same view with a float bias [1, heads, queries, keys] on the scores."""
+        if self.causal:
+            allowed = causal_grid(bias.shape[-2], bias.shape[-1], 0, bias.device)
+        elif self.values is not None:
+            allowed = self.values
+        else:
+            return Mask(values=bias)
+        return Mask(values=bias.masked_fill(~allowed, float("-inf")))
+
+
+def causal_grid(queries: int, keys: int, past: int, device: torch.device) -> Tensor:
+    """Bool [queries, keys]: query i, at position past + i, may look at the keys up to its own."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(past)
+
+
+def self_mask(
+    length: int, *, causal: bool, device: torch.device, real: Tensor | None, segments: Tensor | None, past: int = 0
+) -> Mask:
+    """The view of `length` new positions on themselves and on `past` cached ones.
+
+    real: bool [batch, past + length], False at padding. segments: int [batch, length], the document of each position.
+    """
+    if real is None and segments is None:
+        if not causal or (length == 1 and past):
+            return Mask()
+        return Mask(values=causal_grid(length, past + length, past, device)) if past else Mask(causal=True)
+    allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    if real is not None:
+        allowed = allowed & real[:, None, None, :]
+    if segments is not None:
+        allowed = allowed & (segments[:, None, :, None] == segments[:, None, None, :])
+    if causal:
+        allowed = allowed & causal_grid(length, past + length, past, device)
+    return Mask(values=_never_empty(allowed))
+
+
+def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments: Tensor | None) -> Mask:
+    """The view of a target on its source.
+
+    real: bool [batch, source], False at padding. segments: int [batch, target]; memory_segments: int [batch, source].
+    """
+    allowed = None if real is None else real[:, None, None, :]
+    if segments is not None and memory_segments is not None:
+        same = segments[:, None, :, None] == memory_segments[:, None, None, :]
+        allowed = same if allowed is None else allowed & same
+    return Mask(values=None if allowed is None else _never_empty(allowed))
+
+
+def _never_empty(allowed: Tensor) -> Tensor:
+    # A query with nothing to look at (padding, an empty source) would divide 0 by 0 in the softmax: it sees everything.
+    return allowed | ~allowed.any(dim=-1, keepdim=True)

@@ -1,0 +1,100 @@
+"""The options that all layers of a model share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kilolayer.config import check
+from kilolayer.errors import OptionError
+
+Activation = Literal["relu", "gelu", "swiglu"]
+Norm = Literal["layer", "rms"]
+Positions = Literal["sinusoidal", "learned", "rotary", "xpos", "t5", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions:
+    """Sizes, functions and noise of a layer."""
+
+    dim: int = 512
+    """Width of the residual stream."""
+    heads: int = 8
+    """Attention heads; they divide dim."""
+    kv_heads: int | None = None
+    """Heads of keys and values (grouped-query attention); they divide heads. Absent: as many as heads."""
+    ffn_dim: int = 2048
+    """Width inside the feed-forward network."""
+    activation: Activation = "relu"
+    """Function inside the feed-forward network."""
+    norm: Norm = "layer"
+    """LayerNorm or RMSNorm, wherever the recipe puts a norm."""
+    norm_eps: float = 1e-5
+    """Added to the variance inside a norm."""
+    positions: Positions = "sinusoidal"
+    """How order is told: at the input (sinusoidal, learned), in attention (rotary, xpos, t5), or not at all."""
+    max_length: int | None = None
+    """Longest sequence; needed by learned positions, and only by them."""
+    dropout: float = 0.0
+    """Dropout on the embedded input and on each branch before it joins the residual."""
+    attention_dropout: float = 0.0
+    """Dropout on attention weights."""
+    activation_dropout: float = 0.0
+    """Dropout after the activation inside the feed-forward network."""
+    drop_path: float = 0.0
+    """Chance that a sample skips a branch, rising linearly with depth to this value in the last layer."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("dim", "heads", "ffn_dim", "norm_eps"):
+            if getattr(self, name) <= 0:
+                raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be above 0")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "drop_path"):
+            if not 0 <= getattr(self, name) < 1:
+                raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0 and below 1")
+        self._check_heads()
+        self._check_positions()
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.dim // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    def _check_heads(self) -> None:
+        if self.dim % self.heads:
+            divisors = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
+            near = sorted(sorted(divisors, key=lambda n: abs(n - self.heads))[:3])
+            raise OptionError(
+                f"heads={self.heads} does not divide dim={self.dim}",
+                fix=f"near numbers of heads that do: {', '.join(map(str, near))}",
+            )
+        if self.kv_heads is not None and (self.kv_heads <= 0 or self.heads % self.kv_heads):
+            raise OptionError(
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads}",
+                fix=f"allowed: {', '.join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)}",
+            )
+
+    def _check_positions(self) -> None:
+        if self.positions == "learned":
+            if self.max_length is None or self.max_length <= 0:
+                raise OptionError(
+                    f"learned positions with max_length={self.max_length}",
+                    fix="set max_length to the longest sequence that the model will read",
+                )
+        elif self.max_length is not None:
+            raise OptionError(
+                f"max_length={self.max_length} has no effect with {self.positions!r} positions",
+                fix='remove it, or choose positions="learned"',
+            )
+        if self.positions == "sinusoidal" and self.dim % 2:
+            raise OptionError(f"sinusoidal positions need an even dim, not {self.dim}", fix="change dim or positions")
+        if self.positions in ("rotary", "xpos") and self.head_dim % 2:
+            raise OptionError(
+                f"{self.positions} positions need an even head width, not {self.head_dim} (dim / heads)",
+                fix="change dim, heads or positions",
+            )

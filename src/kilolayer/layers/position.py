@@ -1,0 +1,185 @@
+"""How order is told: added at the input, rotated into queries and keys, or as a bias on the scores.
+
+Tables are computed where they are used, once a forward, and never kept as buffers: nothing is lost on the meta device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.layers.initialise import Noise
+from kilolayer.layers.options import LayerOptions
+from kilolayer.recipes.base import Side
+
+ROTARY_BASE = 10_000.0
+XPOS_SCALE_BASE = 512  # Sun et al. 2023, A Length-Extrapolatable Transformer: B and gamma of its decay
+XPOS_GAMMA = 0.4
+T5_BUCKETS, T5_MAX_DISTANCE = 32, 128  # Raffel et al. 2020
+
+
+def position_ids(length: int, *, device: torch.device, real: Tensor | None, segments: Tensor | None, past: int = 0) -> Tensor:
+    """The position of each token in its own sentence: int [1 or batch, length].
+
+    Padding (real [batch, past + length] is False) is not counted; each document of a packed sequence starts at 0.
+    """
+    index = torch.arange(past, past + length, device=device)
+    if segments is not None:
+        starts = torch.ones_like(segments, dtype=torch.bool)
+        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        return index - torch.where(starts, index, 0).cummax(dim=1).values
+    if real is not None:
+        return (real.cumsum(dim=1) - 1).clamp(min=0)[:, past:]
+    return index[None]
+
+
+def sinusoids(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """[.., length, dim]: sines in the first half, cosines in the second, of the frequencies of Vaswani et al. 2017."""
+    angles = _angles(positions_BL, dim, dtype)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
+
+
+def _angles(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    precise = torch.promote_types(dtype, torch.float32)
+    steps = torch.arange(0, dim, 2, device=positions_BL.device, dtype=precise) / dim
+    return positions_BL[..., None].to(precise) * ROTARY_BASE**-steps
+
+
+class Sinusoidal(nn.Module):
+    """x + sin/cos(position)."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + sinusoids(positions, x.shape[-1], x.dtype)
+
+
+class LearnedPositions(nn.Module):
+    """x + table[position], N(0, 1/dim) at the start."""
+
+    def __init__(self, max_length: int, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_length, dim, device=device, dtype=dtype))
+
+    def fill(self, noise: Noise) -> None:
+        noise.normal_(self.weight, self.weight.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.weight[positions]
+
+
+class Unplaced(nn.Module):
+    """x: order is told in attention, or not at all."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary tables for one forward, [1 or batch, 1, length, head width]; xPos decays queries and grows keys."""
+
+    cos: Tensor
+    sin: Tensor
+    decay: Tensor | None = None
+
+    def rotate_query(self, query_BHLD: Tensor) -> Tensor:
+        turned = self._turn(query_BHLD)
+        return turned if self.decay is None else turned * self.decay
+
+    def rotate_key(self, key_BHLD: Tensor) -> Tensor:
+        turned = self._turn(key_BHLD)
+        return turned if self.decay is None else turned / self.decay
+
+    def _turn(self, x: Tensor) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return x * self.cos + torch.cat([-right, left], dim=-1) * self.sin
+
+
+class Rotary(nn.Module):
+    """Su et al. 2021: the angle between query and key is their distance; with decay, xPos."""
+
+    def __init__(self, head_dim: int, decays: bool) -> None:
+        super().__init__()
+        self.head_dim, self.decays = head_dim, decays
+
+    def forward(self, positions_BL: Tensor, dtype: torch.dtype) -> Rotation:
+        angles = _angles(positions_BL, self.head_dim, dtype).repeat(1, 1, 2)[:, None]
+        decay = self._decay(positions_BL, angles.dtype)[:, None].to(dtype) if self.decays else None
+        return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), decay)
+
+    def _decay(self, positions_BL: Tensor, dtype: torch.dtype) -> Tensor:
+        share = torch.arange(0, self.head_dim, 2, device=positions_BL.device, dtype=dtype) / self.head_dim
+        zeta = (share + XPOS_GAMMA) / (1 + XPOS_GAMMA)
+        return (zeta ** (positions_BL[..., None].to(dtype) / XPOS_SCALE_BASE)).repeat(1, 1, 2)
+
+
+class RelativeBias(nn.Module):
+    """T5's bias: one learned number a head and bucket of distance, shared by all layers of a stack."""
+
+    def __init__(
+        self, heads: int, causal: bool, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.causal, self.std = causal, dim**-0.5
+        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, heads, device=device, dtype=dtype))
+
+    def fill(self, noise: Noise) -> None:
+        noise.normal_(self.weight, self.std)
+
+    def forward(self, queries: int, keys: int) -> Tensor:
+        """[1, heads, queries, keys]; the last query stands at the last key."""
+        device = self.weight.device
+        query_at = torch.arange(keys - queries, keys, device=device)
+        distance = torch.arange(keys, device=device)[None, :] - query_at[:, None]
+        return self.weight[self._bucket(distance)].permute(2, 0, 1)[None]
+
+    def _bucket(self, distance: Tensor) -> Tensor:
+        buckets, offset = T5_BUCKETS, torch.zeros_like(distance)
+        if self.causal:
+            distance = (-distance).clamp(min=0)
+        else:
+            buckets //= 2
+            offset = (distance > 0) * buckets
+            distance = distance.abs()
+        exact = buckets // 2
+        growth = (distance.clamp(min=1) / exact).log() / math.log(T5_MAX_DISTANCE / exact)
+        far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return offset + torch.where(distance < exact, distance, far)
+
+
+class Positions(nn.Module):
+    """The order of one stack: what is added at its input, and what its attention is given."""
+
+    def __init__(
+        self,
+        options: LayerOptions,
+        side: Side,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kind, causal = options.positions, side == "decoder"
+        self.max_length = options.max_length
+        self.at_input = Unplaced()
+        self.rotary: Rotary | None = None
+        self.bias: RelativeBias | None = None
+        if kind == "sinusoidal":
+            self.at_input = Sinusoidal()
+        elif kind == "learned" and options.max_length is not None:
+            self.at_input = LearnedPositions(options.max_length, options.dim, device, dtype)
+        elif kind in ("rotary", "xpos"):
+            # xPos decays with the distance into the past; attention that also looks ahead takes the rotation alone.
+            self.rotary = Rotary(options.head_dim, decays=kind == "xpos" and causal)
+        elif kind == "t5":
+            self.bias = RelativeBias(options.heads, causal, options.dim, device, dtype)
+
+    def check_length(self, length: int) -> None:
+        """Raise where the learned table is too short."""
+        if self.max_length is not None and length > self.max_length:
+            raise InputError(
+                f"a sequence of {length} positions is longer than the {self.max_length} that the model has learned",
+                fix=f"cut it to {self.max_length}, or build the model with a larger max_length",
+            )

@@ -1,0 +1,68 @@
+"""The residual equation that every recipe fills in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.layers.norm import make_norm
+from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.scale import make_scale
+from kilolayer.recipes.base import Plan
+
+
+class DropPath(nn.Module):
+    """Drops a branch for whole samples while training; what stays is scaled so that the mean is kept."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__()
+        self.chance = chance
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        if not self.training:
+            return x_BLD
+        kept = torch.rand(x_BLD.shape[0], 1, 1, device=x_BLD.device) >= self.chance
+        return x_BLD * (kept / (1 - self.chance)).to(x_BLD.dtype)
+
+
+class Sublayer(nn.Module):
+    """y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) ), with dropout on the branch.
+
+    `layer_branch` is the branch scale of a recipe that shares one among a layer's sublayers; the block owns it.
+    """
+
+    branch: nn.Module
+
+    def __init__(
+        self,
+        f: nn.Module,
+        options: LayerOptions,
+        plan: Plan,
+        *,
+        drop_path: float = 0.0,
+        layer_branch: nn.Module | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.plan = plan
+        self.f = f
+        self.pre_norm = make_norm(plan.pre_norm, options.dim, options, device, dtype)
+        self.post_norm = make_norm(plan.post_norm, options.dim, options, device, dtype)
+        self.out_norm = make_norm(plan.out_norm, options.dim, options, device, dtype)
+        self.in_scale = make_scale(plan.in_scale, options.dim, device, dtype)
+        self.skip = make_scale(plan.skip, options.dim, device, dtype)
+        self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        if layer_branch is None:
+            self.branch = make_scale(plan.branch, options.dim, device, dtype)
+        else:
+            # Not registered here: its one parameter has one name, the block's.
+            object.__setattr__(self, "branch", layer_branch)
+
+    def forward(self, x: Tensor, *seen: Any) -> Tensor:
+        """[batch, length, dim] to the same; `seen` is what f takes besides its input."""
+        y = self.post_norm(self.f(self.in_scale(self.pre_norm(x)), *seen))
+        return self.out_norm(self.skip(x) + self.branch(self.drop_path(self.dropout(y))))

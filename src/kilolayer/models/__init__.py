@@ -1,0 +1,1 @@
+"""The three shapes: encoder, decoder, encoder-decoder."""

@@ -1,0 +1,133 @@
+"""The profiling pass of recipes whose residual scales come from data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.layers.block import Block
+from kilolayer.layers.stack import Sequences, Stack
+from kilolayer.layers.sublayer import Sublayer
+from kilolayer.models.model import Model
+
+logger = logging.getLogger(__name__)
+
+Batch = Tensor | Sequence[Tensor] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The residual scale set for each sublayer, in order, by stack; empty where the recipe needs none."""
+
+    encoder: tuple[float, ...] = ()
+    decoder: tuple[float, ...] = ()
+
+
+@torch.no_grad()
+def calibrate(model: Model, batch: Batch) -> Calibration:
+    """Set the residual scales of `model` from one forward over `batch`, with dropout on.
+
+    batch: what the model's forward takes: a tensor, a sequence of tensors, or a mapping of keywords; about 8,000 tokens are
+    enough. torch's random state is left as it was. Where the recipe needs no data, nothing happens, and a log line says so.
+    """
+    rule = model.config.recipe.calibration()
+    if rule is None:
+        logger.warning("recipe %s needs no calibration: nothing was changed", model.config.recipe.name)
+        return Calibration()
+    probes = {stack.side: _Profile(stack, running=rule == "running") for stack in model.stacks()}
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices), _training(model):
+        try:
+            _run(model, batch)
+        finally:
+            for probe in probes.values():
+                probe.remove()
+    return Calibration(**{side: probe.finish() for side, probe in probes.items()})
+
+
+class _Profile:
+    """Watches the sublayers of one stack in their order and sets the scale of each residual."""
+
+    def __init__(self, stack: Stack, running: bool) -> None:
+        self.sublayers = [sublayer for block in stack.blocks if isinstance(block, Block) for sublayer in block.sublayers()]
+        self.running = running
+        self.real: Tensor | None = None
+        self.branch = torch.tensor(0.0)
+        self.scales = [1.0]
+        self.total = 0.0
+        self.handles = [stack.register_forward_pre_hook(self._note_padding)]
+        for index, sublayer in enumerate(self.sublayers):
+            _scale_of(sublayer).fill_(1.0)
+            self.handles.append(sublayer.register_forward_pre_hook(self._before(index)))
+            self.handles.append(sublayer.branch.register_forward_hook(self._note_branch))
+            self.handles.append(sublayer.register_forward_hook(self._after))
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def finish(self) -> tuple[float, ...]:
+        """Write the scales into the model. The last sublayer's sum belongs to a residual that does not exist."""
+        scales = tuple(self.scales[: len(self.sublayers)])
+        for sublayer, scale in zip(self.sublayers, scales, strict=True):
+            _scale_of(sublayer).fill_(scale)
+        return scales
+
+    def _note_padding(self, stack: nn.Module, inputs: tuple[Sequences, ...]) -> None:
+        self.real = inputs[0].real
+
+    def _note_branch(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.branch = output
+
+    def _before(self, index: int) -> Any:
+        def apply(sublayer: Sublayer, inputs: tuple[Tensor, ...]) -> None:
+            if self.running:
+                _scale_of(sublayer).fill_(self.scales[index])
+
+        return apply
+
+    def _after(self, sublayer: Sublayer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self.running:
+            # w_{i+1}^2 = Var(w_i x_i) + Var(f_i(x_i)), as the released code computes it.
+            variance = self._variance(sublayer.skip(inputs[0])) + self._variance(self.branch)
+        else:
+            # w_{i+1}^2 = sum over j <= i of Var f_j (Very Deep Transformers, section 3).
+            self.total += self._variance(self.branch)
+            variance = self.total
+        self.scales.append(variance**0.5)
+
+    def _variance(self, x_BLD: Tensor) -> float:
+        values = x_BLD if self.real is None else x_BLD[self.real]
+        return float(values.double().var(correction=0))
+
+
+def _scale_of(sublayer: Sublayer) -> Tensor:
+    weight = sublayer.skip.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _run(model: Model, batch: Batch) -> None:
+    if isinstance(batch, Tensor):
+        model(batch)
+    elif isinstance(batch, Mapping):
+        model(**batch)
+    else:
+        model(*batch)
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    before = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode

@@ -1,0 +1,123 @@
+"""A model as data: what `[model]` in a configuration holds, and what every model keeps as `.config`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from kilolayer import recipes
+from kilolayer.errors import OptionError, unknown
+from kilolayer.layers.options import LayerOptions
+from kilolayer.recipes.base import Depths, Recipe
+
+Shape = Literal["encoder", "decoder", "encoder_decoder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(LayerOptions):
+    """Shape, depth, vocabulary and recipe of a model, besides the options of its layers."""
+
+    shape: Shape = "encoder_decoder"
+    """Which stacks the model has."""
+    layers: int | None = None
+    """Layers of each stack. Absent: 18."""
+    encoder_layers: int | None = None
+    """Layers of the encoder, where they differ from `layers`."""
+    decoder_layers: int | None = None
+    """Layers of the decoder, where they differ from `layers`."""
+    vocab_size: int | None = 32_000
+    """Size of the vocabulary; absent in an encoder that reads embeddings alone."""
+    source_vocab_size: int | None = None
+    """Size of the source's vocabulary, where it has its own."""
+    recipe: Recipe = field(default_factory=lambda: recipes.get(recipes.DEFAULT), metadata={"parse": recipes.parse})
+    """How depth is made trainable: a name, or a table with `name` and its options."""
+    pad_id: int | None = 0
+    """The token id that is padding; absent where nothing is padded."""
+    tie_embeddings: bool | Literal["output"] = True
+    """One table for input and output; in an encoder-decoder for source, target and output, or "output" for the last two."""
+    scale_embeddings: bool = True
+    """Multiply embeddings by sqrt(dim) at the input."""
+    final_norm: bool | None = None
+    """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_depth()
+        self._check_vocabulary()
+        self.recipe.check_depths(self.depths)
+        if self.positions == "xpos" and self.shape == "encoder":
+            raise OptionError(
+                "xPos decays with the distance into the past, and an encoder also looks ahead",
+                fix='choose positions="rotary", or a decoder',
+            )
+
+    @property
+    def depths(self) -> Depths:
+        """The layers of each stack that the shape has."""
+        layers = 18 if self.layers is None else self.layers
+        encoder = layers if self.encoder_layers is None else self.encoder_layers
+        decoder = layers if self.decoder_layers is None else self.decoder_layers
+        return Depths(0 if self.shape == "decoder" else encoder, 0 if self.shape == "encoder" else decoder)
+
+    def _check_depth(self) -> None:
+        for name in ("layers", "encoder_layers", "decoder_layers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} is {value}", fix="a stack has at least 1 layer")
+        for side in ("encoder", "decoder"):
+            if self.shape not in (side, "encoder_decoder") and getattr(self, f"{side}_layers") is not None:
+                raise OptionError(
+                    f"{side}_layers has no effect on the shape {self.shape!r}",
+                    fix='remove it, or choose shape="encoder_decoder"',
+                )
+
+    def _check_vocabulary(self) -> None:
+        for name in ("vocab_size", "source_vocab_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} is {value}", fix="a vocabulary has at least 1 entry")
+        if self.vocab_size is None and self.shape != "encoder":
+            raise OptionError("a decoder needs a vocabulary to predict", fix="set vocab_size")
+        sizes = [size for size in (self.vocab_size, self.source_vocab_size) if size is not None]
+        if self.pad_id is not None and sizes and not 0 <= self.pad_id < min(sizes):
+            raise OptionError(f"pad_id is {self.pad_id}", fix=f"allowed: 0 to {min(sizes) - 1}, or None")
+        if self.shape != "encoder_decoder":
+            if self.source_vocab_size is not None:
+                raise OptionError("source_vocab_size has no effect on a single stack", fix="remove it")
+            if self.tie_embeddings == "output":
+                raise OptionError('tie_embeddings="output" is for an encoder-decoder', fix="use True or False")
+        elif self.tie_embeddings is True and self.source_vocab_size not in (None, self.vocab_size):
+            raise OptionError(
+                f"one table cannot serve {self.source_vocab_size} source and {self.vocab_size} target tokens",
+                fix='use tie_embeddings="output" or False with separate vocabularies',
+            )
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Make a constructor name the nearest valid keyword when it is given an unknown one."""
+    valid = [name for name in signature(init).parameters if name != "self"]
+
+    @wraps(init)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        for name in kwargs:
+            if name not in valid:
+                owner = init.__qualname__.removesuffix(".__init__")
+                raise unknown(name, valid, where=f"in {owner}(...)")
+        return init(*args, **kwargs)
+
+    return checked
+
+
+def as_table(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as plain values, as TOML holds them; absent values are left out."""
+    table = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    table["recipe"] = {"name": config.recipe.name, **config.recipe.options()}
+    return {name: value for name, value in table.items() if value is not None}

@@ -1,0 +1,100 @@
+"""A decoder alone: the language model's shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kilolayer import recipes
+from kilolayer.layers.cache import Cache
+from kilolayer.layers.options import Activation, Norm, Positions
+from kilolayer.models.config import ModelConfig, strict
+from kilolayer.models.model import Model
+from kilolayer.models.outputs import DecoderOutput
+from kilolayer.recipes.base import Recipe
+
+
+class Decoder(Model):
+    """Every position looks back, never ahead. The options are those of `ModelConfig`, where each is explained."""
+
+    @strict
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        heads: int,
+        ffn_dim: int,
+        layers: int,
+        recipe: str | Recipe = recipes.DEFAULT,
+        *,
+        kv_heads: int | None = None,
+        activation: Activation = "relu",
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+        positions: Positions = "sinusoidal",
+        max_length: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pad_id: int | None = 0,
+        tie_embeddings: bool = True,
+        scale_embeddings: bool = True,
+        final_norm: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        config = ModelConfig(
+            shape="decoder",
+            vocab_size=vocab_size,
+            dim=dim,
+            heads=heads,
+            ffn_dim=ffn_dim,
+            layers=layers,
+            recipe=recipes.parse(recipe),
+            kv_heads=kv_heads,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            positions=positions,
+            max_length=max_length,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            drop_path=drop_path,
+            pad_id=pad_id,
+            tie_embeddings=tie_embeddings,
+            scale_embeddings=scale_embeddings,
+            final_norm=final_norm,
+        )
+        super().__init__(config, device, dtype)
+        self.embedding = self._embedding(vocab_size, "decoder")
+        self.decoder = self._stack("decoder")
+        self.vocabulary = None if tie_embeddings else self._vocabulary(vocab_size)
+        self._finish()
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        hidden_states: bool = False,
+    ) -> DecoderOutput:
+        """Scores of the next token at each position.
+
+        tokens: int64 [batch, length]; or embeddings: [batch, length, dim], taken as they are, positions added.
+        mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
+        segments: int [batch, length], the document of each position; documents do not see each other.
+        cache: from `new_cache`; the tokens continue what it has read.
+        """
+        inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
+        out = self.decoder(inputs, cache=cache, hidden_states=hidden_states)
+        logits = self.embedding.scores(out.states) if self.vocabulary is None else self.vocabulary(out.states)
+        return DecoderOutput(out.states, logits, out.states.new_zeros(()), out.hidden_states)
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for step-by-step decoding of up to `capacity` positions."""
+        return Cache(self.config.depths.decoder, capacity)

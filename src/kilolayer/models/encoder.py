@@ -1,0 +1,96 @@
+"""An encoder alone: BERT's shape, and the trunk of an image model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kilolayer import recipes
+from kilolayer.layers.options import Activation, Norm, Positions
+from kilolayer.models.config import ModelConfig, strict
+from kilolayer.models.model import Model
+from kilolayer.models.outputs import EncoderOutput
+from kilolayer.recipes.base import Recipe
+
+
+class Encoder(Model):
+    """Every position looks at every other. The options are those of `ModelConfig`, where each is explained."""
+
+    @strict
+    def __init__(
+        self,
+        vocab_size: int | None,
+        dim: int,
+        heads: int,
+        ffn_dim: int,
+        layers: int,
+        recipe: str | Recipe = recipes.DEFAULT,
+        *,
+        kv_heads: int | None = None,
+        activation: Activation = "relu",
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+        positions: Positions = "sinusoidal",
+        max_length: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pad_id: int | None = 0,
+        tie_embeddings: bool = True,
+        scale_embeddings: bool = True,
+        final_norm: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        config = ModelConfig(
+            shape="encoder",
+            vocab_size=vocab_size,
+            dim=dim,
+            heads=heads,
+            ffn_dim=ffn_dim,
+            layers=layers,
+            recipe=recipes.parse(recipe),
+            kv_heads=kv_heads,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            positions=positions,
+            max_length=max_length,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            drop_path=drop_path,
+            pad_id=pad_id,
+            tie_embeddings=tie_embeddings,
+            scale_embeddings=scale_embeddings,
+            final_norm=final_norm,
+        )
+        super().__init__(config, device, dtype)
+        self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
+        self.encoder = self._stack("encoder")
+        self.vocabulary = None if vocab_size is None or tie_embeddings else self._vocabulary(vocab_size)
+        self._finish()
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        hidden_states: bool = False,
+    ) -> EncoderOutput:
+        """Encode a batch.
+
+        tokens: int64 [batch, length]; or embeddings: [batch, length, dim], taken as they are, positions added.
+        mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
+        segments: int [batch, length], the document of each position; documents do not see each other.
+        """
+        out = self.encoder(self._read(self.embedding, tokens, embeddings, mask, segments), hidden_states=hidden_states)
+        return EncoderOutput(out.states, self._logits(out.states), out.states.new_zeros(()), out.hidden_states)
+
+    def _logits(self, states: Tensor) -> Tensor | None:
+        if self.vocabulary is not None:
+            return self.vocabulary(states)
+        return None if self.embedding is None else self.embedding.scores(states)

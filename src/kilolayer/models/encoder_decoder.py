@@ -1,0 +1,156 @@
+"""An encoder and a decoder that reads it: the translation model's shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kilolayer import recipes
+from kilolayer.errors import InputError
+from kilolayer.layers.cache import Cache
+from kilolayer.layers.options import Activation, Norm, Positions
+from kilolayer.layers.stack import Sequences
+from kilolayer.models.config import ModelConfig, strict
+from kilolayer.models.model import Model
+from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput
+from kilolayer.recipes.base import Recipe
+
+
+class EncoderDecoder(Model):
+    """A decoder that looks back on the target and everywhere on the source. The options are those of `ModelConfig`."""
+
+    @strict
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        heads: int,
+        ffn_dim: int,
+        encoder_layers: int,
+        decoder_layers: int,
+        recipe: str | Recipe = recipes.DEFAULT,
+        *,
+        source_vocab_size: int | None = None,
+        kv_heads: int | None = None,
+        activation: Activation = "relu",
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+        positions: Positions = "sinusoidal",
+        max_length: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pad_id: int | None = 0,
+        tie_embeddings: bool | Literal["output"] = True,
+        scale_embeddings: bool = True,
+        final_norm: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        config = ModelConfig(
+            shape="encoder_decoder",
+            vocab_size=vocab_size,
+            source_vocab_size=source_vocab_size,
+            dim=dim,
+            heads=heads,
+            ffn_dim=ffn_dim,
+            encoder_layers=encoder_layers,
+            decoder_layers=decoder_layers,
+            recipe=recipes.parse(recipe),
+            kv_heads=kv_heads,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            positions=positions,
+            max_length=max_length,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            drop_path=drop_path,
+            pad_id=pad_id,
+            tie_embeddings=tie_embeddings,
+            scale_embeddings=scale_embeddings,
+            final_norm=final_norm,
+        )
+        super().__init__(config, device, dtype)
+        if tie_embeddings is True:
+            self.embedding = self._embedding(vocab_size, "encoder")
+            self.source_embedding = None
+        else:
+            self.source_embedding = self._embedding(source_vocab_size or vocab_size, "encoder")
+            self.embedding = self._embedding(vocab_size, "decoder")
+        self.encoder = self._stack("encoder")
+        self.decoder = self._stack("decoder")
+        self.vocabulary = None if tie_embeddings else self._vocabulary(vocab_size)
+        self._finish()
+
+    def forward(
+        self,
+        source: Tensor | None = None,
+        target: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        mask: Tensor | None = None,
+        source_segments: Tensor | None = None,
+        target_segments: Tensor | None = None,
+        hidden_states: bool = False,
+    ) -> EncoderDecoderOutput:
+        """Scores of the next target token at each target position.
+
+        source: int64 [batch, source]; or embeddings: [batch, source, dim], taken as they are, positions added.
+        target: int64 [batch, target], shifted right by the caller (it starts with the first token to read, not to predict).
+        mask: bool [batch, source], True at real positions; by default, where source is not `pad_id`.
+        source_segments, target_segments: int [batch, length], the document of each position; given together.
+        """
+        if target is None:
+            raise InputError("there is no target", fix="call model(source, target), or model.encode(source)")
+        if (source_segments is None) != (target_segments is None):
+            raise InputError("source_segments and target_segments belong together", fix="give both or neither")
+        inputs = self._read(self.source_embedding or self.embedding, source, embeddings, mask, source_segments)
+        encoded = self.encoder(inputs, hidden_states=hidden_states)
+        memory = replace(inputs, states=encoded.states)
+        decoded = self._decode(target, memory, None, target_segments, hidden_states)
+        return EncoderDecoderOutput(
+            decoded.states,
+            decoded.logits,
+            memory.states,
+            decoded.router_loss,
+            decoded.hidden_states,
+            encoded.hidden_states,
+        )
+
+    def encode(
+        self, source: Tensor | None = None, *, embeddings: Tensor | None = None, mask: Tensor | None = None
+    ) -> Sequences:
+        """The encoder's output for `decode`: states [batch, source, dim] with their padding."""
+        inputs = self._read(self.source_embedding or self.embedding, source, embeddings, mask, None)
+        return replace(inputs, states=self.encoder(inputs).states)
+
+    def decode(self, target: Tensor, memory: Sequences, *, cache: Cache | None = None) -> DecoderOutput:
+        """Scores after `target`, int64 [batch, target], which continues what `cache` has read."""
+        return self._decode(target, memory, cache, None, False)
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for step-by-step decoding of up to `capacity` target positions."""
+        return Cache(self.config.depths.decoder, capacity)
+
+    def _decode(
+        self,
+        target: Tensor,
+        memory: Sequences,
+        cache: Cache | None,
+        segments: Tensor | None,
+        hidden_states: bool,
+    ) -> DecoderOutput:
+        inputs = self._read(self.embedding, target, None, None, segments)
+        if inputs.states.shape[0] != memory.states.shape[0]:
+            raise InputError(
+                f"{inputs.states.shape[0]} targets for {memory.states.shape[0]} sources", fix="give as many of both"
+            )
+        out = self.decoder(inputs, memory=memory, cache=cache, hidden_states=hidden_states)
+        logits = self.embedding.scores(out.states) if self.vocabulary is None else self.vocabulary(out.states)
+        return DecoderOutput(out.states, logits, out.states.new_zeros(()), out.hidden_states)

@@ -1,0 +1,107 @@
+"""What the three shapes share: their configuration, their start, and the reading of a batch."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.layers.embedding import Embedding, VocabularyProjection
+from kilolayer.layers.initialise import draw_seed, initialise
+from kilolayer.layers.stack import Sequences, Stack
+from kilolayer.models.config import ModelConfig
+from kilolayer.recipes.base import Side
+
+
+class Model(nn.Module):
+    """A model with a configuration and a seed: together they fix every weight it starts with."""
+
+    def __init__(self, config: ModelConfig, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.config = config
+        self.seed = draw_seed()
+        self._device = None if device is None else torch.device(device)
+        self._dtype = dtype
+
+    def initialise(self) -> Self:
+        """Fill every weight anew from the model's seed: the same values whenever and wherever it is called."""
+        initialise(self, self.seed)
+        return self
+
+    def materialise(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+        """Give a model that was built on the meta device its memory and its weights."""
+        self.to_empty(device=torch.device(device))
+        if dtype is not None:
+            self.to(dtype)
+        return self.initialise()
+
+    def stacks(self) -> list[Stack]:
+        """The stacks in the order of the forward."""
+        return [module for module in self.children() if isinstance(module, Stack)]
+
+    def _finish(self) -> None:
+        if not any(parameter.is_meta for parameter in self.parameters()):
+            self.initialise()
+
+    def _stack(self, side: Side) -> Stack:
+        config = self.config
+        return Stack(
+            config,
+            config.recipe,
+            side,
+            config.depths,
+            final_norm=config.final_norm,
+            device=self._device,
+            dtype=self._dtype,
+        )
+
+    def _embedding(self, vocab_size: int, side: Side) -> Embedding:
+        config = self.config
+        return Embedding(
+            vocab_size,
+            config.dim,
+            config.pad_id,
+            scaled=config.scale_embeddings,
+            gain=config.recipe.embedding_gain(side, config.depths),
+            device=self._device,
+            dtype=self._dtype,
+        )
+
+    def _vocabulary(self, vocab_size: int) -> VocabularyProjection:
+        gain = self.config.recipe.vocabulary_gain()
+        return VocabularyProjection(vocab_size, self.config.dim, gain=gain, device=self._device, dtype=self._dtype)
+
+    def _read(
+        self,
+        embedding: Embedding | None,
+        ids: Tensor | None,
+        embeddings: Tensor | None,
+        mask: Tensor | None,
+        segments: Tensor | None,
+    ) -> Sequences:
+        """The embedded batch with its padding; exactly one of `ids` and `embeddings` is given."""
+        if (ids is None) == (embeddings is None):
+            raise InputError("give token ids or embeddings, one of the two")
+        if embeddings is not None:
+            if embeddings.dim() != 3 or embeddings.shape[-1] != self.config.dim:
+                raise InputError(
+                    f"embeddings have shape {list(embeddings.shape)}", fix=f"allowed: [batch, length, {self.config.dim}]"
+                )
+            states = embeddings
+        elif embedding is None:
+            raise InputError("this model has no vocabulary", fix="give embeddings=, or build it with vocab_size")
+        else:
+            assert ids is not None
+            states = embedding(ids)
+            if mask is None and self.config.pad_id is not None:
+                mask = ids != self.config.pad_id
+        for name, given in (("mask", mask), ("segments", segments)):
+            if given is not None and given.shape != states.shape[:2]:
+                raise InputError(
+                    f"{name} has shape {list(given.shape)}", fix=f"allowed: [batch, length], here {list(states.shape[:2])}"
+                )
+        if mask is not None and mask.dtype != torch.bool:
+            raise InputError(f"mask is {mask.dtype}", fix="give bool: True at real positions, False at padding")
+        return Sequences(states, mask, segments)

@@ -1,0 +1,48 @@
+"""What models return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """states [batch, length, dim]; logits [batch, length, vocabulary], None without a vocabulary.
+
+    hidden_states, on request: the embedded input and the output of each layer. router_loss: 0 in a dense model.
+    """
+
+    states: Tensor
+    logits: Tensor | None
+    router_loss: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True)
+class DecoderOutput:
+    """states [batch, length, dim]; logits [batch, length, vocabulary].
+
+    hidden_states, on request: the embedded input and the output of each layer. router_loss: 0 in a dense model.
+    """
+
+    states: Tensor
+    logits: Tensor
+    router_loss: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True)
+class EncoderDecoderOutput:
+    """states [batch, target, dim]; logits [batch, target, vocabulary]; memory [batch, source, dim], the encoder's states.
+
+    encoder_hidden_states and hidden_states (the decoder's), on request. router_loss: 0 in a dense model.
+    """
+
+    states: Tensor
+    logits: Tensor
+    memory: Tensor
+    router_loss: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None

@@ -1,0 +1,1 @@
+"""What happens inside a deep model: gradients, updates and their change over depth."""

@@ -1,0 +1,54 @@
+"""Admin: Post-LN whose residual is scaled by what a profiling pass measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import ClassVar, Literal
+
+from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side, register
+
+
+@register
+@dataclass(frozen=True)
+class Admin(Recipe):
+    """A vector w on each residual, set from the variance of the branches below it."""
+
+    start: Literal["released", "paper", "closed"] = "released"
+    """How w starts: the released code's running variance, the paper's sum of variances, or a closed form without data."""
+    weight: Literal["fixed", "trainable"] = "fixed"
+    """Whether training changes w."""
+
+    name: ClassVar[str] = "admin"
+    title: ClassVar[str] = "Admin"
+    equation: ClassVar[str] = "x_{i+1} = LN(w_i . x_i + f_i(x_i))"
+    paper: ClassVar[str] = "Liu et al. 2020, Very Deep Transformers for NMT; Liu et al. 2020, Understanding the Difficulty"
+    expect: ClassVar[str] = (
+        "60L-12L reached 43.8 BLEU on WMT'14 En-Fr, 2.5 above 6L-6L. At 50L-50L and deeper it diverged in DeepNet's Table 1."
+    )
+    extension: ClassVar[str] = "Encoder and decoder are profiled apart; a single stack is profiled as either."
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(omega=self._closed(side, depths)) if self.start == "closed" else Constants()
+
+    def notes(self, depths: Depths) -> tuple[str, ...]:
+        start = {
+            "released": "w_1 = 1, then w_{i+1}^2 = Var(w_i x_i) + Var(f_i(x_i)), each applied within the one profiling pass: "
+            "run kilolayer.calibrate(model, batch) before training.",
+            "paper": "w_i = sqrt(sum over j < i of Var f_j), profiled with w = 1; the formula's w_1 = 0 is replaced by 1: "
+            "0 would cut the first residual and could not be folded. Run kilolayer.calibrate(model, batch) before training.",
+            "closed": "omega = sqrt((n + 1) / ln(n + 1) - 1), n the residual sublayers of the stack; no profiling.",
+        }[self.start]
+        return (start, *super().notes(depths))
+
+    def plan(self, place: Place) -> Plan:
+        start = self._closed(place.side, place.depths) if self.start == "closed" else 1.0
+        omega = Learned(start, "vector", trainable=self.weight == "trainable")
+        return Plan(out_norm=True, skip=omega, xavier="uniform")
+
+    def calibration(self) -> Literal["running", "summed"] | None:
+        return {"released": "running", "paper": "summed", "closed": None}[self.start]
+
+    def _closed(self, side: Side, depths: Depths) -> float:
+        n = depths.sublayers(side)
+        return sqrt((n + 1) / log(n + 1) - 1)

@@ -1,0 +1,274 @@
+"""What a recipe is: a plan for each sublayer, by its place in the model, so that depth becomes trainable.
+
+Every sublayer computes
+
+    y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
+
+and a `Plan` says which norms stand, what the scales are, and how each projection inside f starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Literal
+
+from kilolayer.config import build, check
+from kilolayer.errors import OptionError, unknown
+
+Side = Literal["encoder", "decoder"]
+
+
+class Role(StrEnum):
+    """What a projection does in its sublayer; gains are given by role, never by parameter name."""
+
+    QUERY_KEY = "query_key"
+    VALUE = "value"
+    ATTENTION_OUTPUT = "attention_output"
+    FFN_IN = "ffn_in"
+    FFN_OUT = "ffn_out"
+    ROUTER = "router"
+
+
+# The projections that DeepNorm, Sub-LN and T-Fixup scale: all but query and key, which only set where attention looks.
+VALUE_PATH = (Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_IN, Role.FFN_OUT)
+EVERY_MATRIX = (Role.QUERY_KEY, *VALUE_PATH)
+
+
+class Kind(StrEnum):
+    """The function of a sublayer."""
+
+    SELF_ATTENTION = "self_attention"
+    CROSS_ATTENTION = "cross_attention"
+    FEEDFORWARD = "feedforward"
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Layers of the encoder (N) and of the decoder (M); 0 where there is none."""
+
+    encoder: int = 0
+    decoder: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.encoder, self.decoder) < 0 or max(self.encoder, self.decoder) == 0:
+            raise OptionError(
+                f"depths are {self.encoder} encoder and {self.decoder} decoder layers",
+                fix="give at least one layer to each stack of the model",
+            )
+
+    @property
+    def paired(self) -> bool:
+        """Whether a decoder reads an encoder."""
+        return self.encoder > 0 and self.decoder > 0
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The stacks that exist."""
+        encoder: tuple[Side, ...] = ("encoder",) if self.encoder else ()
+        decoder: tuple[Side, ...] = ("decoder",) if self.decoder else ()
+        return encoder + decoder
+
+    def of(self, side: Side) -> int:
+        """The layers of one stack."""
+        return self.encoder if side == "encoder" else self.decoder
+
+    def sublayers(self, side: Side) -> int:
+        """The residual sublayers of one stack: two a layer, three where there is cross-attention."""
+        return self.of(side) * (3 if side == "decoder" and self.paired else 2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sublayer stands; `layer` counts from 1 within its own stack."""
+
+    kind: Kind
+    side: Side
+    layer: int
+    depths: Depths
+
+    @property
+    def layers(self) -> int:
+        """The depth of the stack that it stands in."""
+        return self.depths.of(self.side)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A scale that lives in the model: a parameter, or, where not trainable, a buffer that checkpoints keep."""
+
+    start: float
+    shape: Literal["scalar", "vector"]
+    trainable: bool = True
+    per: Literal["sublayer", "layer"] = "sublayer"
+
+
+Scale = float | Learned
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One sublayer: its norms, its scales, and the start of its projections."""
+
+    pre_norm: bool = False
+    inner_norm: bool = False  # before the output projection of f
+    post_norm: bool = False
+    out_norm: bool = False
+    skip: Scale = 1.0
+    branch: Scale = 1.0
+    in_scale: Scale = 1.0
+    head_scale: bool = False  # one learned factor a head
+    shifts: bool = False  # learned scalar shifts before each operation of f
+    bias: bool = True
+    gains: Mapping[Role, float] = field(default_factory=dict)
+    xavier: Literal["normal", "uniform"] = "normal"
+
+    def gain(self, role: Role) -> float:
+        """The factor on Xavier's standard deviation, sqrt(2 / (fan_in + fan_out))."""
+        return self.gains.get(role, 1.0)
+
+
+@dataclass(frozen=True)
+class Top:
+    """What stands above the last layer of a stack."""
+
+    norm: bool = False
+    shift: bool = False
+    scale: bool = False
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A stream in which each layer reads a learned combination of all outputs below it.
+
+    `normalise`: "each" output before it is combined, or the "sum".
+    """
+
+    normalise: Literal["each", "sum"]
+
+
+class Constants(dict[str, float]):
+    """The numbers that a recipe sets for one stack, by name: `constants.alpha`."""
+
+    def __getattr__(self, name: str) -> float:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this recipe has no {name!r}; it has: {', '.join(self) or 'no constants'}") from None
+
+
+@dataclass(frozen=True)
+class Description:
+    """A recipe at a given depth. A stack that the model does not have is None."""
+
+    recipe: Recipe
+    depths: Depths
+    encoder: Constants | None
+    decoder: Constants | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a Transformer of a given depth is made trainable. The fields of a subclass are its options."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    equation: ClassVar[str]
+    paper: ClassVar[str]
+    expect: ClassVar[str]
+    extension: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def check_depths(self, depths: Depths) -> None:
+        """Raise where an option would have no effect on a model of these depths."""
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        """The numbers of one stack."""
+        return Constants()
+
+    def notes(self, depths: Depths) -> tuple[str, ...]:
+        """What a user should know that is no number."""
+        return (self.extension,) if self.extension else ()
+
+    def plan(self, place: Place) -> Plan:
+        """The plan of one sublayer."""
+        raise NotImplementedError
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        """What stands above the last layer."""
+        return Top()
+
+    def stream(self) -> Combination | None:
+        """How the state travels from layer to layer; None: each layer reads the one below."""
+        return None
+
+    def embedding_gain(self, side: Side, depths: Depths) -> float:
+        """The factor on the embedding's standard deviation, d^-1/2; a shared table takes the encoder's."""
+        return 1.0
+
+    def vocabulary_gain(self) -> float:
+        """The factor on the standard deviation of an untied output table, d^-1/2."""
+        return 1.0
+
+    def calibration(self) -> Literal["running", "summed"] | None:
+        """How the skip scales are set from data before training; None: they are not."""
+        return None
+
+    def describe(self, *, encoder_layers: int = 0, decoder_layers: int = 0) -> Description:
+        """The constants at this depth."""
+        depths = Depths(encoder_layers, decoder_layers)
+        self.check_depths(depths)
+        encoder, decoder = (self.constants(side, depths) if side in depths.sides else None for side in ("encoder", "decoder"))
+        return Description(self, depths, encoder, decoder, self.notes(depths))
+
+    def options(self) -> dict[str, Any]:
+        """The options with their values, as `get` takes them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+_registry: dict[str, type[Recipe]] = {}
+
+
+def register(cls: type[Recipe]) -> type[Recipe]:
+    """Make a recipe known by its name."""
+    assert cls.name not in _registry, cls.name
+    _registry[cls.name] = cls
+    return cls
+
+
+def names() -> list[str]:
+    """The names of all recipes, sorted."""
+    return sorted(_registry)
+
+
+def find(name: str) -> type[Recipe]:
+    """The class of a recipe; an unknown name raises with the nearest one."""
+    if name not in _registry:
+        raise unknown(name, _registry, kind="recipe")
+    return _registry[name]
+
+
+def get(name: str, **options: Any) -> Recipe:
+    """The recipe `name`, configured: `get("admin", weight="trainable")`."""
+    return build(find(name), options, where=f"recipe {name}")
+
+
+def parse(value: Any) -> Recipe:
+    """A recipe from what configurations hold: a recipe, its name, or a table with `name` and its options."""
+    match value:
+        case Recipe():
+            return value
+        case str():
+            return get(value)
+        case {"name": str(name), **options}:
+            return get(name, **{str(option): setting for option, setting in options.items()})
+        case _:
+            raise OptionError(
+                f"recipe is {value!r}",
+                fix='give a name ("deepnorm"), a table with a name, or kilolayer.recipes.get(name, option=value)',
+            )

@@ -1,0 +1,50 @@
+"""DeepNorm: Post-LN with a larger residual and a smaller start, so that the model's update does not grow with depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.errors import OptionError
+from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side, register
+
+
+@register
+@dataclass(frozen=True)
+class DeepNorm(Recipe):
+    """Residual times alpha; value, attention output and FFN weights start at beta times Xavier."""
+
+    alpha_scale: float = 1.0
+    """Multiplies alpha (DeepNet, Figure 9 and Table 11)."""
+    beta_scale: float = 1.0
+    """Multiplies beta (DeepNet, Figure 9 and Table 11)."""
+
+    name: ClassVar[str] = "deepnorm"
+    title: ClassVar[str] = "DeepNorm"
+    equation: ClassVar[str] = "x' = LN(alpha x + f(x));  W_v, W_o, W_1, W_2 start at beta Xavier"
+    paper: ClassVar[str] = "Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers, section 3.3"
+    expect: ClassVar[str] = (
+        "Trained at 6 to 1,000 layers in the paper. It may need a large batch when very deep: others saw 100L-100L fail "
+        "on WMT-17 at 8 x 4,096 tokens a batch and work at 128 x 4,096."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha_scale <= 0 or self.beta_scale <= 0:
+            raise OptionError(
+                f"alpha_scale is {self.alpha_scale} and beta_scale is {self.beta_scale}", fix="both must be above 0"
+            )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        n, m = depths.encoder, depths.decoder
+        if not depths.paired:
+            alpha, beta = (2 * depths.of(side)) ** (1 / 4), (8 * depths.of(side)) ** (-1 / 4)
+        elif side == "encoder":
+            alpha, beta = 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
+        else:
+            alpha, beta = (3 * m) ** (1 / 4), (12 * m) ** (-1 / 4)
+        return Constants(alpha=alpha * self.alpha_scale, beta=beta * self.beta_scale)
+
+    def plan(self, place: Place) -> Plan:
+        constants = self.constants(place.side, place.depths)
+        return Plan(out_norm=True, skip=constants.alpha, gains=dict.fromkeys(VALUE_PATH, constants.beta))

@@ -1,0 +1,42 @@
+"""DS-Init: Post-LN whose higher layers start smaller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from kilolayer.errors import OptionError
+from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Place, Plan, Recipe, Side, register
+
+
+@register
+@dataclass(frozen=True)
+class DSInit(Recipe):
+    """Every matrix of layer l starts at Xavier times alpha / sqrt(l)."""
+
+    alpha: float = 1.0
+    """The paper's alpha, in (0, 1]."""
+    scaled: Literal["deviation", "variance"] = "deviation"
+    """What is multiplied: the standard deviation, as in the paper, or the variance, as in its public code."""
+
+    name: ClassVar[str] = "ds_init"
+    title: ClassVar[str] = "DS-Init"
+    equation: ClassVar[str] = "x' = LN(x + f(x));  every matrix of layer l starts at (alpha / sqrt(l)) Xavier"
+    paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, Improving Deep Transformer with Depth-Scaled Initialization"
+    expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged from 18L-18L on WMT-17 (DeepNet, Table 1)."
+    extension: ClassVar[str] = "Encoder and decoder count their layers apart, from 1."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise OptionError(f"alpha is {self.alpha}", where="recipe ds_init", fix="it must be above 0 and at most 1")
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(first_layer_gain=self._gain(1), last_layer_gain=self._gain(depths.of(side)))
+
+    def plan(self, place: Place) -> Plan:
+        return Plan(out_norm=True, gains=dict.fromkeys(EVERY_MATRIX, self._gain(place.layer)))
+
+    def _gain(self, layer: int) -> float:
+        factor = self.alpha / layer**0.5
+        return factor if self.scaled == "deviation" else factor**0.5

@@ -1,0 +1,35 @@
+"""NormFormer: Pre-LN with extra norms and scales that even out the gradients over depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side, Top, register
+
+
+@register
+@dataclass(frozen=True)
+class NormFormer(Recipe):
+    """A scale on each head, a norm after attention, a norm inside the FFN."""
+
+    residual_scale: bool = False
+    """A learned vector on the FFN's residual, starting at 1 (the paper's ResScale)."""
+
+    name: ClassVar[str] = "normformer"
+    title: ClassVar[str] = "NormFormer"
+    equation: ClassVar[str] = (
+        "x' = x + LN(concat(g_h head_h) W_o), head_h of LN(x);  x'' = [s .] x' + W_2 LN(phi(W_1 LN(x')));  final LN on top"
+    )
+    paper: ClassVar[str] = "Shleifer, Weston and Ott 2021, NormFormer"
+    expect: ClassVar[str] = "28.3 BLEU at 18L-18L, 27.8 at 50L-50L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
+    extension: ClassVar[str] = "Cross-attention is treated as self-attention is: a scale on each head and a norm after it."
+
+    def plan(self, place: Place) -> Plan:
+        if place.kind is Kind.FEEDFORWARD:
+            skip = Learned(1.0, "vector") if self.residual_scale else 1.0
+            return Plan(pre_norm=True, inner_norm=True, skip=skip)
+        return Plan(pre_norm=True, post_norm=True, head_scale=True)
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        return Top(norm=True)

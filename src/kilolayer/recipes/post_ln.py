@@ -1,0 +1,23 @@
+"""Post-LN: the original Transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.recipes.base import Place, Plan, Recipe, register
+
+
+@register
+@dataclass(frozen=True)
+class PostLN(Recipe):
+    """The norm stands on the sum of the residual and the branch."""
+
+    name: ClassVar[str] = "post_ln"
+    title: ClassVar[str] = "Post-LN"
+    equation: ClassVar[str] = "x' = LN(x + f(x))"
+    paper: ClassVar[str] = "Vaswani et al. 2017, Attention Is All You Need"
+    expect: ClassVar[str] = "Good to about 6 layers a side with warm-up; at 18L-18L it diverged on WMT-17 (DeepNet, Table 1)."
+
+    def plan(self, place: Place) -> Plan:
+        return Plan(out_norm=True)

@@ -1,0 +1,54 @@
+"""Sub-LN: Pre-LN with a second norm inside each sublayer (Magneto; DeepNet for Pre-LN)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import ClassVar
+
+from kilolayer.errors import OptionError
+from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Kind, Place, Plan, Recipe, Side, Top, register
+
+
+@register
+@dataclass(frozen=True)
+class SubLN(Recipe):
+    """Norms before the input and before the output projection; value, output and FFN weights times gamma."""
+
+    cross_gain: bool = True
+    """Scale cross-attention's value and output projections too; TorchScale's release leaves them at Xavier."""
+
+    name: ClassVar[str] = "sub_ln"
+    title: ClassVar[str] = "Sub-LN"
+    equation: ClassVar[str] = "x' = x + W_o LN(Attn(LN(x)));  x' = x + W_2 LN(phi(W_1 LN(x)));  final LN on top"
+    paper: ClassVar[str] = "Wang et al. 2023, Magneto (ICML); DeepNet, section 4"
+    expect: ClassVar[str] = (
+        "Stable at every depth tried, to 96 layers for language models (TorchScale, Figure 1). Weights start larger than "
+        "Xavier (gamma > 1 from two layers on)."
+    )
+    extension: ClassVar[str] = "Cross-attention has its one norm before it and no inner norm."
+
+    def check_depths(self, depths: Depths) -> None:
+        if not self.cross_gain and not depths.paired:
+            raise OptionError(
+                "cross_gain=False has no effect", where="recipe sub_ln, a model without cross-attention", fix="remove it"
+            )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        n, m = depths.encoder, depths.decoder
+        if not depths.paired:
+            gamma = sqrt(log(2 * depths.of(side)))
+        elif side == "encoder":
+            gamma = sqrt(log(3 * m) * log(2 * n) / 3)
+        else:
+            gamma = sqrt(log(3 * m))
+        return Constants(gamma=gamma)
+
+    def plan(self, place: Place) -> Plan:
+        gamma = self.constants(place.side, place.depths).gamma
+        cross = place.kind is Kind.CROSS_ATTENTION
+        scaled = self.cross_gain or not cross
+        return Plan(pre_norm=True, inner_norm=not cross, gains=dict.fromkeys(VALUE_PATH, gamma) if scaled else {})
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        return Top(norm=True)
