@@ -34,7 +34,7 @@ def check(config: DataclassInstance) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not _fits(value, hints[field.name]):
-            raise _misfit(field.name, value, hints[field.name], where=f"in {type(config).__name__}")
+            raise _misfit(field.name, value, hints[field.name])
 
 
 def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
@@ -56,7 +56,10 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
                 raise OptionError(f"{inside} is {value!r}", fix=f"write it as a table, [{inside}]")
             value = build(typing.cast("type[DataclassInstance]", hints[name]), value, inside)
         values[name] = value
-    return cls(**values)
+    try:
+        return cls(**values)
+    except OptionError as error:
+        raise (error if error.where else error.at(where)) from None
 
 
 def load(path: Path) -> Table:
@@ -87,10 +90,15 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Table:
 
 
 def merge(base: Table, over: Mapping[str, Any]) -> Table:
-    """`base` with the values of `over`; tables are merged name by name, other values are replaced."""
+    """`base` with the values of `over`; tables are merged name by name, other values are replaced.
+
+    A text under a table is that table's `name`: `recipe = "admin"` stands for `recipe = { name = "admin" }`.
+    """
     merged = dict(base)
     for name, value in over.items():
         below = merged.get(name)
+        if isinstance(below, str) and isinstance(value, Mapping):
+            below = {"name": below}
         merged[name] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
     return merged
 
@@ -162,13 +170,16 @@ def _fits(value: Any, hint: Any) -> bool:
     return False
 
 
-def _misfit(name: str, value: Any, hint: Any, where: str) -> OptionError:
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none at all"}
+
+
+def _misfit(name: str, value: Any, hint: Any) -> OptionError:
     kinds = _alternatives(hint)
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    others = ["absent" if kind is type(None) else kind.__name__ for kind in kinds if get_origin(kind) is not Literal]
+    others = [KINDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds if get_origin(kind) is not Literal]
     guess = ""
     words = [choice for choice in choices if isinstance(choice, str)]
     if words and isinstance(value, str):
         guess = f"; did you mean {nearest(value, words)!r}?"
     allowed = ", ".join([*(repr(choice) for choice in choices), *others])
-    return OptionError(f"{name} is {value!r}{guess}", where=where, fix=f"allowed: {allowed}")
+    return OptionError(f"{name} is {value!r}{guess}", fix=f"allowed: {allowed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 
 class KilolayerError(Exception):
@@ -11,6 +12,10 @@ class KilolayerError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         super().__init__("\n".join(line for line in (what, where, fix) if line))
+
+    def at(self, where: str) -> Self:
+        """The same error with its place made known."""
+        return type(self)(self.what, where=", ".join(part for part in (self.where, where) if part), fix=self.fix)
 
 
 class OptionError(KilolayerError, ValueError):
@@ -50,7 +55,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str = "") -> UnknownOptionError:
     """The error for a name that does not exist, with the nearest one that does."""
-    valid = sorted(valid)
+    valid = sorted(set(valid))
     if not valid:
         return UnknownOptionError(f"unknown {kind} {name!r}", where=where, fix=f"there is no {kind} here: remove it")
     return UnknownOptionError(

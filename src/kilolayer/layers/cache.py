@@ -44,6 +44,12 @@ class Cache:
                 f"the cache holds {self.capacity} positions, and {self.length} + {length} are needed",
                 fix="make it larger: model.new_cache(capacity=...)",
             )
-        if real is not None:
-            self.real = real if self.real is None else torch.cat([self.real, real], dim=1)
+        if real is not None or self.real is not None:
+            before, after = self.real, real
+            if before is None:
+                assert after is not None
+                before = after.new_ones(len(after), self.length)
+            if after is None:
+                after = before.new_ones(len(before), length)
+            self.real = torch.cat([before, after], dim=1)
         return self.real

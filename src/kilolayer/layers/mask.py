@@ -50,9 +50,11 @@ def self_mask(
         allowed = allowed & real[:, None, None, :]
     if segments is not None:
         allowed = allowed & (segments[:, None, :, None] == segments[:, None, None, :])
+    grid = causal_grid(length, past + length, past, device)
     if causal:
-        allowed = allowed & causal_grid(length, past + length, past, device)
-    return Mask(values=_never_empty(allowed))
+        allowed = allowed & grid
+    # Padding that could look nowhere would divide 0 by 0 in the softmax: every position sees itself.
+    return Mask(values=allowed | (grid & ~grid.tril(past - 1)))
 
 
 def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments: Tensor | None) -> Mask:
@@ -64,9 +66,7 @@ def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments:
     if segments is not None and memory_segments is not None:
         same = segments[:, None, :, None] == memory_segments[:, None, None, :]
         allowed = same if allowed is None else allowed & same
-    return Mask(values=None if allowed is None else _never_empty(allowed))
-
-
-def _never_empty(allowed: Tensor) -> Tensor:
-    # A query with nothing to look at (padding, an empty source) would divide 0 by 0 in the softmax: it sees everything.
-    return allowed | ~allowed.any(dim=-1, keepdim=True)
+    if allowed is None:
+        return Mask()
+    # A target whose source is empty would divide 0 by 0 in the softmax: it sees all of the source's padding.
+    return Mask(values=allowed | ~allowed.any(dim=-1, keepdim=True))

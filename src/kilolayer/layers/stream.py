@@ -52,7 +52,11 @@ class LayerCombination(nn.Module):
     def read(self, history: list[Tensor]) -> Tensor:
         """What the next layer reads: [batch, length, dim]."""
         count = len(history)
-        combined = torch.einsum("k,kbld->bld", self.weight[count - 1, :count], torch.stack(history))
+        weights = self.weight[count - 1, :count].unbind()
+        # Term by term: the outputs are kept once, where a stacked product would keep a copy of them for every layer.
+        combined = weights[0] * history[0]
+        for weight, output in zip(weights[1:], history[1:], strict=True):
+            combined = torch.addcmul(combined, weight, output)
         return combined if self.normalises_each or count == 1 else self.norms[count - 2](combined)
 
 

@@ -95,6 +95,7 @@ class EncoderDecoder(Model):
         *,
         embeddings: Tensor | None = None,
         mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
         source_segments: Tensor | None = None,
         target_segments: Tensor | None = None,
         hidden_states: bool = False,
@@ -103,7 +104,7 @@ class EncoderDecoder(Model):
 
         source: int64 [batch, source]; or embeddings: [batch, source, dim], taken as they are, positions added.
         target: int64 [batch, target], shifted right by the caller (it starts with the first token to read, not to predict).
-        mask: bool [batch, source], True at real positions; by default, where source is not `pad_id`.
+        mask, target_mask: bool [batch, length], True at real positions; by default, where ids are not `pad_id`.
         source_segments, target_segments: int [batch, length], the document of each position; given together.
         """
         if target is None:
@@ -113,7 +114,7 @@ class EncoderDecoder(Model):
         inputs = self._read(self.source_embedding or self.embedding, source, embeddings, mask, source_segments)
         encoded = self.encoder(inputs, hidden_states=hidden_states)
         memory = replace(inputs, states=encoded.states)
-        decoded = self._decode(target, memory, None, target_segments, hidden_states)
+        decoded = self._decode(target, memory, target_mask, segments=target_segments, hidden_states=hidden_states)
         return EncoderDecoderOutput(
             decoded.states,
             decoded.logits,
@@ -130,9 +131,11 @@ class EncoderDecoder(Model):
         inputs = self._read(self.source_embedding or self.embedding, source, embeddings, mask, None)
         return replace(inputs, states=self.encoder(inputs).states)
 
-    def decode(self, target: Tensor, memory: Sequences, *, cache: Cache | None = None) -> DecoderOutput:
-        """Scores after `target`, int64 [batch, target], which continues what `cache` has read."""
-        return self._decode(target, memory, cache, None, False)
+    def decode(
+        self, target: Tensor, memory: Sequences, *, mask: Tensor | None = None, cache: Cache | None = None
+    ) -> DecoderOutput:
+        """Scores after `target`, int64 [batch, target], which continues what `cache` has read; mask as `target_mask`."""
+        return self._decode(target, memory, mask, cache=cache)
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for step-by-step decoding of up to `capacity` target positions."""
@@ -142,11 +145,13 @@ class EncoderDecoder(Model):
         self,
         target: Tensor,
         memory: Sequences,
-        cache: Cache | None,
-        segments: Tensor | None,
-        hidden_states: bool,
+        mask: Tensor | None,
+        *,
+        cache: Cache | None = None,
+        segments: Tensor | None = None,
+        hidden_states: bool = False,
     ) -> DecoderOutput:
-        inputs = self._read(self.embedding, target, None, None, segments)
+        inputs = self._read(self.embedding, target, None, mask, segments)
         if inputs.states.shape[0] != memory.states.shape[0]:
             raise InputError(
                 f"{inputs.states.shape[0]} targets for {memory.states.shape[0]} sources", fix="give as many of both"

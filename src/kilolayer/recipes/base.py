@@ -231,6 +231,9 @@ class Recipe:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
+DEFAULT = "deepnorm"
+PLAIN = "post_ln"  # what a folded model is
+
 _registry: dict[str, type[Recipe]] = {}
 
 
@@ -259,16 +262,18 @@ def get(name: str, **options: Any) -> Recipe:
 
 
 def parse(value: Any) -> Recipe:
-    """A recipe from what configurations hold: a recipe, its name, or a table with `name` and its options."""
+    """A recipe from what configurations hold: a recipe, its name, or a table of its options, `name` among them."""
     match value:
         case Recipe():
             return value
         case str():
             return get(value)
         case {"name": str(name), **options}:
-            return get(name, **{str(option): setting for option, setting in options.items()})
+            return get(name, **options)
+        case dict() if "name" not in value:
+            return get(DEFAULT, **value)
         case _:
             raise OptionError(
                 f"recipe is {value!r}",
-                fix='give a name ("deepnorm"), a table with a name, or kilolayer.recipes.get(name, option=value)',
+                fix="give a name, a table with `name` and options, or kilolayer.recipes.get(name, option=value)",
             )

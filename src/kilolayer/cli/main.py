@@ -1,0 +1,72 @@
+"""kilolayer: the command. Each verb is a file of this folder with `configure` and `run`; torch is imported when a verb runs,
+not before."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kilolayer import __version__
+from kilolayer.cli.configuration import split_typed
+from kilolayer.errors import KilolayerError, OptionError, unknown
+
+VERBS = {
+    "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
+    "recipes": "the list; one recipe's equation, constants and source",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are reported as every other mistake of the user."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message, fix=f"see: {self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; the exit code says how it ended: 0 done, 2 the user's mistake, 130 interrupted."""
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KilolayerError as error:
+        print(f"kilolayer: {error.what}", file=sys.stderr)
+        for line in (error.where, error.fix):
+            if line:
+                print(f"  {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has gone; stdout must not be flushed into it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(words: list[str]) -> int:
+    parser = Parser(prog="kilolayer", description="Build, train, diagnose and ship very deep Transformers.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"kilolayer {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    chosen = words[0] if words else "--help"
+    if not chosen.startswith("-") and chosen not in VERBS:
+        raise unknown(chosen, VERBS, kind="verb")
+    module = importlib.import_module(f"kilolayer.cli.{chosen}") if chosen in VERBS else None
+    for verb, summary in VERBS.items():
+        verb_parser = verbs.add_parser(verb, help=summary, description=summary, allow_abbrev=False)
+        if module is not None and verb == chosen:
+            module.configure(verb_parser)
+    words, typed = split_typed(words or ["--help"])
+    active = verbs.choices[chosen] if module else parser
+    _check_flags(active, words)
+    options = parser.parse_args(words)
+    assert module is not None
+    return module.run(options, typed)
+
+
+def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    valid = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
+    for word in words:
+        if word.startswith("--") and word.partition("=")[0] not in valid:
+            raise unknown(word.partition("=")[0], valid)

@@ -1,0 +1,130 @@
+"""kilolayer plan: what a model costs, before anything is allocated."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kilolayer.cli.configuration import describe_options, read
+from kilolayer.cli.output import human_bytes, human_count, show_json, show_table
+from kilolayer.errors import OptionError
+from kilolayer.models.config import ModelConfig, as_table
+from kilolayer.recipes.base import Description
+
+if TYPE_CHECKING:
+    from kilolayer.models.budget import Budget
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What a plan reads of a configuration."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = describe_options("model", ModelConfig)
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
+    parser.add_argument("--batch", type=int, default=64, help="sequences a step [64]")
+    parser.add_argument("--length", type=int, default=64, help="tokens a sequence and side [64]")
+    parser.add_argument("--beam", type=int, default=5, help="hypotheses a sentence when decoding [5]")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of weights and activations [bf16]")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace, typed: list[str]) -> int:
+    """Print the plan."""
+    config = read(PlanConfig, options.config, typed).model
+    for name in ("batch", "length", "beam"):
+        if getattr(options, name) < 1:
+            raise OptionError(f"--{name} is {getattr(options, name)}", fix=f"--{name} must be at least 1")
+
+    from kilolayer.models.budget import Work, budget
+
+    work = Work(options.batch, options.length, options.beam, options.precision)
+    cost = budget(config, work)
+    depths = config.depths
+    described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
+    if options.json:
+        show_json(as_json(config, cost, described))
+    else:
+        show(config, cost, described)
+    return 0
+
+
+def show(config: ModelConfig, cost: Budget, described: Description) -> None:
+    """The plan as tables."""
+    depths, work, training = config.depths, cost.work, cost.training
+    layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
+    sizes = f"{layers}, dim {config.dim}, {config.heads} heads, FFN {config.ffn_dim}"
+    print(f"{config.recipe.title} {config.shape.replace('_', '-')}, {sizes}\n")
+    rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]
+    show_table("Parameters", [*rows, ("total", human_count(cost.parameters)), ("active", human_count(cost.active_parameters))])
+    constants = [
+        (f"{side} {name}", f"{value:.4f}")
+        for side, values in (("encoder", described.encoder), ("decoder", described.decoder))
+        for name, value in (values or {}).items()
+    ]
+    if constants:
+        show_table(f"Constants of {config.recipe.title}", constants)
+    show_table(
+        f"Arithmetic at length {work.length}, FLOPs",
+        [
+            ("forward, a token", human_count(cost.forward_flops_per_token)),
+            ("training, a token", human_count(cost.training_flops_per_token)),
+            (f"training, a step of {work.batch} x {work.length}", human_count(_step_flops(cost))),
+        ],
+    )
+    optimizer = "Adam's moments" if work.precision == "fp32" else "Adam's moments and fp32 masters"
+    show_table(
+        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens a side",
+        [
+            ("weights", human_bytes(training.weights)),
+            ("gradients", human_bytes(training.gradients)),
+            (optimizer, human_bytes(training.optimizer)),
+            ("logits and loss", human_bytes(training.logits)),
+            ("activations", human_bytes(training.activations)),
+            ("activations, each layer recomputed", human_bytes(training.activations_recomputed)),
+            ("total", human_bytes(training.total)),
+            ("total, each layer recomputed", human_bytes(training.total_recomputed)),
+        ],
+    )
+    if (decoding := cost.decoding) is not None:
+        caches = [("cache of the target", human_bytes(decoding.target_cache))]
+        if decoding.source_cache:
+            caches.append(("cache of the source", human_bytes(decoding.source_cache)))
+        show_table(
+            f"Decoding memory, {work.precision}, {work.batch} sentences x beam {work.beam} x {work.length} tokens",
+            [("weights", human_bytes(decoding.weights)), *caches, ("total", human_bytes(decoding.total))],
+        )
+
+
+def as_json(config: ModelConfig, cost: Budget, described: Description) -> dict[str, Any]:
+    """The plan as plain values: bytes, FLOPs and counts."""
+    training, decoding = cost.training, cost.decoding
+    return {
+        "model": as_table(config),
+        "work": dataclasses.asdict(cost.work),
+        "parameters": {"total": cost.parameters, "active": cost.active_parameters, "parts": cost.parts},
+        "constants": {"encoder": described.encoder, "decoder": described.decoder},
+        "flops": {
+            "forward_per_token": cost.forward_flops_per_token,
+            "training_per_token": cost.training_flops_per_token,
+            "training_per_step": _step_flops(cost),
+        },
+        "training_memory": {
+            **dataclasses.asdict(training),
+            "total": training.total,
+            "total_recomputed": training.total_recomputed,
+        },
+        "decoding_memory": None if decoding is None else {**dataclasses.asdict(decoding), "total": decoding.total},
+    }
+
+
+def _step_flops(cost: Budget) -> float:
+    return cost.training_flops_per_token * cost.work.batch * cost.work.length

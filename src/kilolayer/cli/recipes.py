@@ -1,0 +1,119 @@
+"""kilolayer recipes: the list, or one recipe's equation, constants, source and what to expect."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from kilolayer import recipes
+from kilolayer.cli.output import show_json, show_table
+from kilolayer.config import help_texts, overrides
+from kilolayer.errors import OptionError, unknown
+from kilolayer.recipes.base import Depths, Description, Recipe
+
+PAIRS = ((6, 6), (18, 18), (50, 50), (100, 100), (500, 500), (60, 12))
+SINGLES = (12, 24, 100, 1000)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; its options are typed as --recipe.NAME VALUE")
+    parser.add_argument("--encoder-layers", type=int, metavar="N", help="depth of the encoder")
+    parser.add_argument("--decoder-layers", type=int, metavar="M", help="depth of the decoder")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace, typed: list[str]) -> int:
+    """Print the list or one recipe."""
+    table = overrides(typed)
+    if any(section != "recipe" for section in table):
+        raise unknown(next(iter(table)), ["recipe"], kind="section", where="options are typed as --recipe.NAME VALUE")
+    if options.name is None:
+        if typed:
+            raise OptionError(f"{typed[0]} without a recipe", fix="name the recipe first: kilolayer recipes NAME")
+        _list(options.json)
+        return 0
+    recipe = recipes.get(options.name, **table.get("recipe", {}))
+    if options.encoder_layers is None and options.decoder_layers is None:
+        depths = [Depths(*pair) for pair in PAIRS] + [Depths(encoder=layers) for layers in SINGLES]
+        depths += [Depths(decoder=layers) for layers in SINGLES]
+    else:
+        depths = [Depths(options.encoder_layers or 0, options.decoder_layers or 0)]
+    described = [_describe(recipe, each) for each in depths if len(depths) == 1 or _applies(recipe, each)]
+    if options.json:
+        show_json(_as_json(recipe, described))
+    else:
+        _show(recipe, described)
+    return 0
+
+
+def _list(as_json: bool) -> None:
+    found = [recipes.find(name) for name in recipes.names()]
+    if as_json:
+        show_json([{"name": each.name, "title": each.title, "equation": each.equation, "paper": each.paper} for each in found])
+        return
+    for each in found:
+        print(f"{each.name}\n    {each.equation}\n    {each.paper}")
+    print("\nOne of them in full: kilolayer recipes NAME")
+
+
+def _applies(recipe: Recipe, depths: Depths) -> bool:
+    try:
+        recipe.check_depths(depths)
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(recipe: Recipe, depths: Depths) -> Description:
+    return recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
+
+
+def _show(recipe: Recipe, described: list[Description]) -> None:
+    print(f"{recipe.title}\n\n    {recipe.equation}\n")
+    print(f"paper: {recipe.paper}\nexpect: {recipe.expect}")
+    for note in described[0].notes:
+        print(f"note: {note}")
+    texts = help_texts(type(recipe))
+    for field in dataclasses.fields(recipe):
+        print(f"option: --recipe.{field.name} [{getattr(recipe, field.name)}] {texts.get(field.name, '')}")
+    print()
+    rows = [row for each in described if (row := [_name(each.depths), *_values(each)])[1:]]
+    if rows:
+        show_table("Constants", rows)
+    else:
+        print("No constants: its numbers do not depend on the depth, or come from data.")
+
+
+def _name(depths: Depths) -> str:
+    if depths.paired:
+        return f"{depths.encoder}L-{depths.decoder}L"
+    return f"{depths.encoder}L encoder" if depths.encoder else f"{depths.decoder}L decoder"
+
+
+def _values(described: Description) -> list[str]:
+    sides = [(side, getattr(described, side)) for side in described.depths.sides]
+    prefix = len(sides) > 1
+    return [f"{side + ' ' if prefix else ''}{name} {value:.4f}" for side, values in sides for name, value in values.items()]
+
+
+def _as_json(recipe: Recipe, described: list[Description]) -> dict[str, Any]:
+    return {
+        "name": recipe.name,
+        "title": recipe.title,
+        "options": recipe.options(),
+        "equation": recipe.equation,
+        "paper": recipe.paper,
+        "expect": recipe.expect,
+        "notes": list(described[0].notes),
+        "constants": [
+            {
+                "encoder_layers": each.depths.encoder,
+                "decoder_layers": each.depths.decoder,
+                "encoder": each.encoder,
+                "decoder": each.decoder,
+            }
+            for each in described
+        ],
+    }

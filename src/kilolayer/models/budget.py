@@ -1,0 +1,225 @@
+"""What a model costs, before anything is allocated: parameters, arithmetic and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kilolayer.layers.attention import CrossAttention
+from kilolayer.layers.block import Block, CrossBlock, View
+from kilolayer.layers.mask import cross_mask, self_mask
+from kilolayer.layers.position import Positions, position_ids
+from kilolayer.layers.projection import Projection
+from kilolayer.layers.stack import Stack
+from kilolayer.layers.stream import LayerCombination
+from kilolayer.models.build import build_model
+from kilolayer.models.config import ModelConfig
+from kilolayer.recipes.base import Side
+
+Precision = Literal["fp32", "bf16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Work:
+    """The batch that is budgeted: `batch` sequences of `length` tokens a side; decoding keeps `beam` hypotheses of each."""
+
+    batch: int = 64
+    length: int = 64
+    beam: int = 5
+    precision: Precision = "bf16"
+
+
+@dataclass(frozen=True)
+class Training:
+    """Bytes while training with Adam. bf16 keeps fp32 masters beside the moments; `logits` is the loss's working space."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    activations_recomputed: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """The peak when every activation is kept."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+    @property
+    def total_recomputed(self) -> int:
+        """The peak when each layer is recomputed in the backward pass."""
+        return self.total - self.activations + self.activations_recomputed
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Bytes while decoding step by step: weights, and the keys and values kept for target and source."""
+
+    weights: int
+    target_cache: int
+    source_cache: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.target_cache + self.source_cache
+
+
+@dataclass(frozen=True)
+class Budget:
+    """parts: parameters by part of the model. FLOPs are of matrix products, a token of the output's side."""
+
+    work: Work
+    parts: dict[str, int]
+    active_parameters: int
+    forward_flops_per_token: float
+    training: Training
+    decoding: Decoding | None
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def training_flops_per_token(self) -> float:
+        """Forward and backward: the backward pass multiplies each matrix twice."""
+        return 3 * self.forward_flops_per_token
+
+
+def budget(config: ModelConfig, work: Work) -> Budget:
+    """The cost of the model that `config` describes on the batch `work`; nothing is allocated."""
+    model = build_model(config, device="meta")
+    parts = dict(_parts(model))
+    total, size = sum(parts.values()), DTYPES[work.precision].itemsize
+    master = 0 if work.precision == "fp32" else 4
+    kept, recomputed = _activations(model.stacks(), config, work)
+    logits = work.batch * work.length * (config.vocab_size or 0)
+    training = Training(
+        weights=total * size,
+        gradients=total * size,
+        optimizer=total * (8 + master),
+        activations=kept,
+        activations_recomputed=recomputed,
+        # The model's logits, and in fp32 the loss's log-probabilities and their gradient.
+        logits=logits * (size + 4 + 4),
+    )
+    return Budget(
+        work=work,
+        parts=parts,
+        active_parameters=total,
+        forward_flops_per_token=_forward_flops(model.stacks(), config, work) / (work.batch * work.length),
+        training=training,
+        decoding=_decoding(config, work, total * size),
+    )
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """Parameters by part: tables, and the attention, feed-forward and other parameters of each stack."""
+    for name, child in model.named_children():
+        total = _count(child)
+        if isinstance(child, Stack):
+            kinds = [(f"{sublayer}", kind) for block in child.blocks for sublayer, kind in block.named_children()]
+            attention = sum(_count(part) for sublayer, part in kinds if sublayer.endswith("attention"))
+            feedforward = sum(_count(part) for sublayer, part in kinds if sublayer == "feedforward")
+            yield f"{name} attention", attention
+            yield f"{name} feed-forward", feedforward
+            if total > attention + feedforward:
+                yield f"{name} other", total - attention - feedforward
+        else:
+            yield name.replace("_", " "), total
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> float:
+    tokens = work.batch * work.length
+    flops = 2.0 * tokens * config.dim * (config.vocab_size or 0)
+    for stack in stacks:
+        flops += sum(2.0 * tokens * module.weight.numel() for module in stack.modules() if isinstance(module, Projection))
+        layers = len(stack.blocks)
+        # Scores and mixing: 4 x dim a query and key; a causal query sees half of the keys on average.
+        flops += 4.0 * tokens * config.dim * work.length * layers * (0.5 if stack.side == "decoder" else 1.0)
+        if any(isinstance(module, CrossAttention) for module in stack.modules()):
+            flops += 4.0 * tokens * config.dim * work.length * layers
+    return flops
+
+
+def _activations(stacks: list[Stack], config: ModelConfig, work: Work) -> tuple[int, int]:
+    """Bytes kept for the backward pass: of all layers, and where only each layer's input is kept."""
+    state = work.batch * work.length * config.dim * DTYPES[work.precision].itemsize
+    kept, recomputed, largest = 0, 0, 0
+    for stack in stacks:
+        layer = _block_activations(config, stack.side, work)
+        layers = len(stack.blocks)
+        # A combination of layers keeps each layer's normalised output besides what the layers themselves keep.
+        stream = layers * 2 * state if isinstance(stack.stream, LayerCombination) else 0
+        kept += layers * layer + stream
+        recomputed += layers * state + stream
+        largest = max(largest, layer)
+    return kept, recomputed + largest
+
+
+def _block_activations(config: ModelConfig, side: Side, work: Work) -> int:
+    """Bytes that one layer keeps for its backward pass, read off a forward without memory."""
+    dtype = DTYPES[work.precision]
+    # Fused attention regenerates its dropout; the other masks are added below, a byte an element as CUDA keeps them.
+    options = replace(config, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, drop_path=0.0)
+    with FakeTensorMode():
+        device = torch.device("cpu")
+        kind = CrossBlock if side == "decoder" and config.depths.paired else Block
+        block = kind(options, config.recipe, side, 1, config.depths, device, dtype)
+        x = torch.empty(work.batch, work.length, config.dim, dtype=dtype, requires_grad=True)
+        real = None if config.pad_id is None else torch.ones(work.batch, work.length, dtype=torch.bool)
+        view = _view(Positions(options, side, device, dtype), x, real, side)
+        owned = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in owned:
+                kept[storage._cdata] = storage.nbytes()
+            return tensor
+
+        saved: list[Tensor] = []  # held, so that no two storages share an address
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (saved.append(tensor), keep(tensor))[1], lambda t: t):
+            block(x, view)
+        shared = {part.untyped_storage()._cdata for part in _tensors(view)}
+    tokens = work.batch * work.length
+    masks = tokens * config.dim * len(kind.kinds()) * (config.dropout > 0)
+    if config.activation_dropout > 0:
+        masks += tokens * config.ffn_dim * (1 + dtype.itemsize)
+    return sum(size for address, size in kept.items() if address not in shared) + masks
+
+
+def _view(positions: Positions, x: Tensor, real: Tensor | None, side: Side) -> View:
+    length = x.shape[1]
+    mask = self_mask(length, causal=side == "decoder", device=x.device, real=real, segments=None)
+    if positions.bias is not None:
+        mask = mask.with_bias(positions.bias(length, length))
+    places = position_ids(length, device=x.device, real=real, segments=None)
+    rotation = None if positions.rotary is None else positions.rotary(places, x.dtype)
+    memory = torch.empty_like(x, requires_grad=True)
+    return View(mask, rotation, 0, memory, cross_mask(real=real, segments=None, memory_segments=None))
+
+
+def _tensors(view: View) -> Iterator[Tensor]:
+    """What all layers of a stack share."""
+    masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
+    tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
+    yield from (tensor for tensor in (*masks, *tables, view.memory) if tensor is not None)
+
+
+def _decoding(config: ModelConfig, work: Work, weights: int) -> Decoding | None:
+    if config.shape == "encoder":
+        return None
+    rows, layers = work.batch * work.beam, config.depths.decoder
+    position = 2 * config.key_heads * config.head_dim * DTYPES[work.precision].itemsize
+    cache = layers * rows * work.length * position
+    return Decoding(weights, cache, cache if config.depths.paired else 0)

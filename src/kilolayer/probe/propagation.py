@@ -1,0 +1,63 @@
+"""How signals travel through a model's depth: the gradient of each layer, and the size of one update."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kilolayer.layers.stack import Stack
+from kilolayer.models.model import Model
+
+Loss = Callable[[Model], Tensor]
+
+
+@dataclass(frozen=True)
+class GradientProfile:
+    """The norm of the feed-forward weights' gradient, layer by layer from the input, of each stack."""
+
+    encoder: tuple[float, ...] = ()
+    decoder: tuple[float, ...] = ()
+
+
+def gradient_profile(model: Model, loss: Loss) -> GradientProfile:
+    """The gradient of each layer's feed-forward matrices at the model's present weights; the model's own .grad is cleared."""
+    model.zero_grad(set_to_none=True)
+    loss(model).backward()
+    profile = GradientProfile(**{stack.side: tuple(_layer_norms(stack)) for stack in model.stacks()})
+    model.zero_grad(set_to_none=True)
+    return profile
+
+
+def first_over_last(norms: tuple[float, ...], share: float = 0.1) -> float:
+    """The mean norm of the first `share` of the layers over that of the last: 1 where depth does not change gradients."""
+    count = max(1, round(share * len(norms)))
+    return sum(norms[:count]) / sum(norms[-count:])
+
+
+def relative_update(
+    model: Model, loss: Loss, output: Callable[[Model], Tensor], optimizer: Callable[..., torch.optim.Optimizer]
+) -> float:
+    """||F(x, one step later) - F(x)|| / ||F(x)||, DeepNet's model update (its equation 1), of a copy of the model.
+
+    output: computes F(x); optimizer: makes the optimizer from the parameters, learning rate included.
+    """
+    trained = copy.deepcopy(model)
+    stepper = optimizer(trained.parameters())
+    loss(trained).backward()
+    stepper.step()
+    with torch.no_grad():
+        before, after = output(model), output(trained)
+    return float((after - before).norm() / before.norm())
+
+
+def _layer_norms(stack: Stack) -> list[float]:
+    norms: list[float] = []
+    for block in stack.blocks:
+        matrices = [parameter for parameter in block.get_submodule("feedforward.f").parameters() if parameter.dim() == 2]
+        gradients = [matrix.grad.norm() for matrix in matrices if matrix.grad is not None]
+        norms.append(float(torch.stack(gradients).norm()))
+    return norms

@@ -1,0 +1,178 @@
+"""Admin's residual scales: what the profiling pass measures, what it leaves alone, and where the scales live."""
+
+from __future__ import annotations
+
+import logging
+from math import log, sqrt
+from typing import Any
+
+import pytest
+import torch
+from naive_transformer import Admin, Branch
+from tiny_models import HEADS, PADDING, SHAPES, SOURCE, TARGET, build, randomise
+from torch import Tensor, nn
+
+import kilolayer as kl
+
+BATCHES = {"encoder": SOURCE, "decoder": TARGET, "encoder_decoder": (SOURCE, TARGET)}
+
+
+class ProfiledAdmin(Admin):
+    """Sets each stack's w from variances, in the order of its sublayers, as one forward meets them."""
+
+    def __init__(self, weights: dict[str, Tensor], layers: dict[str, int], start: str) -> None:
+        super().__init__(weights, layers, HEADS)
+        self.start = start
+        self.real = {"encoder": SOURCE != PADDING, "decoder": TARGET != PADDING}
+        self.scales: dict[str, list[float]] = {"encoder": [1.0], "decoder": [1.0]}
+        self.branch_variances: dict[str, list[float]] = {"encoder": [], "decoder": []}
+
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        side = name.split(".")[0]
+        branch = f(x)
+        self.branch_variances[side].append(self.variance(side, branch))
+        if self.start == "released":
+            w = self.scales[side][-1]
+            self.scales[side].append(sqrt(self.variance(side, w * x) + self.variance(side, branch)))
+        else:
+            w = 1.0
+            self.scales[side].append(sqrt(sum(self.branch_variances[side])))
+        return self.norm(f"{name}.out_norm", w * x + branch)
+
+    def variance(self, side: str, x: Tensor) -> float:
+        elements = x[self.real[side]].flatten()
+        return float(((elements - elements.mean()) ** 2).mean())
+
+    def profile(self) -> dict[str, list[float]]:
+        """The w of each residual; the number after the last has no residual."""
+        memory = self.encode(self.embed(SOURCE), self.real["encoder"]) if self.layers["encoder"] else None
+        if self.layers["decoder"]:
+            self.decode(self.embed(TARGET), self.real["decoder"], memory, None if memory is None else self.real["encoder"])
+        return {side: values[: len(self.branch_variances[side])] for side, values in self.scales.items()}
+
+
+def scales_of(model: nn.Module, side: str) -> list[Tensor]:
+    """The vectors w of one stack, in the order of its sublayers."""
+    return [
+        value for name, value in model.state_dict().items() if name.startswith(f"{side}.") and name.endswith(".skip.weight")
+    ]
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("start", ["released", "paper"])
+@pytest.mark.parametrize("weight", ["fixed", "trainable"])
+def test_scales_are_those_of_a_naive_profile(shape: str, start: str, weight: str) -> None:
+    model = build(shape, "admin", {"start": start, "weight": weight})
+    randomise(model.state_dict())  # w too: the pass has to start from 1
+    before = snapshot(model)
+    expected = ProfiledAdmin(before, SHAPES[shape], start).profile()
+    calibration = kl.calibrate(model, BATCHES[shape])
+    for side, scales in expected.items():
+        assert getattr(calibration, side) == pytest.approx(scales, rel=1e-12)
+        for vector, scale in zip(scales_of(model, side), scales, strict=True):
+            torch.testing.assert_close(vector, torch.full_like(vector, scale), rtol=1e-12, atol=0)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items() if not name.endswith(".skip.weight"))
+
+
+def test_batch_of_keywords_is_read_as_the_models_forward_reads_it() -> None:
+    model = build("encoder", "admin")
+    from_ids = kl.calibrate(model, SOURCE)
+    embedded = model.embedding(SOURCE).detach()
+    assert kl.calibrate(model, {"embeddings": embedded, "mask": SOURCE != PADDING}) == from_ids
+    assert kl.calibrate(model, {"embeddings": embedded}) != from_ids
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("start", ["released", "paper"])
+def test_pass_leaves_random_state_and_training_flags(shape: str, start: str) -> None:
+    model = build(shape, "admin", {"start": start}, dropout=0.3, attention_dropout=0.1).eval()
+    next(module for name, module in model.named_modules() if name.endswith("blocks.1")).train()
+    flags = {name: module.training for name, module in model.named_modules()}
+    random_state = torch.get_rng_state()
+    kl.calibrate(model, BATCHES[shape])
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert {name: module.training for name, module in model.named_modules()} == flags
+
+
+def test_pass_runs_with_dropout() -> None:
+    noisy = build("encoder", "admin", dropout=0.3).eval()
+    quiet = build("encoder", "admin").eval()
+    quiet.load_state_dict(noisy.state_dict())
+    assert kl.calibrate(noisy, SOURCE) != kl.calibrate(quiet, SOURCE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("start", ["released", "paper"])
+def test_calibrating_twice_gives_the_same_scales(shape: str, start: str) -> None:
+    model = build(shape, "admin", {"start": start}, dropout=0.3)
+    first = kl.calibrate(model, BATCHES[shape])
+    once = snapshot(model)
+    assert kl.calibrate(model, BATCHES[shape]) == first
+    assert all(torch.equal(value, once[name]) for name, value in model.state_dict().items())
+    assert any(scale != 1.0 for scale in first.encoder + first.decoder)
+
+
+def test_later_forwards_leave_the_scales_alone() -> None:
+    model = build("encoder", "admin")
+    kl.calibrate(model, SOURCE)
+    randomise(model.state_dict())
+    trained = snapshot(model)
+    model(SOURCE)
+    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+
+
+UNCALIBRATED = [(name, {}) for name in kl.recipes.names() if name != "admin"] + [("admin", {"start": "closed"})]
+
+
+@pytest.mark.parametrize(("recipe", "options"), UNCALIBRATED, ids=[name for name, _ in UNCALIBRATED])
+def test_recipe_without_profile_is_left_alone_and_says_so(
+    recipe: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build("encoder_decoder", recipe, options)
+    randomise(model.state_dict())
+    before = snapshot(model)
+    with caplog.at_level(logging.INFO, logger="kilolayer"):
+        calibration = kl.calibrate(model, (SOURCE, TARGET))
+    assert (calibration.encoder, calibration.decoder) == ((), ())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [recipe in message and "nothing was changed" in message for message in caplog.messages] == [True]
+
+
+# n, the residual sublayers of a stack: two a layer, three where a decoder reads an encoder.
+CLOSED_FORM = [
+    ("encoder", {"encoder_layers": 6}, {"encoder": (12, 2.017)}),
+    ("decoder", {"decoder_layers": 6}, {"decoder": (12, 2.017)}),
+    ("encoder_decoder", {"encoder_layers": 18, "decoder_layers": 4}, {"encoder": (36, 3.041), "decoder": (12, 2.017)}),
+    ("encoder_decoder", {"encoder_layers": 6, "decoder_layers": 12}, {"encoder": (12, 2.017), "decoder": (36, 3.041)}),
+    ("encoder", {"encoder_layers": 100}, {"encoder": (200, 6.075)}),
+]
+
+
+@pytest.mark.parametrize(("shape", "depths", "expected"), CLOSED_FORM)
+def test_closed_form(shape: str, depths: dict[str, int], expected: dict[str, tuple[int, float]]) -> None:
+    model = build(shape, "admin", {"start": "closed"}, **depths)
+    for side, (n, published) in expected.items():
+        scale = sqrt((n + 1) / log(n + 1) - 1)
+        assert scale == pytest.approx(published, abs=5e-4)
+        vectors = scales_of(model, side)
+        assert len(vectors) == n
+        for vector in vectors:
+            torch.testing.assert_close(vector, torch.full((8,), scale, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("start", ["released", "paper", "closed"])
+def test_fixed_scales_are_saved_buffers_and_trainable_ones_parameters(start: str) -> None:
+    fixed = build("encoder_decoder", "admin", {"start": start})
+    trainable = build("encoder_decoder", "admin", {"start": start, "weight": "trainable"})
+    scales = {name for name in fixed.state_dict() if name.endswith(".skip.weight")}
+    assert len(scales) == 2 * 3 + 3 * 2
+    assert scales <= dict(fixed.named_buffers()).keys()
+    assert scales.isdisjoint(dict(fixed.named_parameters()))
+    assert scales <= dict(trainable.named_parameters()).keys()
+    assert trainable.state_dict().keys() == fixed.state_dict().keys()
+    assert all(parameter.requires_grad for parameter in trainable.parameters())
