@@ -53,8 +53,9 @@ def self_mask(
     grid = causal_grid(length, past + length, past, device)
     if causal:
         allowed = allowed & grid
-    # Padding that could look nowhere would divide 0 by 0 in the softmax: every position sees itself.
-    return Mask(values=allowed | (grid & ~grid.tril(past - 1)))
+    # A position that could look nowhere (leading padding) would divide 0 by 0 in the softmax: it sees itself.
+    itself = grid & ~grid.tril(past - 1)
+    return Mask(values=allowed | (itself & ~allowed.any(dim=-1, keepdim=True)))
 
 
 def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments: Tensor | None) -> Mask:
