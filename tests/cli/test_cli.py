@@ -1,0 +1,156 @@
+"""The command as a user meets it: in a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kilolayer as kl
+from kilolayer.cli.main import VERBS, main
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "kilolayer"]
+
+
+def shell(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_help_answers_at_once_and_without_torch() -> None:
+    def once() -> float:
+        start = time.perf_counter()
+        assert shell("--help").returncode == 0
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(3)) < 0.3
+    probe = "import sys; from kilolayer.cli.main import main; main([]) or sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    assert VERBS[verb].split(",")[0] in capsys.readouterr().out
+
+
+def test_plan_of_a_thousand_layers_within_ten_seconds_and_a_gigabyte() -> None:
+    start = time.perf_counter()
+    done = shell("plan", "configs/deepnet-1000.toml", "--json")
+    elapsed = time.perf_counter() - start
+    assert elapsed < 10
+    # The largest of all children so far: an upper bound, in KiB on Linux.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_000_000
+    plan = json.loads(done.stdout)
+    assert plan["parameters"]["total"] == pytest.approx(3.7e9, rel=0.02)
+    assert plan["constants"]["encoder"]["alpha"] == pytest.approx(5.6482, abs=1e-4)
+    assert plan["training_memory"]["total_recomputed"] < plan["training_memory"]["total"]
+
+
+def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model.dim", "64", "--model.heads=4", "--model.layers", "2", "--length", "8"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("Parameters", "Constants of DeepNorm", "FLOPs", "Training memory", "each layer recomputed", "Decoding memory"):
+        assert part in shown
+
+
+def test_typed_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, file = tmp_path / "base.toml", tmp_path / "small.toml"
+    base.write_text('[model]\ndim = 64\nheads = 4\nlayers = 2\nrecipe = "admin"\n')
+    file.write_text('extends = "base.toml"\n[model]\nheads = 2\n')
+    assert main(["plan", str(file), "--model.layers", "3", "--model.recipe.start", "closed", "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert (model["dim"], model["heads"], model["layers"], model["ffn_dim"]) == (64, 2, 3, 2048)
+    assert model["recipe"] == {"name": "admin", "start": "closed", "weight": "fixed"}
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
+def test_every_shipped_config_can_be_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(config), "--json", "--batch", "1", "--length", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["total"] > 0
+
+
+def test_recipes_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line in kl.recipes.names()] == kl.recipes.names()
+
+
+@pytest.mark.parametrize("name", kl.recipes.names())
+def test_every_recipe_can_be_described(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", name]) == 0
+    shown = capsys.readouterr().out
+    assert kl.recipes.find(name).equation in shown
+    assert kl.recipes.find(name).paper in shown
+    assert main(["recipes", name, "--json", "--encoder-layers", "12"]) == 0
+    assert json.loads(capsys.readouterr().out)["constants"][0]["decoder"] is None
+
+
+def test_constants_at_a_given_depth(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "deepnorm", "--encoder-layers", "60", "--decoder-layers", "12"]) == 0
+    assert "encoder alpha 2.6331  encoder beta 0.2676  decoder alpha 2.4495  decoder beta 0.2887" in capsys.readouterr().out
+
+
+MISTAKES = {
+    "plna": "did you mean 'plan'",
+    "--hlep": "did you mean '--help'",
+    "plan --btch 3": "did you mean '--batch'",
+    "plan --batch x": "invalid int value",
+    "plan --batch 0": "at least 1",
+    "plan --model.dmi 3": "did you mean 'dim'",
+    "plan --modle.dim 3": "did you mean 'model'",
+    "plan --model.dim": "has no value",
+    "plan --model.heads 7": "does not divide",
+    "plan --model.layers 0": "at least 1 layer",
+    "plan --model.recipe deepnrom": "did you mean 'deepnorm'",
+    "plan --model.recipe.name admin --model.recipe.weigth fixed": "did you mean 'weight'",
+    "plan nowhere.toml": "does not exist",
+    "plan tests": "directory",
+    "plan LICENSE": "not valid TOML",
+    "plan one.toml two.toml": "unrecognized arguments",
+    "plan --precision fp16": "invalid choice",
+    "recipes deepnrom": "did you mean 'deepnorm'",
+    "recipes admin --recipe.strat closed": "did you mean 'start'",
+    "recipes deepnorm --encoder-layers -3": "at least one layer",
+    "recipes --recipe.start closed": "name the recipe first",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES.items())
+def test_mistakes_are_told_in_three_lines(line: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(line.split()) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert len(shown.err.splitlines()) <= 3
+    assert not shown.out
+
+
+def test_files_that_extend_each_other_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b.toml"')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"')
+    assert main(["plan", str(tmp_path / "a.toml")]) == 2
+    assert "extends itself" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.toml").write_bytes(b"[model]\n\xff\xfe")
+    assert main(["plan", str(tmp_path / "a.toml")]) == 2
+    assert "byte 8" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_failure() -> None:
+    line = f"set -o pipefail; {sys.executable} -m kilolayer recipes | true"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0

@@ -1,0 +1,123 @@
+"""The plan's figures against the models that it speaks of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import kilolayer as kl
+from kilolayer.models.budget import Work, budget
+
+WORK = Work(batch=3, length=10, beam=2, precision="fp32")
+SHAPES = ["encoder", "decoder", "encoder_decoder"]
+
+
+def small(shape: str, recipe: str = "deepnorm", **options: object) -> kl.ModelConfig:
+    sizes = {"dim": 32, "heads": 4, "ffn_dim": 48, "layers": 3, "vocab_size": 40}
+    return kl.ModelConfig(shape=shape, recipe=kl.recipes.get(recipe), **{**sizes, **options})  # pyright: ignore
+
+
+def run(config: kl.ModelConfig) -> torch.Tensor:
+    model = kl.build_model(config)
+    source, target = torch.randint(1, 40, (2, WORK.batch, WORK.length))
+    out = model(source, target) if isinstance(model, kl.EncoderDecoder) else model(source)
+    assert out.logits is not None
+    return out.logits
+
+
+@pytest.mark.parametrize("recipe", kl.recipes.names())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parameters_are_counted_once(shape: str, recipe: str) -> None:
+    config = small(shape, recipe, tie_embeddings=False, positions="t5")
+    cost = budget(config, WORK)
+    assert cost.parameters == sum(parameter.numel() for parameter in kl.build_model(config).parameters())
+    assert sum(cost.parts.values()) == cost.parameters == cost.active_parameters
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "kv_heads": 2}], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_flops_are_what_torch_counts(shape: str, options: dict[str, object]) -> None:
+    config = small(shape, **options)
+    with FlopCounterMode(display=False) as counter:
+        run(config)
+    tokens = WORK.batch * WORK.length
+    # Torch counts all keys of a causal query; the plan counts the half that it sees.
+    causal = 0 if shape == "encoder" else 2 * tokens * config.dim * WORK.length * 3
+    # On the CPU torch does not count fused attention at all.
+    attention = {"encoder": 1, "decoder": 1, "encoder_decoder": 3}[shape] * 4 * tokens * config.dim * WORK.length * 3
+    counted = counter.get_total_flops() + attention - causal
+    assert budget(config, WORK).forward_flops_per_token * tokens == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("recipe", kl.recipes.names())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activations_are_what_autograd_keeps(shape: str, recipe: str) -> None:
+    config = small(shape, recipe, layers=6)
+    model = kl.build_model(config)
+    owned = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    source, target = torch.randint(1, 40, (2, WORK.batch, WORK.length))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model(source, target) if isinstance(model, kl.EncoderDecoder) else model(source)
+    real = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in owned)
+    assert out.logits is not None
+    assert budget(config, WORK).training.activations == pytest.approx(real, rel=0.05)
+
+
+def test_optimizer_and_precision() -> None:
+    config = small("decoder")
+    single, half = budget(config, WORK), budget(config, Work(3, 10, 2, "bf16"))
+    count = single.parameters
+    assert (single.training.weights, single.training.gradients, single.training.optimizer) == (4 * count, 4 * count, 8 * count)
+    assert (half.training.weights, half.training.gradients, half.training.optimizer) == (2 * count, 2 * count, 12 * count)
+    assert half.training.activations < 0.6 * single.training.activations
+
+
+def test_recomputation_keeps_the_inputs_of_the_layers_and_one_layer() -> None:
+    shallow, deep = (budget(small("encoder", layers=layers), WORK).training for layers in (10, 20))
+    state = WORK.batch * WORK.length * 32 * 4
+    assert deep.activations_recomputed - shallow.activations_recomputed == 10 * state
+    assert deep.activations_recomputed < deep.activations
+    assert deep.total - deep.total_recomputed == deep.activations - deep.activations_recomputed
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder_decoder"])
+def test_decoding_memory_is_the_caches(shape: str) -> None:
+    config = small(shape, kv_heads=2)
+    model = kl.build_model(config)
+    rows = WORK.batch * WORK.beam
+    cache = model.new_cache(WORK.length)
+    text = torch.randint(1, 40, (rows, WORK.length))
+    if isinstance(model, kl.EncoderDecoder):
+        model.decode(text, model.encode(text), cache=cache)
+    else:
+        model(text, cache=cache)
+    target = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values) if part is not None)
+    source = sum(part.nbytes for layer in cache.layers for part in layer.memory or ())
+    decoding = budget(config, WORK).decoding
+    assert decoding is not None
+    assert (decoding.target_cache, decoding.source_cache) == (target, source)
+
+
+def test_an_encoder_does_not_decode() -> None:
+    assert budget(small("encoder"), WORK).decoding is None
+
+
+def test_dropout_masks_are_counted() -> None:
+    plain, dropped = (budget(small("encoder", dropout=p, activation_dropout=p), WORK) for p in (0.0, 0.1))
+    tokens = WORK.batch * WORK.length
+    added = dropped.training.activations - plain.training.activations
+    assert added == 3 * tokens * (2 * 32 + 48 * (1 + 4))
+
+
+def test_the_loss_is_part_of_the_budget() -> None:
+    logits = run(small("encoder"))
+    assert budget(small("encoder"), WORK).training.logits == 3 * logits.nbytes
+    F.cross_entropy(logits.flatten(0, 1), torch.zeros(logits.shape[:2]).long().flatten()).backward()

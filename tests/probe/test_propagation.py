@@ -1,0 +1,107 @@
+"""What the recipes promise of signals in depth, measured."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kilolayer as kl
+from kilolayer.probe.propagation import first_over_last, gradient_profile, relative_update
+
+VOCABULARY, SEEDS = 64, range(5)
+ADAM = partial(torch.optim.Adam, lr=1e-4)
+
+
+def prediction_loss(tokens: torch.Tensor, labels: torch.Tensor):
+    return lambda model: F.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten())
+
+
+def gradient_ratio(shape: type[kl.Encoder] | type[kl.Decoder], recipe: str, layers: int, seed: int) -> float:
+    torch.manual_seed(seed)
+    model = shape(vocab_size=VOCABULARY, dim=32, heads=4, ffn_dim=64, layers=layers, recipe=recipe)
+    tokens, labels = torch.randint(1, VOCABULARY, (2, 4, 16))
+    profile = gradient_profile(model, prediction_loss(tokens, labels))
+    return first_over_last(profile.encoder or profile.decoder)
+
+
+@pytest.mark.parametrize("layers", [12, 64, 256, 1000])
+def test_deepnorm_has_the_same_gradient_in_every_layer(layers: int) -> None:
+    ratios = [gradient_ratio(kl.Encoder, "deepnorm", layers, seed) for seed in SEEDS]
+    assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
+
+
+@pytest.mark.parametrize("layers", [64, 256])
+def test_post_lns_gradient_scatters(layers: int) -> None:
+    ratios = [gradient_ratio(kl.Encoder, "post_ln", layers, seed) for seed in SEEDS]
+    assert max(ratios) / min(ratios) > 10, ratios
+
+
+@pytest.mark.parametrize("layers", [12, 256])
+def test_a_causal_deepnorm_has_the_same_gradient_in_every_layer(layers: int) -> None:
+    ratios = [gradient_ratio(kl.Decoder, "deepnorm", layers, seed) for seed in SEEDS]
+    assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
+
+
+def test_one_adam_step_moves_post_ln_five_times_as_far_as_deepnorm() -> None:
+    moved: dict[str, list[float]] = {"deepnorm": [], "post_ln": []}
+    for seed in SEEDS:
+        for recipe, sizes in moved.items():
+            torch.manual_seed(seed)
+            model = kl.Encoder(VOCABULARY, 64, 4, 128, 24, recipe)
+            tokens, labels = torch.randint(1, VOCABULARY, (2, 4, 16))
+            loss = prediction_loss(tokens, labels)
+            sizes.append(relative_update(model, loss, lambda m, tokens=tokens: m(tokens).states, ADAM))
+    assert all(post > 5 * deep for post, deep in zip(moved["post_ln"], moved["deepnorm"], strict=True)), moved
+
+
+@pytest.mark.parametrize("recipe", kl.recipes.names())
+def test_every_recipe_stays_finite_in_a_hundred_layers(recipe: str) -> None:
+    model = kl.Encoder(VOCABULARY, 32, 4, 64, 100, recipe)
+    assert model(torch.randint(1, VOCABULARY, (2, 8))).states.isfinite().all()
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "pre_ln", "post_ln"])
+def test_a_thousand_layers_build_and_learn_within_a_minute(recipe: str) -> None:
+    start = time.perf_counter()
+    model = kl.EncoderDecoder(VOCABULARY, 64, 2, 128, 500, 500, recipe)
+    source, target, labels = torch.randint(1, VOCABULARY, (3, 2, 8))
+    logits = model(source, target).logits
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    assert logits.isfinite().all()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert time.perf_counter() - start < 60
+
+
+def test_the_profile_measures_the_gradients_that_backward_leaves() -> None:
+    model = kl.EncoderDecoder(VOCABULARY, 16, 2, 32, 2, 3)
+    source, target = torch.randint(1, VOCABULARY, (2, 2, 5))
+    loss = lambda m: m(source, target).logits.square().mean()  # noqa: E731
+    profile = gradient_profile(model, loss)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss(model).backward()
+    for stack, norms in ((model.encoder, profile.encoder), (model.decoder, profile.decoder)):
+        ffns = [block.feedforward.f for block in stack.blocks]
+        expected = [(f.input.weight.grad.square().sum() + f.output.weight.grad.square().sum()).sqrt() for f in ffns]
+        assert norms == pytest.approx([float(norm) for norm in expected])
+
+
+def test_first_over_last() -> None:
+    assert first_over_last((3.0, 5.0, 9.0, 1.0, 2.0), share=0.4) == pytest.approx(8 / 3)
+    assert first_over_last((3.0, 9.0, 2.0)) == pytest.approx(1.5)
+
+
+def test_relative_update_is_of_the_output_and_leaves_the_model() -> None:
+    model = kl.Encoder(VOCABULARY, 16, 2, 32, 2)
+    tokens = torch.randint(1, VOCABULARY, (2, 5))
+    before = [parameter.clone() for parameter in model.parameters()]
+    still = relative_update(
+        model, lambda m: m(tokens).states.sum(), lambda m: m(tokens).states, partial(torch.optim.SGD, lr=0.0)
+    )
+    moved = relative_update(model, lambda m: m(tokens).logits.sum(), lambda m: m(tokens).states, ADAM)
+    assert still == 0.0
+    assert 0 < moved < 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
