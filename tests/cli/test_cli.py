@@ -43,16 +43,16 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_plan_of_a_thousand_layers_within_ten_seconds_and_a_gigabyte() -> None:
-    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = shell("plan", "configs/deepnet-1000.toml", "--json")
-    elapsed = time.perf_counter() - start
-    assert elapsed < 10
-    # The largest of all children so far: an upper bound, in KiB on Linux.
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_000_000
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Seconds of processor time: other tests run beside this one.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+    assert after.ru_maxrss < 1_000_000  # of the largest child so far, in KiB on Linux
     plan = json.loads(done.stdout)
     assert plan["parameters"]["total"] == pytest.approx(3.7e9, rel=0.02)
     assert plan["constants"]["encoder"]["alpha"] == pytest.approx(5.6482, abs=1e-4)
-    assert plan["training_memory"]["total_recomputed"] < plan["training_memory"]["total"]
+    assert plan["training_memory"]["peak_recomputed"] < plan["training_memory"]["peak"]
 
 
 def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import kilolayer as kl
@@ -85,7 +84,7 @@ def test_recomputation_keeps_the_inputs_of_the_layers_and_one_layer() -> None:
     state = WORK.batch * WORK.length * 32 * 4
     assert deep.activations_recomputed - shallow.activations_recomputed == 10 * state
     assert deep.activations_recomputed < deep.activations
-    assert deep.total - deep.total_recomputed == deep.activations - deep.activations_recomputed
+    assert deep.peak_recomputed <= deep.peak == deep.weights + deep.optimizer + deep.activations + deep.logits
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder_decoder"])
@@ -119,5 +118,4 @@ def test_dropout_masks_are_counted() -> None:
 
 def test_the_loss_is_part_of_the_budget() -> None:
     logits = run(small("encoder"))
-    assert budget(small("encoder"), WORK).training.logits == 3 * logits.nbytes
-    F.cross_entropy(logits.flatten(0, 1), torch.zeros(logits.shape[:2]).long().flatten()).backward()
+    assert budget(small("encoder"), WORK).training.logits == 3 * logits.nbytes  # log-probabilities and two gradients

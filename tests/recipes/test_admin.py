@@ -13,6 +13,7 @@ from tiny_models import HEADS, PADDING, SHAPES, SOURCE, TARGET, build, randomise
 from torch import Tensor, nn
 
 import kilolayer as kl
+from kilolayer.errors import InputError
 
 BATCHES = {"encoder": SOURCE, "decoder": TARGET, "encoder_decoder": (SOURCE, TARGET)}
 
@@ -176,3 +177,18 @@ def test_fixed_scales_are_saved_buffers_and_trainable_ones_parameters(start: str
     assert scales <= dict(trainable.named_parameters()).keys()
     assert trainable.state_dict().keys() == fixed.state_dict().keys()
     assert all(parameter.requires_grad for parameter in trainable.parameters())
+
+
+def test_a_pass_that_fails_leaves_the_scales_as_they_were() -> None:
+    model = build("encoder_decoder", "admin")
+    kl.calibrate(model, (SOURCE, TARGET))
+    before = snapshot(model)
+    with pytest.raises(InputError, match="token ids"):
+        kl.calibrate(model, (SOURCE, TARGET + 100))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_batch_of_padding_alone_is_refused() -> None:
+    with pytest.raises(InputError, match="no finite variance"):
+        kl.calibrate(build("encoder", "admin"), torch.zeros(2, 3).long())

@@ -90,8 +90,8 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
             ("logits and loss", human_bytes(training.logits)),
             ("activations", human_bytes(training.activations)),
             ("activations, each layer recomputed", human_bytes(training.activations_recomputed)),
-            ("total", human_bytes(training.total)),
-            ("total, each layer recomputed", human_bytes(training.total_recomputed)),
+            ("peak", human_bytes(training.peak)),
+            ("peak, each layer recomputed", human_bytes(training.peak_recomputed)),
         ],
     )
     if (decoding := cost.decoding) is not None:
@@ -119,8 +119,8 @@ def as_json(config: ModelConfig, cost: Budget, described: Description) -> dict[s
         },
         "training_memory": {
             **dataclasses.asdict(training),
-            "total": training.total,
-            "total_recomputed": training.total_recomputed,
+            "peak": training.peak,
+            "peak_recomputed": training.peak_recomputed,
         },
         "decoding_memory": None if decoding is None else {**dataclasses.asdict(decoding), "total": decoding.total},
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kilolayer.layers.attention import CrossAttention
+from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock, View
 from kilolayer.layers.mask import cross_mask, self_mask
 from kilolayer.layers.position import Positions, position_ids
@@ -37,7 +37,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Training:
-    """Bytes while training with Adam. bf16 keeps fp32 masters beside the moments; `logits` is the loss's working space."""
+    """Bytes while training with Adam. bf16 keeps fp32 masters beside the moments; `logits` is the loss's working space.
+
+    Gradients grow in the backward pass as activations go, so that the peak holds the larger of the two, not both.
+    """
 
     weights: int
     gradients: int
@@ -47,14 +50,17 @@ class Training:
     logits: int
 
     @property
-    def total(self) -> int:
-        """The peak when every activation is kept."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+    def peak(self) -> int:
+        """The most held at once when every activation is kept."""
+        return self._peak(self.activations)
 
     @property
-    def total_recomputed(self) -> int:
-        """The peak when each layer is recomputed in the backward pass."""
-        return self.total - self.activations + self.activations_recomputed
+    def peak_recomputed(self) -> int:
+        """The most held at once when each layer is recomputed in the backward pass."""
+        return self._peak(self.activations_recomputed)
+
+    def _peak(self, activations: int) -> int:
+        return self.weights + self.optimizer + max(self.gradients, activations + self.logits)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class Budget:
 def budget(config: ModelConfig, work: Work) -> Budget:
     """The cost of the model that `config` describes on the batch `work`; nothing is allocated."""
     model = build_model(config, device="meta")
-    parts = dict(_parts(model))
+    parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
     master = 0 if work.precision == "fp32" else 4
     kept, recomputed = _activations(model.stacks(), config, work)
@@ -105,8 +111,8 @@ def budget(config: ModelConfig, work: Work) -> Budget:
         optimizer=total * (8 + master),
         activations=kept,
         activations_recomputed=recomputed,
-        # The model's logits, and in fp32 the loss's log-probabilities and their gradient.
-        logits=logits * (size + 4 + 4),
+        # In fp32: the log-probabilities, their gradient, and the gradient of the scores.
+        logits=logits * 12,
     )
     return Budget(
         work=work,
@@ -118,36 +124,31 @@ def budget(config: ModelConfig, work: Work) -> Budget:
     )
 
 
-def _parts(model: nn.Module) -> Iterator[tuple[str, int]]:
+def _parts(model: nn.Module) -> dict[str, int]:
     """Parameters by part: tables, and the attention, feed-forward and other parameters of each stack."""
-    for name, child in model.named_children():
-        total = _count(child)
-        if isinstance(child, Stack):
-            kinds = [(f"{sublayer}", kind) for block in child.blocks for sublayer, kind in block.named_children()]
-            attention = sum(_count(part) for sublayer, part in kinds if sublayer.endswith("attention"))
-            feedforward = sum(_count(part) for sublayer, part in kinds if sublayer == "feedforward")
-            yield f"{name} attention", attention
-            yield f"{name} feed-forward", feedforward
-            if total > attention + feedforward:
-                yield f"{name} other", total - attention - feedforward
-        else:
-            yield name.replace("_", " "), total
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    parts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        owner, *path = name.split(".")
+        sublayer = path[2] if path[0] == "blocks" else ""
+        kind = "attention" if sublayer.endswith("attention") else "feed-forward" if sublayer == "feedforward" else "other"
+        part = f"{owner} {kind}" if owner in ("encoder", "decoder") else owner.replace("_", " ")
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    return parts
 
 
 def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> float:
     tokens = work.batch * work.length
     flops = 2.0 * tokens * config.dim * (config.vocab_size or 0)
+    # Scores and mixing: 4 x dim a query and key; a causal query sees half of the keys on average.
+    attention = 4.0 * tokens * config.dim * work.length
     for stack in stacks:
-        flops += sum(2.0 * tokens * module.weight.numel() for module in stack.modules() if isinstance(module, Projection))
-        layers = len(stack.blocks)
-        # Scores and mixing: 4 x dim a query and key; a causal query sees half of the keys on average.
-        flops += 4.0 * tokens * config.dim * work.length * layers * (0.5 if stack.side == "decoder" else 1.0)
-        if any(isinstance(module, CrossAttention) for module in stack.modules()):
-            flops += 4.0 * tokens * config.dim * work.length * layers
+        for module in stack.modules():
+            if isinstance(module, Projection):
+                flops += 2.0 * tokens * module.weight.numel()
+            elif isinstance(module, SelfAttention):
+                flops += attention * (0.5 if stack.side == "decoder" else 1.0)
+            elif isinstance(module, CrossAttention):
+                flops += attention
     return flops
 
 

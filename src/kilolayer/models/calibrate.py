@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kilolayer.errors import InputError
 from kilolayer.layers.block import Block
 from kilolayer.layers.stack import Sequences, Stack
 from kilolayer.layers.sublayer import Sublayer
@@ -42,13 +44,17 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
         return Calibration()
     probes = {stack.side: _Profile(stack, running=rule == "running") for stack in model.stacks()}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(devices), _training(model):
-        try:
+    try:
+        with torch.random.fork_rng(devices), _training(model):
             _run(model, batch)
-        finally:
-            for probe in probes.values():
-                probe.remove()
-    return Calibration(**{side: probe.finish() for side, probe in probes.items()})
+        return Calibration(**{side: probe.finish() for side, probe in probes.items()})
+    except BaseException:
+        for probe in probes.values():
+            probe.restore()
+        raise
+    finally:
+        for probe in probes.values():
+            probe.remove()
 
 
 class _Profile:
@@ -56,11 +62,12 @@ class _Profile:
 
     def __init__(self, stack: Stack, running: bool) -> None:
         self.sublayers = [sublayer for block in stack.blocks if isinstance(block, Block) for sublayer in block.sublayers()]
-        self.running = running
+        self.running, self.side = running, stack.side
         self.real: Tensor | None = None
         self.branch = torch.tensor(0.0)
         self.scales = [1.0]
         self.total = 0.0
+        self.before = [_scale_of(sublayer).clone() for sublayer in self.sublayers]
         self.handles = [stack.register_forward_pre_hook(self._note_padding)]
         for index, sublayer in enumerate(self.sublayers):
             _scale_of(sublayer).fill_(1.0)
@@ -71,6 +78,11 @@ class _Profile:
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
+
+    def restore(self) -> None:
+        """Put the scales back as they were before the pass."""
+        for sublayer, scale in zip(self.sublayers, self.before, strict=True):
+            _scale_of(sublayer).copy_(scale)
 
     def finish(self) -> tuple[float, ...]:
         """Write the scales into the model. The last sublayer's sum belongs to a residual that does not exist."""
@@ -104,7 +116,14 @@ class _Profile:
 
     def _variance(self, x_BLD: Tensor) -> float:
         values = x_BLD if self.real is None else x_BLD[self.real]
-        return float(values.double().var(correction=0))
+        variance = float(values.double().var(correction=0)) if values.numel() else math.nan
+        if not math.isfinite(variance):
+            raise InputError(
+                f"the {self.side} has no finite variance to calibrate by",
+                where=f"residual sublayer {len(self.scales)}",
+                fix="give a batch with real tokens and a model whose forward is finite",
+            )
+        return variance
 
 
 def _scale_of(sublayer: Sublayer) -> Tensor:

@@ -1,0 +1,76 @@
+"""How gradients and updates change with depth, for every recipe, at the start of training. CPU, fp32, about ten minutes.
+
+    python benchmarks/propagation/measure.py benchmarks/propagation/results.json
+    python benchmarks/propagation/draw.py benchmarks/propagation/results.json
+
+An encoder (dim 32, 4 heads, FFN 64) on random tokens. Gradient: the FFN weights' gradient norm, mean of the first tenth of
+the layers over that of the last. Update: relative change of the output after one Adam step of 1e-4 without warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import kilolayer as kl
+from kilolayer.probe.propagation import first_over_last, gradient_profile, relative_update
+
+VOCABULARY, SEEDS = 64, range(5)
+GRADIENT_DEPTHS, UPDATE_DEPTHS = (12, 64, 256, 1000), (6, 24, 100, 200)
+QUADRATIC = {"dlcl"}  # its work grows with the depth squared: not run at 1,000 layers
+
+
+def measure(recipe: str, layers: int, seed: int, update: bool) -> tuple[tuple[float, ...], float | None]:
+    """The gradient of each layer, and, on request, the relative update."""
+    torch.manual_seed(seed)
+    model = kl.Encoder(vocab_size=VOCABULARY, dim=32, heads=4, ffn_dim=64, layers=layers, recipe=recipe)
+    tokens, labels = torch.randint(1, VOCABULARY, (2, 4, 16))
+    if model.config.recipe.calibration():
+        kl.calibrate(model, tokens)
+
+    def loss(model: torch.nn.Module) -> torch.Tensor:
+        return F.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten())
+
+    gradients = gradient_profile(model, loss).encoder
+    if not update:
+        return gradients, None
+    return gradients, relative_update(model, loss, lambda m: m(tokens).states, partial(torch.optim.Adam, lr=1e-4))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Gradients and updates over depth.")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--depths", type=int, nargs="*", help="only these depths")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for recipe in kl.recipes.names():
+        for layers in sorted({*GRADIENT_DEPTHS, *UPDATE_DEPTHS} & set(options.depths or [*GRADIENT_DEPTHS, *UPDATE_DEPTHS])):
+            if recipe in QUADRATIC and layers > 256:
+                continue
+            runs = [measure(recipe, layers, seed, layers in UPDATE_DEPTHS) for seed in SEEDS]
+            row = {"recipe": recipe, "layers": layers, "gradient_ratios": [first_over_last(run[0]) for run in runs]}
+            if layers in UPDATE_DEPTHS:
+                row["updates"] = [run[1] for run in runs]
+            if layers == max(GRADIENT_DEPTHS):
+                row["gradients"] = [[float(f"{norm:.4g}") for norm in run[0]] for run in runs]
+            rows.append(row)
+            print(recipe, layers, ["%.3g" % ratio for ratio in row["gradient_ratios"]], row.get("updates", ""), flush=True)
+    document = {
+        "command": "python benchmarks/propagation/measure.py benchmarks/propagation/results.json",
+        "hardware": f"CPU, {platform.machine()}, one thread",
+        "versions": {"torch": torch.__version__, "python": platform.python_version(), "kilolayer": kl.__version__},
+        "seeds": list(SEEDS),
+        "rows": rows,
+    }
+    options.results.write_text(json.dumps(document) + "\n")
+
+
+if __name__ == "__main__":
+    main()
