@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 from functools import partial
+from math import isnan
 from pathlib import Path
 
 import torch
@@ -55,13 +56,14 @@ def main() -> None:
             if recipe in QUADRATIC and layers > 256:
                 continue
             runs = [measure(recipe, layers, seed, layers in UPDATE_DEPTHS) for seed in SEEDS]
-            row = {"recipe": recipe, "layers": layers, "gradient_ratios": [first_over_last(run[0]) for run in runs]}
+            ratios = [first_over_last(run[0]) for run in runs]
+            row = {"recipe": recipe, "layers": layers, "gradient_ratios": [None if isnan(each) else each for each in ratios]}
             if layers in UPDATE_DEPTHS:
                 row["updates"] = [run[1] for run in runs]
             if layers == max(GRADIENT_DEPTHS):
-                row["gradients"] = [[float(f"{norm:.4g}") for norm in run[0]] for run in runs]
+                row["gradients_of_seed_0"] = [float(f"{norm:.4g}") for norm in runs[0][0]]
             rows.append(row)
-            print(recipe, layers, ["%.3g" % ratio for ratio in row["gradient_ratios"]], row.get("updates", ""), flush=True)
+            print(recipe, layers, [f"{ratio:.3g}" for ratio in ratios], row.get("updates", ""), flush=True)
     document = {
         "command": "python benchmarks/propagation/measure.py benchmarks/propagation/results.json",
         "hardware": f"CPU, {platform.machine()}, one thread",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,9 +34,13 @@ def gradient_profile(model: Model, loss: Loss) -> GradientProfile:
 
 
 def first_over_last(norms: tuple[float, ...], share: float = 0.1) -> float:
-    """The mean norm of the first `share` of the layers over that of the last: 1 where depth does not change gradients."""
+    """The mean norm of the first `share` of the layers over that of the last: 1 where depth does not change gradients.
+
+    NaN where the last layers have no gradient, as in a recipe whose branches start switched off.
+    """
     count = max(1, round(share * len(norms)))
-    return sum(norms[:count]) / sum(norms[-count:])
+    last = sum(norms[-count:])
+    return sum(norms[:count]) / last if last else math.nan
 
 
 def relative_update(

@@ -23,7 +23,7 @@ class DLCL(Recipe):
     )
     paper: ClassVar[str] = "Wang et al. 2019, Learning Deep Transformer Models for Machine Translation"
     expect: ClassVar[str] = (
-        "27.5 BLEU at 100L-100L, diverged at 50L-50L on WMT-17 (DeepNet, Table 1). Work and memory grow with the depth squared."
+        "27.5 BLEU at 100L-100L, diverged at 50L-50L on WMT-17 (DeepNet, Table 1). Its work grows with the depth squared."
     )
     extension: ClassVar[str] = "Each row of W starts as the average. Decoders, alone too, combine their own layers."
 

@@ -1,0 +1,46 @@
+"""Writes docs/recipes.md from the registry of recipes.
+
+python docs/make_recipes.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from kilolayer import recipes
+from kilolayer.config import help_texts
+
+HEAD = """# Recipes
+
+Made by `python docs/make_recipes.py`. N and M are the layers of encoder and decoder; f is a sublayer. Xavier's standard deviation
+is sqrt(2 / (fan_in + fan_out)), for each projection on its own. Biases start at 0. A configured recipe is
+`kl.recipes.get("admin", weight="trainable")`, in TOML `[model.recipe]`; `kilolayer recipes NAME` prints the constants by depth.
+
+| name | equation | paper |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    found = [recipes.find(name) for name in recipes.names()]
+    table = "".join(
+        f"| [{each.name}](#{each.name}) | `{each.equation.replace('|', chr(92) + '|')}` | {each.paper} |\n" for each in found
+    )
+    return HEAD + table + "".join(section(each.name) for each in found)
+
+
+def section(name: str) -> str:
+    """One recipe: what it is, what to expect, its options and what it extends."""
+    recipe = recipes.get(name)
+    texts = help_texts(type(recipe))
+    lines = [f"\n## {name}\n", f"**{recipe.title}.** {recipe.__doc__}\n", f"    {recipe.equation}\n", f"{recipe.expect}\n"]
+    if recipe.extension:
+        lines.append(f"{recipe.extension}\n")
+    lines += [f"- `{field.name}={getattr(recipe, field.name)!r}`: {texts[field.name]}" for field in dataclasses.fields(recipe)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "recipes.md").write_text(page())

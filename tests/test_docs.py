@@ -1,0 +1,61 @@
+"""What the pages say can be typed."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kilolayer.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_runs_as_written(page: Path) -> None:
+    exec("\n".join(blocks(page, "python")), {})
+
+
+def commands() -> list[str]:
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line.partition("#")[0].strip() for line in lines if line.startswith("kilolayer ")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_run_as_written(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out
+
+
+def test_the_first_runnable_line_comes_within_150_words() -> None:
+    before = (ROOT / "README.md").read_text().partition("make quickstart")[0]
+    assert len(before.split()) < 150
+
+
+def test_the_page_of_recipes_is_the_registry() -> None:
+    page = runpy.run_path(str(ROOT / "docs/make_recipes.py"))["page"]
+    assert (ROOT / "docs/recipes.md").read_text() == page(), "run: python docs/make_recipes.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_quickstarts_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["thousand_layers.py", "--layers", "20"])
+    runpy.run_path(str(ROOT / "examples/thousand_layers.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "deepnorm" in shown
+    assert "post_ln" in shown
