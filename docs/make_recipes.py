@@ -13,8 +13,8 @@ from kilolayer.config import help_texts
 
 HEAD = """# Recipes
 
-Made by `python docs/make_recipes.py`. N and M are the layers of encoder and decoder; f is a sublayer. Xavier's standard deviation
-is sqrt(2 / (fan_in + fan_out)), for each projection on its own. Biases start at 0. A configured recipe is
+Made by `python docs/make_recipes.py`. N and M are the layers of encoder and decoder; f is a sublayer. Xavier's standard
+deviation is sqrt(2 / (fan_in + fan_out)), for each projection on its own. Biases start at 0. A configured recipe is
 `kl.recipes.get("admin", weight="trainable")`, in TOML `[model.recipe]`; `kilolayer recipes NAME` prints the constants by depth.
 
 | name | equation | paper |
