@@ -53,8 +53,8 @@ def test_self_mask_is_the_rule(case: tuple[int, int, bool, list[bool] | None, li
     for query, row in enumerate(as_grid(mask, length, past + length)):
         at = past + query
         expected = [may_look(at, key, causal, real, documents) for key in range(past + length)]
-        if not any(expected):
-            expected[at] = True  # a position that may look nowhere sees itself
+        if not any(expected):  # a position that may look nowhere sees itself; in a row of padding alone, all of it
+            expected = [key == at or (not causal and documents is None) for key in range(past + length)]
         assert row == expected
 
 
@@ -76,6 +76,12 @@ def test_cross_mask_is_the_rule(queries: int, real: list[bool], documents: tuple
         same = [targets is None or sources is None or targets[query] == sources[key] for key in range(keys)]
         expected = [real[key] and same[key] for key in range(keys)]
         assert row == (expected if any(expected) else [True] * keys)
+
+
+def test_an_encoders_mask_has_one_row_for_all_queries() -> None:
+    mask = self_mask(5, causal=False, device=CPU, real=torch.tensor([[True] * 4 + [False]]), segments=None)
+    assert mask.values is not None
+    assert mask.values.shape == (1, 1, 1, 5)
 
 
 def test_no_padding_and_no_documents_leave_the_fast_kernels_free() -> None:

@@ -45,14 +45,15 @@ def self_mask(
         if not causal or (length == 1 and past):
             return Mask()
         return Mask(values=causal_grid(length, past + length, past, device)) if past else Mask(causal=True)
-    allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    if not causal and segments is None:
+        assert real is not None
+        return Mask(values=_never_empty(real[:, None, None, :]))
+    grid = causal_grid(length, past + length, past, device)
+    allowed = grid if causal else torch.ones_like(grid)
     if real is not None:
         allowed = allowed & real[:, None, None, :]
     if segments is not None:
         allowed = allowed & (segments[:, None, :, None] == segments[:, None, None, :])
-    grid = causal_grid(length, past + length, past, device)
-    if causal:
-        allowed = allowed & grid
     # A position that could look nowhere (leading padding) would divide 0 by 0 in the softmax: it sees itself.
     itself = grid & ~grid.tril(past - 1)
     return Mask(values=allowed | (itself & ~allowed.any(dim=-1, keepdim=True)))
@@ -67,7 +68,9 @@ def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments:
     if segments is not None and memory_segments is not None:
         same = segments[:, None, :, None] == memory_segments[:, None, None, :]
         allowed = same if allowed is None else allowed & same
-    if allowed is None:
-        return Mask()
-    # A target whose source is empty would divide 0 by 0 in the softmax: it sees all of the source's padding.
-    return Mask(values=allowed | ~allowed.any(dim=-1, keepdim=True))
+    return Mask(values=None if allowed is None else _never_empty(allowed))
+
+
+def _never_empty(allowed: Tensor) -> Tensor:
+    # A row of padding alone would divide 0 by 0 in the softmax: it sees all of that padding.
+    return allowed | ~allowed.any(dim=-1, keepdim=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock, View
@@ -172,31 +173,46 @@ def _block_activations(config: ModelConfig, side: Side, work: Work) -> int:
     dtype = DTYPES[work.precision]
     # Fused attention regenerates its dropout; the other masks are added below, a byte an element as CUDA keeps them.
     options = replace(config, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, drop_path=0.0)
-    with FakeTensorMode():
-        device = torch.device("cpu")
-        kind = CrossBlock if side == "decoder" and config.depths.paired else Block
-        block = kind(options, config.recipe, side, 1, config.depths, device, dtype)
-        x = torch.empty(work.batch, work.length, config.dim, dtype=dtype, requires_grad=True)
-        real = None if config.pad_id is None else torch.ones(work.batch, work.length, dtype=torch.bool)
-        view = _view(Positions(options, side, device, dtype), x, real, side)
-        owned = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
-        kept: dict[int, int] = {}
+    device = torch.device("meta")
+    kind = CrossBlock if side == "decoder" and config.depths.paired else Block
+    block = kind(options, config.recipe, side, 1, config.depths, device, dtype)
+    x = torch.empty(work.batch, work.length, config.dim, device=device, dtype=dtype, requires_grad=True)
+    real = None if config.pad_id is None else torch.ones(work.batch, work.length, device=device, dtype=torch.bool)
+    view = _view(Positions(options, side, device, dtype), x, real, side)
+    saved: list[Tensor] = []
 
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in owned:
-                kept[storage._cdata] = storage.nbytes()
-            return tensor
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
 
-        saved: list[Tensor] = []  # held, so that no two storages share an address
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (saved.append(tensor), keep(tensor))[1], lambda t: t):
-            block(x, view)
-        shared = {part.untyped_storage()._cdata for part in _tensors(view)}
+    with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        block(x, view)
+    others = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *block.buffers(), *_tensors(view))}
+    kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
     tokens = work.batch * work.length
     masks = tokens * config.dim * len(kind.kinds()) * (config.dropout > 0)
     if config.activation_dropout > 0:
         masks += tokens * config.ffn_dim * (1 + dtype.itemsize)
-    return sum(size for address, size in kept.items() if address not in shared) + masks
+    return sum(kept.values()) + masks
+
+
+class FusedAttention(TorchFunctionMode):
+    """Lets SDPA on the meta device keep what fused kernels keep; there it would fall back to the whole score matrix."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _FusedAttention.apply(*args)
+        return func(*args, **(kwargs or {}))
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Keeps queries, keys, values, the output, and one fp32 number a head and query."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return out
 
 
 def _view(positions: Positions, x: Tensor, real: Tensor | None, side: Side) -> View:
