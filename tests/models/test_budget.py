@@ -74,7 +74,7 @@ def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -
     shallow, deep = (small(shape, recipe, layers=layers, pad_id=None) for layers in (4, 8))
     real = kept_for_backward(deep) - kept_for_backward(shallow)
     planned = budget(deep, WORK).training.activations - budget(shallow, WORK).training.activations
-    assert planned == pytest.approx(real, rel=0.002)
+    assert planned == pytest.approx(real, rel=0.01)
 
 
 def test_optimizer_and_precision() -> None:
