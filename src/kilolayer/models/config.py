@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from kilolayer import recipes
 from kilolayer.errors import OptionError, unknown
@@ -54,6 +54,13 @@ class ModelConfig(LayerOptions):
                 "xPos decays with the distance into the past, and an encoder also looks ahead",
                 fix='choose positions="rotary", or a decoder',
             )
+
+    @classmethod
+    def of(cls, shape: Shape, arguments: Mapping[str, Any]) -> Self:
+        """The configuration that a constructor's arguments stand for; those that are no options of it are left out."""
+        names = {each.name for each in dataclasses.fields(cls)}
+        options = {name: value for name, value in arguments.items() if name in names}
+        return cls(**{**options, "shape": shape, "recipe": recipes.parse(arguments["recipe"])})
 
     @property
     def depths(self) -> Depths:

@@ -44,30 +44,7 @@ class Decoder(Model):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        config = ModelConfig(
-            shape="decoder",
-            vocab_size=vocab_size,
-            dim=dim,
-            heads=heads,
-            ffn_dim=ffn_dim,
-            layers=layers,
-            recipe=recipes.parse(recipe),
-            kv_heads=kv_heads,
-            activation=activation,
-            norm=norm,
-            norm_eps=norm_eps,
-            positions=positions,
-            max_length=max_length,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            activation_dropout=activation_dropout,
-            drop_path=drop_path,
-            pad_id=pad_id,
-            tie_embeddings=tie_embeddings,
-            scale_embeddings=scale_embeddings,
-            final_norm=final_norm,
-        )
-        super().__init__(config, device, dtype)
+        super().__init__(ModelConfig.of("decoder", locals()), device, dtype)
         self.embedding = self._embedding(vocab_size, "decoder")
         self.decoder = self._stack("decoder")
         self.vocabulary = None if tie_embeddings else self._vocabulary(vocab_size)

@@ -43,30 +43,7 @@ class Encoder(Model):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        config = ModelConfig(
-            shape="encoder",
-            vocab_size=vocab_size,
-            dim=dim,
-            heads=heads,
-            ffn_dim=ffn_dim,
-            layers=layers,
-            recipe=recipes.parse(recipe),
-            kv_heads=kv_heads,
-            activation=activation,
-            norm=norm,
-            norm_eps=norm_eps,
-            positions=positions,
-            max_length=max_length,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            activation_dropout=activation_dropout,
-            drop_path=drop_path,
-            pad_id=pad_id,
-            tie_embeddings=tie_embeddings,
-            scale_embeddings=scale_embeddings,
-            final_norm=final_norm,
-        )
-        super().__init__(config, device, dtype)
+        super().__init__(ModelConfig.of("encoder", locals()), device, dtype)
         self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
         self.encoder = self._stack("encoder")
         self.vocabulary = None if vocab_size is None or tie_embeddings else self._vocabulary(vocab_size)

@@ -51,32 +51,7 @@ class EncoderDecoder(Model):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        config = ModelConfig(
-            shape="encoder_decoder",
-            vocab_size=vocab_size,
-            source_vocab_size=source_vocab_size,
-            dim=dim,
-            heads=heads,
-            ffn_dim=ffn_dim,
-            encoder_layers=encoder_layers,
-            decoder_layers=decoder_layers,
-            recipe=recipes.parse(recipe),
-            kv_heads=kv_heads,
-            activation=activation,
-            norm=norm,
-            norm_eps=norm_eps,
-            positions=positions,
-            max_length=max_length,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            activation_dropout=activation_dropout,
-            drop_path=drop_path,
-            pad_id=pad_id,
-            tie_embeddings=tie_embeddings,
-            scale_embeddings=scale_embeddings,
-            final_norm=final_norm,
-        )
-        super().__init__(config, device, dtype)
+        super().__init__(ModelConfig.of("encoder_decoder", locals()), device, dtype)
         if tie_embeddings is True:
             self.embedding = self._embedding(vocab_size, "encoder")
             self.source_embedding = None
