@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 import textwrap
 import tomllib
 import types
@@ -55,6 +56,8 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
             if not isinstance(value, Mapping):
                 raise OptionError(f"{inside} is {value!r}", fix=f"write it as a table, [{inside}]")
             value = build(typing.cast("type[DataclassInstance]", hints[name]), value, inside)
+        elif value == "none" and type(None) in _alternatives(hints[name]):
+            value = None
         values[name] = value
     try:
         return cls(**values)
@@ -105,7 +108,7 @@ def merge(base: Table, over: Mapping[str, Any]) -> Table:
 
 def overrides(arguments: Sequence[str]) -> Table:
     """The table that `--model.dim 512 --model.recipe.name=admin` stands for; values are read as TOML, else as text."""
-    table: Table = {}
+    typed: list[tuple[str, str]] = []
     rest = list(arguments)
     while rest:
         flag = rest.pop(0)
@@ -116,6 +119,10 @@ def overrides(arguments: Sequence[str]) -> Table:
             if not rest or rest[0].startswith("--"):
                 raise OptionError(f"{flag} has no value", fix=f"write {flag} VALUE")
             text = rest.pop(0)
+        typed.append((name, text))
+    table: Table = {}
+    # A name goes before the options below it, in whatever order they were typed: --recipe.weight fixed --recipe admin.
+    for name, text in sorted(typed, key=lambda pair: pair[0].count(".")):
         entry: Any = _toml_value(text)
         for key in reversed(name.split(".")):
             entry = {key: entry}
@@ -160,7 +167,7 @@ def _fits(value: Any, hint: Any) -> bool:
         elif kind is Any:
             return True
         elif kind is float:
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 return True
         elif kind is int:
             if isinstance(value, int) and not isinstance(value, bool):
@@ -170,7 +177,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return False
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none at all"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): '"none"'}
 
 
 def _misfit(name: str, value: Any, hint: Any) -> OptionError:

@@ -14,6 +14,7 @@ import pytest
 
 import kilolayer as kl
 from kilolayer.cli.main import VERBS, main
+from kilolayer.config import build
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "kilolayer"]
@@ -30,8 +31,9 @@ def test_help_answers_at_once_and_without_torch() -> None:
         return time.perf_counter() - start
 
     assert min(once() for _ in range(3)) < 0.3
-    probe = "import sys; from kilolayer.cli.main import main; main([]) or sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0
+    leaving = "atexit.register(lambda: os._exit(3 if 'torch' in sys.modules else 4))"
+    probe = f"import sys, atexit, os; {leaving}; from kilolayer.cli.main import main; main([])"
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 4
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -72,6 +74,33 @@ def test_typed_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Pa
     assert model["recipe"] == {"name": "admin", "start": "closed", "weight": "fixed"}
 
 
+def test_an_absent_value_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model.pad_id", "none", "--model.layers", "1", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)["model"]
+    assert table["pad_id"] == "none"
+    assert build(kl.ModelConfig, table) == kl.ModelConfig(pad_id=None, layers=1)
+
+
+def test_the_order_of_typed_options_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [["--model.recipe", "admin"], ["--model.recipe.start", "closed"], ["--model.layers", "2"]]
+    for order in (words, words[::-1]):
+        assert main(["plan", "--json", *(word for pair in order for word in pair)]) == 0
+        assert json.loads(capsys.readouterr().out)["model"]["recipe"]["start"] == "closed"
+
+
+def test_tables_fit_a_narrow_terminal() -> None:
+    command = f"{sys.executable} -m kilolayer recipes deepnorm"
+    done = subprocess.run(
+        ["script", "-qec", command, "/dev/null"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+        check=False,
+    )
+    assert "5.6482" in done.stdout
+    assert "\u2026" not in done.stdout
+
+
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
 def test_every_shipped_config_can_be_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(config), "--json", "--batch", "1", "--length", "4"]) == 0
@@ -96,7 +125,10 @@ def test_every_recipe_can_be_described(name: str, capsys: pytest.CaptureFixture[
 
 def test_constants_at_a_given_depth(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "deepnorm", "--encoder-layers", "60", "--decoder-layers", "12"]) == 0
-    assert "encoder alpha 2.6331  encoder beta 0.2676  decoder alpha 2.4495  decoder beta 0.2887" in capsys.readouterr().out
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if "60L-12L" in line] == [
+        ["60L-12L", "encoder", "2.6331", "0.2676"],
+        ["60L-12L", "decoder", "2.4495", "0.2887"],
+    ]
 
 
 MISTAKES = {
@@ -104,7 +136,11 @@ MISTAKES = {
     "--hlep": "did you mean '--help'",
     "plan --btch 3": "did you mean '--batch'",
     "plan --batch x": "invalid int value",
-    "plan --batch 0": "at least 1",
+    "plan --batch 0": "must be 1 to",
+    "plan --length 99999999999": "must be 1 to",
+    "plan configs/deepnet-1000.toml --model.layers 100": "layers=100 has no effect",
+    "recipes --encoder-layers 6": "name the recipe first",
+    "plan --model.final_norm true": "no final norm",
     "plan --model.dmi 3": "did you mean 'dim'",
     "plan --modle.dim 3": "did you mean 'model'",
     "plan --model.dim": "has no value",

@@ -118,6 +118,46 @@ def test_a_zero_cannot_be_folded() -> None:
         kl.fold(model)
 
 
+@pytest.mark.parametrize("recipe", ["deepnorm", "admin"])
+def test_a_folded_model_survives_saving_and_folding_again(recipe: str) -> None:
+    model = build("encoder_decoder", recipe)
+    spread(model, vectors=False)
+    plain = kl.fold(model)
+    reloaded = kl.build_model(kl.ModelConfig(**{**vars(plain.config)}), dtype=torch.float64)
+    reloaded.load_state_dict(plain.state_dict())
+    equal(model, reloaded)
+    equal(model, kl.fold(plain))
+
+
+def test_folding_draws_no_random_number_and_keeps_what_is_frozen() -> None:
+    model = build("encoder", "deepnorm")
+    model.embedding.weight.requires_grad_(False)
+    before = torch.get_rng_state()
+    plain = kl.fold(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [p.requires_grad for p in plain.parameters()] == [p.requires_grad for p in model.parameters()]
+
+
+def test_a_vector_without_a_table_to_go_into_is_refused() -> None:
+    model = build("encoder", kl.recipes.get("admin", weight="trainable"), vocab_size=None, positions="none")
+    spread(model, vectors=True)
+    with pytest.raises(FoldError, match="no embedding table"):
+        kl.fold(model)
+
+
+def test_a_length_that_is_not_needed_is_refused() -> None:
+    with pytest.raises(FoldError, match="no effect"):
+        kl.fold(build("encoder", "deepnorm"), max_length=9)
+
+
+def test_compiled_blocks_are_folded_and_calibrated() -> None:
+    model = build("encoder", "admin")
+    model.encoder.blocks[1] = torch.compile(model.encoder.blocks[1], backend="eager")
+    assert len(kl.calibrate(model, SOURCE).encoder) == 6
+    with torch.no_grad():
+        equal(model, kl.fold(model))
+
+
 def test_sinusoids_under_a_vector_need_a_length() -> None:
     model = build("encoder", kl.recipes.get("admin", weight="trainable"))
     spread(model, vectors=True)

@@ -82,6 +82,26 @@ def test_other_dtypes_hold_the_rounded_fp32_weights(dtype: torch.dtype) -> None:
     assert all(torch.equal(weight.to(dtype), other[name]) for name, weight in single.items())
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_torchs_default_dtype_does_not_change_the_weights(default: torch.dtype) -> None:
+    plain = build("deepnorm", dtype=torch.float32).state_dict()
+    torch.set_default_dtype(default)
+    try:
+        other = build("deepnorm", dtype=torch.float32).state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(weight, other[name]) for name, weight in plain.items())
+
+
+def test_a_seed_of_ones_own_takes_no_number_from_torch() -> None:
+    before = torch.get_rng_state()
+    first, second = (
+        kl.build_model(kl.ModelConfig(layers=1, dim=16, heads=2, ffn_dim=32, vocab_size=9), seed=5) for _ in range(2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
 def test_materialise_takes_a_dtype() -> None:
     model = build("admin", device="meta").materialise("cpu", torch.bfloat16)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}

@@ -100,6 +100,7 @@ def test_positions_start_anew_in_each_document(lengths: list[int]) -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
+@settings(deadline=None)
 def test_positions_do_not_count_padding(real: list[bool]) -> None:
     places = position_ids(len(real), device=CPU, real=torch.tensor([real]), segments=None)[0].tolist()
     counted = [place for place, is_real in zip(places, real, strict=True) if is_real]

@@ -110,6 +110,13 @@ CONTRADICTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: decoder(tie_embeddings="output"), "for an encoder-decoder"),
     (lambda: translator(source_vocab_size=30), "one table cannot serve"),
     (lambda: kl.ModelConfig(shape="decoder", encoder_layers=3), "encoder_layers has no effect"),
+    (lambda: kl.ModelConfig(layers=100, encoder_layers=3, decoder_layers=3), "layers=100 has no effect"),
+    (lambda: kl.ModelConfig(final_norm=True), "'deepnorm', which has no final norm"),
+    (lambda: kl.ModelConfig(final_norm=False), "final_norm=False has no effect"),
+    (lambda: kl.ModelConfig(norm_eps=float("nan")), "norm_eps is nan"),
+    (lambda: kl.recipes.get("deepnorm", alpha_scale=float("inf")), "alpha_scale is inf"),
+    (lambda: kl.recipes.get("dlcl", name="x"), "unknown option 'name'"),
+    (lambda: kl.build_model(kl.ModelConfig(recipe=kl.recipes.get("pre_ln"), encoder_first_eps=1e-3)), "no effect"),
     (lambda: kl.ModelConfig(shape="encoder", source_vocab_size=3), "no effect on a single stack"),
     (lambda: kl.recipes.get("ds_init", alpha=2.0), "at most 1"),
     (lambda: kl.recipes.get("deepnorm", alpha_scale=0), "above 0"),
@@ -134,6 +141,8 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder()(torch.tensor([1, 2])), r"shape \[batch, length\]"),
     (lambda: encoder()(torch.tensor([[1.0, 2.0]])), "int64"),
     (lambda: encoder()(torch.zeros(2, 0).long()), "at least one sequence"),
+    (lambda: encoder()(embeddings=torch.zeros(2, 0, 16)), "at least one position"),
+    (lambda: encoder().materialise("cpu"), "has its weights already"),
     (lambda: encoder()(), "ids or embeddings"),
     (lambda: encoder()(torch.tensor([[1]]), embeddings=torch.zeros(1, 1, 16)), "ids or embeddings"),
     (lambda: encoder()(embeddings=torch.zeros(1, 3, 8)), r"\[batch, length, 16\]"),
@@ -176,6 +185,19 @@ def test_learned_positions_count_what_the_cache_has_read() -> None:
         model(torch.ones(1, 2).long(), cache=cache)
 
 
+def test_learned_positions_count_within_each_packed_document() -> None:
+    model = encoder(positions="learned", max_length=4)
+    model(torch.ones(1, 6).long(), segments=torch.tensor([[0, 0, 0, 1, 1, 1]]))
+    with pytest.raises(InputError, match="5 positions is longer than the 4"):
+        model(torch.ones(1, 6).long(), segments=torch.tensor([[0, 0, 0, 0, 0, 1]]))
+
+
+def test_xpos_is_refused_in_fp16() -> None:
+    model = decoder(positions="xpos", dtype=torch.float16)
+    with pytest.raises(OptionError, match="range of fp16"):
+        model(torch.ones(1, 2).long())
+
+
 def test_packed_documents_are_not_decoded_step_by_step() -> None:
     model = decoder()
     with pytest.raises(InputError, match="packed"):
@@ -190,7 +212,8 @@ def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
         (kl.EncoderDecoder, {"shape", "layers"}),
     ):
         parameters = inspect.signature(cls).parameters
-        assert set(parameters) - {"device", "dtype"} == set(fields) - absent
+        of_folded_models = {"encoder_first_eps", "decoder_first_eps"}
+        assert set(parameters) - {"device", "dtype"} == set(fields) - absent - of_folded_models
         required = {"vocab_size", "dim", "heads", "ffn_dim", "layers", "encoder_layers", "decoder_layers", "recipe"}
         for name in set(parameters) & set(fields) - required:
             assert parameters[name].default == fields[name].default, name

@@ -103,15 +103,32 @@ def test_an_encoder_may_be_padded_on_either_side(recipe: str, positions: str) ->
         close(logits[0, at : at + 4], alone[0])
 
 
-@given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4), positions=st.sampled_from(POSITIONS))
-@settings(deadline=None, max_examples=30)
-def test_packed_documents_equal_separate_ones(lengths: list[int], positions: str) -> None:
+@given(
+    documents=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=4),
+    positions=st.sampled_from(POSITIONS),
+)
+@settings(deadline=None, max_examples=60)
+def test_packed_documents_equal_separate_ones(documents: list[tuple[int, int, int]], positions: str) -> None:
+    """Each document is (tokens, padding before it, padding behind it)."""
     torch.manual_seed(0)
+    model = language_model(positions=positions, max_length=32 if positions == "learned" else None)
+    texts = [tokens(length) for length, _, _ in documents]
+    padded = [torch.nn.functional.pad(text, case[1:]) for text, case in zip(texts, documents, strict=True)]
+    segments = torch.cat([torch.full((len(part),), index) for index, part in enumerate(padded)])
+    packed = torch.cat(padded)
+    logits = model(packed[None], segments=segments[None]).logits[0]
+    close(logits[packed != 0], torch.cat([model(text[None]).logits[0] for text in texts]))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_prompts_padded_on_their_right_can_be_continued(positions: str) -> None:
     model = language_model(positions=positions)
-    documents = [tokens(length) for length in lengths]
-    segments = torch.cat([torch.full((length,), index) for index, length in enumerate(lengths)])
-    packed = model(torch.cat(documents)[None], segments=segments[None]).logits[0]
-    close(packed, torch.cat([model(document[None]).logits[0] for document in documents]))
+    short, long, more = tokens(2), tokens(5), tokens(2, 3)
+    cache = model.new_cache(8)
+    model(pad([short, long]), cache=cache)
+    steps = torch.cat([model(step, cache=cache).logits for step in more.split(1, dim=1)], dim=1)
+    for row, prompt in enumerate((short, long)):
+        close(steps[row], model(torch.cat([prompt, more[row]])[None]).logits[0, -3:])
 
 
 @given(
@@ -206,7 +223,7 @@ def test_embeddings_in_the_place_of_ids(shape: str) -> None:
     }[shape]()
     vectors = model.embedding(ids)
     if shape == "encoder_decoder":
-        close(model(target=target, embeddings=vectors, mask=ids != 0).logits, model(ids, target).logits)
+        close(model(target=target, embeddings=vectors, source_mask=ids != 0).logits, model(ids, target).logits)
     else:
         close(model(embeddings=vectors, mask=ids != 0).logits, model(ids).logits)
 
@@ -277,6 +294,55 @@ def test_dropout_acts_in_training_alone_and_everywhere() -> None:
         assert not torch.equal(model(text).logits, model(text).logits), option
         model.eval()
         assert torch.equal(model(text).logits, model(text).logits), option
+
+
+def test_dropout_stands_where_it_should() -> None:
+    model = kl.EncoderDecoder(VOCABULARY, 16, 2, 32, 2, 2, dropout=0.2, attention_dropout=0.3, activation_dropout=0.4)
+    for stack in model.stacks():
+        assert isinstance(stack.dropout, torch.nn.Dropout)
+        assert stack.dropout.p == 0.2
+        for sublayer in stack.sublayers():
+            assert isinstance(sublayer.dropout, torch.nn.Dropout)
+            assert sublayer.dropout.p == 0.2
+            assert sublayer.f.dropout.p == 0.4 if hasattr(sublayer.f, "activation") else sublayer.f.dropout == 0.3
+
+
+def test_dropout_on_the_input_and_on_a_branch_is_applied() -> None:
+    embedded = kl.Encoder(VOCABULARY, 64, 2, 32, 1, dropout=0.5, positions="none")(
+        tokens(4, 8), hidden_states=True
+    ).hidden_states
+    assert embedded is not None
+    assert 0.4 < float((embedded[0] == 0).float().mean()) < 0.6
+    model = kl.Encoder(VOCABULARY, 64, 2, 32, 1, "post_ln", dropout=0.5)
+    branches: list[Tensor] = []
+    model.encoder.sublayers()[0].branch.register_forward_hook(lambda _, inputs, __: branches.append(inputs[0]))
+    model(tokens(4, 8))
+    assert 0.4 < float((branches[0] == 0).float().mean()) < 0.6
+
+
+def test_attention_dropout_acts_on_both_kinds_of_attention() -> None:
+    for kind in ("self_attention", "cross_attention"):
+        model = kl.EncoderDecoder(VOCABULARY, 16, 2, 32, 1, 1, attention_dropout=0.5)
+        seen: list[Tensor] = []
+        model.decoder.blocks[0].get_submodule(kind).register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
+        model.encoder.eval()
+        source, target = tokens(2, 6), tokens(2, 6)
+        if kind == "cross_attention":
+            model.decoder.blocks[0].self_attention.eval()
+        model(source, target)
+        model(source, target)
+        assert not torch.equal(seen[0], seen[1]), kind
+
+
+def test_the_padding_row_gets_no_gradient_from_the_input() -> None:
+    model = kl.Encoder(VOCABULARY, 16, 2, 32, 1, tie_embeddings=False)
+    ids = torch.tensor([[3, 4, 0]])
+    model(ids, mask=torch.ones(1, 3, dtype=torch.bool)).states.square().sum().backward()
+    assert model.embedding is not None
+    gradient = model.embedding.weight.grad
+    assert gradient is not None
+    assert not gradient[0].any()
+    assert gradient[3].any()
 
 
 def test_drop_path_rises_with_depth_and_keeps_the_mean() -> None:

@@ -465,4 +465,5 @@ def test_relative_bias_is_t5s(causal: bool, queries: int, keys: int) -> None:
     theirs = perturbed(T5Attention(config, has_relative_attention_bias=True, layer_idx=0))
     ours = with_weights(RelativeBias(HEADS, causal, DIM), {"weight": value(theirs.relative_attention_bias.weight)})
     expected = theirs.compute_bias(queries, keys, past_seen_tokens=keys - queries)
-    torch.testing.assert_close(ours(queries, keys), expected, rtol=0, atol=0)
+    places = torch.arange(keys)[None]
+    torch.testing.assert_close(ours(places[:, keys - queries :], places), expected, rtol=0, atol=0)

@@ -177,6 +177,42 @@ def test_deviations_measured_on_built_weights(recipe: Recipe, gain: object, meta
         assert any(bias.dim() == 1 for bias in biases.values())
 
 
+SINGLE_LAYERS = 5
+# One stack of five layers: factor on query and key, on value and attention output, on FFN in, on FFN out, of layer 3.
+SINGLES = [
+    (kl.recipes.get("deepnorm"), (1, (8 * 5) ** -0.25, (8 * 5) ** -0.25, (8 * 5) ** -0.25)),
+    (kl.recipes.get("deepnorm", beta_scale=0.5), (1, *[0.5 * (8 * 5) ** -0.25] * 3)),
+    (kl.recipes.get("sub_ln"), (1, *[math.sqrt(math.log(10))] * 3)),
+    (kl.recipes.get("t_fixup"), (1, *[0.67 * 5**-0.25] * 3)),
+    (kl.recipes.get("ds_init", alpha=0.5), [0.5 / math.sqrt(3)] * 4),
+    (kl.recipes.get("post_ln_init"), [1 / 3] * 4),
+    (kl.recipes.get("r_fixup"), (10 ** (-1 / 6), 10 ** (-1 / 6), 10 ** (-1 / 2), 0)),
+]
+
+
+@pytest.mark.parametrize("shape", [kl.Encoder, kl.Decoder])
+@pytest.mark.parametrize(("recipe", "gains"), SINGLES, ids=lambda each: str(each)[:30] if isinstance(each, Recipe) else "")
+def test_deviations_of_one_stack_with_grouped_heads_and_a_gate(shape: type, recipe: Recipe, gains: tuple[float, ...]) -> None:
+    model = shape(100, 512, 4, 512, SINGLE_LAYERS, recipe, kv_heads=2, activation="swiglu")
+    side = "encoder" if shape is kl.Encoder else "decoder"
+    weights = {name: weight.detach() for name, weight in model.named_parameters() if f"{side}.blocks.2." in name}
+    block = f"{side}.blocks.2"
+    query, key, value = weights[f"{block}.self_attention.f.query_key_value.weight"].split([512, 256, 256])
+    gate, up = weights[f"{block}.feedforward.f.input.weight"].chunk(2)
+    output = 0 if recipe.name == "r_fixup" else gains[1]
+    measured = [
+        (query, gains[0], 512 + 512),
+        (key, gains[0], 512 + 256),
+        (value, gains[1], 512 + 256),
+        (weights[f"{block}.self_attention.f.output.weight"], output, 512 + 512),
+        (gate, gains[2], 512 + 512),
+        (up, gains[2], 512 + 512),
+        (weights[f"{block}.feedforward.f.output.weight"], gains[3], 512 + 512),
+    ]
+    for index, (matrix, gain, fans) in enumerate(measured):
+        assert float(matrix.std()) == pytest.approx(gain * math.sqrt(2 / fans), rel=0.02), index
+
+
 def test_sub_ln_without_cross_gain_leaves_cross_attention_at_xavier() -> None:
     model = kl.EncoderDecoder(100, WIDTH, 4, FFN, N, M, kl.recipes.get("sub_ln", cross_gain=False))
     weights = model.state_dict()

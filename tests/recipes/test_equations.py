@@ -59,7 +59,8 @@ def modelled(model: nn.Module, shape: str, embeddings: Tensor | None = None) -> 
     """The model's outputs where there is no padding, read from the ids or from `embeddings` in the place of the first."""
     ids = TARGET if shape == "decoder" else SOURCE
     first = "source" if shape == "encoder_decoder" else "tokens"
-    inputs = {first: ids} if embeddings is None else {"embeddings": embeddings, "mask": ids != PADDING}
+    mask = "source_mask" if shape == "encoder_decoder" else "mask"
+    inputs = {first: ids} if embeddings is None else {"embeddings": embeddings, mask: ids != PADDING}
     with torch.no_grad():
         if shape == "encoder_decoder":
             out = model(**inputs, target=TARGET)

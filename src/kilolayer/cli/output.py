@@ -16,7 +16,7 @@ def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] 
 
         table = Table(title=title, title_justify="left", show_header=bool(header), box=None, pad_edge=False)
         for index in range(max(map(len, [header, *rows]))):
-            table.add_column(header[index] if header else "", justify="left" if index == 0 else "right", no_wrap=True)
+            table.add_column(header[index] if header else "", justify="left" if index == 0 else "right")
         for row in rows:
             table.add_row(*row)
         Console(highlight=False).print(table, "")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kilolayer.models.budget import Budget
 
 
+LARGEST = 1_000_000  # of batch, length and beam; what is larger is a slip of the fingers
+
+
 @dataclass(frozen=True)
 class PlanConfig:
     """What a plan reads of a configuration."""
@@ -41,8 +44,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the plan."""
     config = read(PlanConfig, options.config, typed).model
     for name in ("batch", "length", "beam"):
-        if getattr(options, name) < 1:
-            raise OptionError(f"--{name} is {getattr(options, name)}", fix=f"--{name} must be at least 1")
+        if not 1 <= getattr(options, name) <= LARGEST:
+            raise OptionError(f"--{name} is {getattr(options, name)}", fix=f"--{name} must be 1 to {LARGEST:,}")
 
     from kilolayer.models.budget import Work, budget
 

@@ -30,8 +30,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if any(section != "recipe" for section in table):
         raise unknown(next(iter(table)), ["recipe"], kind="section", where="options are typed as --recipe.NAME VALUE")
     if options.name is None:
-        if typed:
-            raise OptionError(f"{typed[0]} without a recipe", fix="name the recipe first: kilolayer recipes NAME")
+        if typed or options.encoder_layers is not None or options.decoder_layers is not None:
+            raise OptionError("an option without a recipe", fix="name the recipe first: kilolayer recipes NAME")
         _list(options.json)
         return 0
     recipe = recipes.get(options.name, **table.get("recipe", {}))
@@ -79,23 +79,21 @@ def _show(recipe: Recipe, described: list[Description]) -> None:
     for field in dataclasses.fields(recipe):
         print(f"option: --recipe.{field.name} [{getattr(recipe, field.name)}] {texts.get(field.name, '')}")
     print()
-    rows = [row for each in described if (row := [_name(each.depths), *_values(each)])[1:]]
+    names = list(dict.fromkeys(name for each in described for side in each.depths.sides for name in getattr(each, side)))
+    rows = [
+        [_name(each.depths), side, *(f"{getattr(each, side)[name]:.4f}" for name in names)]
+        for each in described
+        for side in each.depths.sides
+        if names
+    ]
     if rows:
-        show_table("Constants", rows)
+        show_table("Constants", rows, header=["depth", "stack", *names])
     else:
         print("No constants: its numbers do not depend on the depth, or come from data.")
 
 
 def _name(depths: Depths) -> str:
-    if depths.paired:
-        return f"{depths.encoder}L-{depths.decoder}L"
-    return f"{depths.encoder}L encoder" if depths.encoder else f"{depths.decoder}L decoder"
-
-
-def _values(described: Description) -> list[str]:
-    sides = [(side, getattr(described, side)) for side in described.depths.sides]
-    prefix = len(sides) > 1
-    return [f"{side + ' ' if prefix else ''}{name} {value:.4f}" for side, values in sides for name, value in values.items()]
+    return "-".join(f"{depths.of(side)}L" for side in depths.sides)
 
 
 def _as_json(recipe: Recipe, described: list[Description]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from kilolayer import recipes
 from kilolayer.errors import FoldError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
-from kilolayer.layers.block import Block
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.position import LearnedPositions, sinusoids
 from kilolayer.layers.projection import Projection
@@ -25,10 +24,11 @@ from kilolayer.layers.scale import Constant, LearnedScale
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.models.build import build_model
+from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import Plan, Side
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 
@@ -43,9 +43,16 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
     learned table. Intermediate hidden states are scaled; outputs are equal. Raises where the recipe has no such form.
     """
     _check(model)
-    firsts = {stack.side: _scale(_sublayers(stack)[0]) for stack in model.stacks()}
+    firsts: dict[Side, Tensor | None] = {stack.side: _scale(stack.sublayers()[0]) for stack in model.stacks()}
     vectors = any(_number(scale) is None for scale in firsts.values() if scale is not None)
-    plain = _empty(model, untied=vectors, max_length=max_length)
+    if vectors and model.embedding is None:
+        raise FoldError(
+            "a trained residual vector on the first sublayer has no embedding table to go into",
+            fix="multiply the embeddings by it yourself, or train with a fixed w",
+        )
+    if max_length is not None and not (vectors and model.config.positions == "sinusoidal"):
+        raise FoldError("max_length has no effect here", fix="it is for trained residual vectors under sinusoidal positions")
+    plain = _empty(model, firsts, untied=vectors, max_length=max_length)
     _copy_weights(model, plain)
     if vectors:
         _scale_inputs(model, plain, firsts)
@@ -54,10 +61,19 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
     return plain.train(model.training)
 
 
+def _first_eps(config: ModelConfig, side: Side, scale: Tensor | None) -> float | None:
+    """The eps of a plain stack's first norm, where one number on its residual is divided out."""
+    number = None if scale is None else _number(scale)
+    before = config.first_eps(side)
+    if number is None or number == 1.0:
+        return before
+    return (config.norm_eps if before is None else before) / number**2
+
+
 def _check(model: AnyModel) -> None:
     recipe = model.config.recipe
     for stack in model.stacks():
-        plans = [sublayer.plan for sublayer in _sublayers(stack)]
+        plans = [sublayer.plan for sublayer in stack.sublayers()]
         plain = all(replace(plan, skip=1.0, gains={}, xavier="normal") == Plan(out_norm=True) for plan in plans)
         if not plain or recipe.stream() is not None:
             raise FoldError(
@@ -65,14 +81,17 @@ def _check(model: AnyModel) -> None:
                 where=f"its equation is {recipe.equation}",
                 fix="fold takes models whose sublayers are LN(w x + f(x))",
             )
-        for index, sublayer in enumerate(_sublayers(stack)):
+        for index, sublayer in enumerate(stack.sublayers()):
             scale = _scale(sublayer)
             if scale is not None and bool((scale == 0).any()):
                 raise FoldError(f"the residual scale of {stack.side} sublayer {index + 1} holds a 0: it cannot be divided out")
 
 
-def _empty(model: AnyModel, untied: bool, max_length: int | None) -> AnyModel:
+def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max_length: int | None) -> AnyModel:
     config = replace(model.config, recipe=recipes.get(recipes.PLAIN))
+    if not untied:
+        epsilons = {f"{side}_first_eps": _first_eps(config, side, scale) for side, scale in firsts.items()}
+        config = replace(config, **epsilons)
     if untied:
         config = replace(config, tie_embeddings=False)
         if config.positions == "sinusoidal":
@@ -83,18 +102,18 @@ def _empty(model: AnyModel, untied: bool, max_length: int | None) -> AnyModel:
                 )
             config = replace(config, positions="learned", max_length=max_length)
     weight = next(model.parameters())
-    return build_model(config, device="meta", dtype=weight.dtype).materialise(weight.device)
+    return build_model(config, device="meta", dtype=weight.dtype, seed=model.seed).materialise(weight.device)
 
 
 def _copy_weights(model: AnyModel, plain: AnyModel) -> None:
-    theirs = dict(model.named_parameters())
+    theirs = {name.replace("._orig_mod", ""): parameter for name, parameter in model.named_parameters()}
     for name, parameter in plain.named_parameters():
         if name in theirs:
             parameter.copy_(theirs[name])
         parameter.requires_grad_(name not in theirs or theirs[name].requires_grad)
 
 
-def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[str, Tensor | None]) -> None:
+def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | None]) -> None:
     """Write the first residual scale of each stack into its embedding and position tables, and untie the output's."""
     if model.embedding is not None:
         assert plain.embedding is not None
@@ -119,7 +138,7 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[str, Tensor | N
 
 def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
     before: nn.Module | None = None
-    for sublayer, target in zip(_sublayers(stack), _sublayers(plain), strict=True):
+    for sublayer, target in zip(stack.sublayers(), plain.sublayers(), strict=True):
         scale = _scale(sublayer)
         norm = target.out_norm
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
@@ -129,17 +148,9 @@ def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
                 for parameter in before.parameters() if before is not None else ():
                     parameter.mul_(scale)
             else:
-                number = _number(scale)
-                assert number is not None
-                assert norm.eps is not None
                 for parameter in _projection(target, "output").parameters():
-                    parameter.div_(number)
-                norm.eps /= number**2
+                    parameter.div_(scale)
         before = norm
-
-
-def _sublayers(stack: Stack) -> list[Sublayer]:
-    return [sublayer for block in stack.blocks if isinstance(block, Block) for sublayer in block.sublayers()]
 
 
 def _scale(sublayer: Sublayer) -> Tensor | None:

@@ -36,6 +36,11 @@ class Attention(nn.Module):
 
     def attend(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
         """W_o LN(concat(g_h head_h)); the norm and the g_h where the plan has them. To [batch, queries, dim]."""
+        grouped = self.key_heads != self.heads
+        if grouped and not _serves_groups(query_BHLD, mask):
+            repeats = self.heads // self.key_heads
+            key_BHLD, value_BHLD = (part.repeat_interleave(repeats, dim=1) for part in (key_BHLD, value_BHLD))
+            grouped = False
         heads_BHLD = F.scaled_dot_product_attention(
             query_BHLD,
             key_BHLD,
@@ -43,9 +48,14 @@ class Attention(nn.Module):
             attn_mask=mask.values,
             is_causal=mask.causal,
             dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.key_heads != self.heads,
+            enable_gqa=grouped,
         )
         return self.output(self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2)))
+
+
+def _serves_groups(query: Tensor, mask: Mask) -> bool:
+    """Whether a fused kernel takes fewer key heads; on CUDA the others fall back to the whole score matrix."""
+    return query.device.type == "cpu" or (mask.values is None and query.dtype in (torch.float16, torch.bfloat16))
 
 
 class SelfAttention(Attention):

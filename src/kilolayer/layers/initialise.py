@@ -22,13 +22,16 @@ class Noise:
     def normal_(self, tensor: Tensor, std: float, key: str = "weight") -> None:
         """Fill `tensor` with N(0, std^2)."""
         # Drawn in fp32 whatever the dtype, so that a bf16 model is the rounded fp32 model.
-        values = torch.empty(tensor.shape, device=tensor.device).normal_(generator=self._generator(tensor, key))
+        values = torch.empty(tensor.shape, device=tensor.device, dtype=torch.float32).normal_(
+            generator=self._generator(tensor, key)
+        )
         tensor.copy_(values.mul_(std))
 
     def uniform_(self, tensor: Tensor, std: float, key: str = "weight") -> None:
         """Fill `tensor` uniformly over the symmetric interval whose standard deviation is `std`."""
         bound = 3**0.5 * std
-        values = torch.empty(tensor.shape, device=tensor.device).uniform_(-1, 1, generator=self._generator(tensor, key))
+        values = torch.empty(tensor.shape, device=tensor.device, dtype=torch.float32)
+        values.uniform_(-1, 1, generator=self._generator(tensor, key))
         tensor.copy_(values.mul_(bound))
 
     def xavier_(self, matrix: Tensor, gain: float, kind: Literal["normal", "uniform"], key: str) -> None:

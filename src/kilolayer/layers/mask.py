@@ -62,7 +62,8 @@ def self_mask(
 def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments: Tensor | None) -> Mask:
     """The view of a target on its source.
 
-    real: bool [batch, source], False at padding. segments: int [batch, target]; memory_segments: int [batch, source].
+    real: bool [batch, source], False at padding. segments: int [batch, target]; memory_segments: int [batch, source]. A target
+    document without a source sees all of the row's.
     """
     allowed = None if real is None else real[:, None, None, :]
     if segments is not None and memory_segments is not None:

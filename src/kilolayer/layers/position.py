@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.recipes.base import Side
@@ -27,14 +27,19 @@ def position_ids(length: int, *, device: torch.device, real: Tensor | None, segm
 
     Padding (real [batch, past + length] is False) is not counted; each document of a packed sequence starts at 0.
     """
-    index = torch.arange(past, past + length, device=device)
+    index = torch.arange(past + length, device=device)
     if segments is not None:
-        starts = torch.ones_like(segments, dtype=torch.bool)
-        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        return index - torch.where(starts, index, 0).cummax(dim=1).values
+        first = torch.ones_like(segments, dtype=torch.bool)
+        first[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        start = torch.where(first, index, 0).cummax(dim=1).values
+        if real is None:
+            return index - start
+        counted = real.cumsum(dim=1)
+        before = (counted - real.long()).gather(1, start)
+        return (counted - before - 1).clamp(min=0)
     if real is not None:
         return (real.cumsum(dim=1) - 1).clamp(min=0)[:, past:]
-    return index[None]
+    return index[None, past:]
 
 
 def sinusoids(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -107,6 +112,8 @@ class Rotary(nn.Module):
 
     def forward(self, positions_BL: Tensor, dtype: torch.dtype) -> Rotation:
         angles = _angles(positions_BL, self.head_dim, dtype).repeat(1, 1, 2)[:, None]
+        if self.decays and dtype == torch.float16:
+            raise OptionError("xPos grows keys beyond the range of fp16", fix="use bf16 or fp32, or rotary positions")
         decay = self._decay(positions_BL, angles.dtype)[:, None].to(dtype) if self.decays else None
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), decay)
 
@@ -129,12 +136,10 @@ class RelativeBias(nn.Module):
     def fill(self, noise: Noise) -> None:
         noise.normal_(self.weight, self.std)
 
-    def forward(self, queries: int, keys: int) -> Tensor:
-        """[1, heads, queries, keys]; the last query stands at the last key."""
-        device = self.weight.device
-        query_at = torch.arange(keys - queries, keys, device=device)
-        distance = torch.arange(keys, device=device)[None, :] - query_at[:, None]
-        return self.weight[self._bucket(distance)].permute(2, 0, 1)[None]
+    def forward(self, queries_BL: Tensor, keys_BL: Tensor) -> Tensor:
+        """The bias [1 or batch, heads, queries, keys] between positions, int [1 or batch, length] each."""
+        distance = keys_BL[:, None, :] - queries_BL[:, :, None]
+        return self.weight[self._bucket(distance)].permute(0, 3, 1, 2)
 
     def _bucket(self, distance: Tensor) -> Tensor:
         buckets, offset = T5_BUCKETS, torch.zeros_like(distance)
@@ -176,9 +181,14 @@ class Positions(nn.Module):
         elif kind == "t5":
             self.bias = RelativeBias(options.heads, causal, options.dim, device, dtype)
 
-    def check_length(self, length: int) -> None:
-        """Raise where the learned table is too short."""
-        if self.max_length is not None and length > self.max_length:
+    def check_length(self, length: int | Tensor) -> None:
+        """Raise where the learned table is too short for this many positions, or for the positions in a tensor."""
+        if self.max_length is None:
+            return
+        if isinstance(length, Tensor):
+            # Reading values back from an accelerator would stall it; there the look-up itself asserts the range.
+            length = int(length.max()) + 1 if length.device.type == "cpu" else 0
+        if length > self.max_length:
             raise InputError(
                 f"a sequence of {length} positions is longer than the {self.max_length} that the model has learned",
                 fix=f"cut it to {self.max_length}, or build the model with a larger max_length",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError, OptionError
+from kilolayer.errors import InputError
 from kilolayer.layers.block import Block, CrossBlock, View
 from kilolayer.layers.cache import Cache
-from kilolayer.layers.mask import cross_mask, self_mask
+from kilolayer.layers.mask import Mask, cross_mask, self_mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.stream import make_stream
+from kilolayer.layers.sublayer import Sublayer
 from kilolayer.recipes.base import Depths, Learned, Recipe, Side
 
 
@@ -51,27 +53,30 @@ class Stack(nn.Module):
         depths: Depths,
         *,
         final_norm: bool | None = None,
+        first_eps: float | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.side: Side = side
         top = recipe.top(side, depths)
-        if final_norm and not top.norm:
-            raise OptionError(
-                f"final_norm=True contradicts the recipe {recipe.name!r}, which has no final norm",
-                fix="remove final_norm, or choose a Pre-LN recipe",
-            )
         kind = CrossBlock if side == "decoder" and depths.paired else Block
         self.positions = Positions(options, side, device, dtype)
         self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
             kind(options, recipe, side, layer, depths, device, dtype) for layer in range(1, depths.of(side) + 1)
         )
+        if first_eps is not None:
+            self.sublayers()[0].set_out_eps(first_eps)
         self.stream = make_stream(recipe.stream(), len(self.blocks), options, device, dtype)
         self.top_norm = make_norm(top.norm and final_norm is not False, options.dim, options, device, dtype)
         self.top_shift = make_shift(top.shift, device, dtype)
         self.top_scale = make_scale(Learned(1.0, "scalar") if top.scale else 1.0, options.dim, device, dtype)
+
+    def sublayers(self) -> list[Sublayer]:
+        """All sublayers in the order of the forward; a compiled block is looked into."""
+        blocks = [cast("Block", getattr(block, "_orig_mod", block)) for block in self.blocks]
+        return [sublayer for block in blocks for sublayer in block.sublayers()]
 
     def forward(
         self, inputs: Sequences, *, memory: Sequences | None = None, cache: Cache | None = None, hidden_states: bool = False
@@ -95,17 +100,30 @@ class Stack(nn.Module):
         x, segments = inputs.states, inputs.segments
         length, device = x.shape[1], x.device
         past = cache.length if cache else 0
-        self.positions.check_length(past + length)
         if cache is not None and segments is not None:
             raise InputError("packed documents cannot be decoded step by step", fix="give each document its own row")
-        real = cache.extend(length, inputs.real) if cache else inputs.real
-        places = position_ids(length, device=device, real=real, segments=segments, past=past)
-        mask = self_mask(length, causal=self.side == "decoder", device=device, real=real, segments=segments, past=past)
-        if self.positions.bias is not None:
-            mask = mask.with_bias(self.positions.bias(length, past + length).to(x.dtype))
+        if cache is not None and cache.seen is not None:
+            places, mask = self._look_along_branches(length, x.dtype, cache)
+        else:
+            real = cache.extend(length, inputs.real) if cache else inputs.real
+            everywhere = position_ids(past + length, device=device, real=real, segments=segments)
+            self.positions.check_length(past + length if segments is None else everywhere)
+            places = everywhere[:, past:]
+            mask = self_mask(length, causal=self.side == "decoder", device=device, real=real, segments=segments, past=past)
+            if self.positions.bias is not None:
+                mask = mask.with_bias(self.positions.bias(places, everywhere).to(x.dtype))
         rotation = None if self.positions.rotary is None else self.positions.rotary(places, x.dtype)
         x = self.dropout(self.positions.at_input(x, places))
         if memory is None:
             return View(mask, rotation, past), x
         reading = cross_mask(real=memory.real, segments=segments, memory_segments=memory.segments)
         return View(mask, rotation, past, memory.states, reading), x
+
+    def _look_along_branches(self, branches: int, dtype: torch.dtype, cache: Cache) -> tuple[Tensor, Mask]:
+        """Places and mask of one token for each branch of the cache."""
+        self.positions.check_length(len(cache.widths) + 1)
+        places, seen = cache.extend_branches(branches)
+        mask = Mask(values=seen[:, None])
+        if self.positions.bias is not None:
+            mask = mask.with_bias(self.positions.bias(places, cache.places().to(places.device)).to(dtype))
+        return places, mask

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kilolayer.errors import OptionError
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_scale
@@ -61,6 +62,12 @@ class Sublayer(nn.Module):
         else:
             # Not registered here: its one parameter has one name, the block's.
             object.__setattr__(self, "branch", layer_branch)
+
+    def set_out_eps(self, eps: float) -> None:
+        """Give the norm on the residual an eps of its own, as the first of a folded stack has."""
+        if not isinstance(self.out_norm, nn.LayerNorm | nn.RMSNorm):
+            raise OptionError("an eps of its own has no effect where no norm stands on the residual", fix="remove it")
+        self.out_norm.eps = eps
 
     def forward(self, x: Tensor, *seen: Any) -> Tensor:
         """[batch, length, dim] to the same; `seen` is what f takes besides its input."""

@@ -100,7 +100,7 @@ class Budget:
 
 def budget(config: ModelConfig, work: Work) -> Budget:
     """The cost of the model that `config` describes on the batch `work`; nothing is allocated."""
-    model = build_model(config, device="meta")
+    model = build_model(config, device="meta", seed=0)
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
     master = 0 if work.precision == "fp32" else 4
@@ -158,18 +158,18 @@ def _activations(stacks: list[Stack], config: ModelConfig, work: Work) -> tuple[
     state = work.batch * work.length * config.dim * DTYPES[work.precision].itemsize
     kept, recomputed, largest = 0, 0, 0
     for stack in stacks:
-        layer = _block_activations(config, stack.side, work)
+        layer, shared = _block_activations(config, stack.side, work)
         layers = len(stack.blocks)
         # A combination of layers keeps each layer's normalised output besides what the layers themselves keep.
         stream = layers * 2 * state if isinstance(stack.stream, LayerCombination) else 0
-        kept += layers * layer + stream
-        recomputed += layers * state + stream
+        kept += layers * layer + shared + stream
+        recomputed += layers * state + shared + stream
         largest = max(largest, layer)
     return kept, recomputed + largest
 
 
-def _block_activations(config: ModelConfig, side: Side, work: Work) -> int:
-    """Bytes that one layer keeps for its backward pass, read off a forward without memory."""
+def _block_activations(config: ModelConfig, side: Side, work: Work) -> tuple[int, int]:
+    """Bytes kept for the backward pass by one layer, and by what all layers share; read off a forward without memory."""
     dtype = DTYPES[work.precision]
     # Fused attention regenerates its dropout; the other masks are added below, a byte an element as CUDA keeps them.
     options = replace(config, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, drop_path=0.0)
@@ -178,7 +178,8 @@ def _block_activations(config: ModelConfig, side: Side, work: Work) -> int:
     block = kind(options, config.recipe, side, 1, config.depths, device, dtype)
     x = torch.empty(work.batch, work.length, config.dim, device=device, dtype=dtype, requires_grad=True)
     real = None if config.pad_id is None else torch.ones(work.batch, work.length, device=device, dtype=torch.bool)
-    view = _view(Positions(options, side, device, dtype), x, real, side)
+    memory = torch.empty_like(x, requires_grad=True)
+    view = _view(Positions(options, side, device, dtype), x, memory, real, side)
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -187,13 +188,13 @@ def _block_activations(config: ModelConfig, side: Side, work: Work) -> int:
 
     with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         block(x, view)
-    others = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *block.buffers(), *_tensors(view))}
+    others = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *block.buffers(), *_tensors(view), memory)}
     kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
     tokens = work.batch * work.length
     masks = tokens * config.dim * len(kind.kinds()) * (config.dropout > 0)
     if config.activation_dropout > 0:
         masks += tokens * config.ffn_dim * (1 + dtype.itemsize)
-    return sum(kept.values()) + masks
+    return sum(kept.values()) + masks, sum(tensor.untyped_storage().nbytes() for tensor in _tensors(view))
 
 
 class FusedAttention(TorchFunctionMode):
@@ -215,22 +216,21 @@ class _FusedAttention(torch.autograd.Function):
         return out
 
 
-def _view(positions: Positions, x: Tensor, real: Tensor | None, side: Side) -> View:
+def _view(positions: Positions, x: Tensor, memory: Tensor, real: Tensor | None, side: Side) -> View:
     length = x.shape[1]
+    places = position_ids(length, device=x.device, real=real, segments=None)
     mask = self_mask(length, causal=side == "decoder", device=x.device, real=real, segments=None)
     if positions.bias is not None:
-        mask = mask.with_bias(positions.bias(length, length))
-    places = position_ids(length, device=x.device, real=real, segments=None)
+        mask = mask.with_bias(positions.bias(places, places))
     rotation = None if positions.rotary is None else positions.rotary(places, x.dtype)
-    memory = torch.empty_like(x, requires_grad=True)
     return View(mask, rotation, 0, memory, cross_mask(real=real, segments=None, memory_segments=None))
 
 
 def _tensors(view: View) -> Iterator[Tensor]:
-    """What all layers of a stack share."""
+    """What all layers of a stack share: masks and positions. The memory is the encoder's own activation."""
     masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
     tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
-    yield from (tensor for tensor in (*masks, *tables, view.memory) if tensor is not None)
+    yield from (tensor for tensor in (*masks, *tables) if tensor is not None)
 
 
 def _decoding(config: ModelConfig, work: Work, weights: int) -> Decoding | None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.layers.block import Block
 from kilolayer.layers.stack import Sequences, Stack
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.models.model import Model
@@ -61,7 +60,7 @@ class _Profile:
     """Watches the sublayers of one stack in their order and sets the scale of each residual."""
 
     def __init__(self, stack: Stack, running: bool) -> None:
-        self.sublayers = [sublayer for block in stack.blocks if isinstance(block, Block) for sublayer in block.sublayers()]
+        self.sublayers = stack.sublayers()
         self.running, self.side = running, stack.side
         self.real: Tensor | None = None
         self.branch = torch.tensor(0.0)

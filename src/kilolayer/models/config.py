@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from kilolayer import recipes
 from kilolayer.errors import OptionError, unknown
 from kilolayer.layers.options import LayerOptions
-from kilolayer.recipes.base import Depths, Recipe
+from kilolayer.recipes.base import Depths, Recipe, Side
 
 Shape = Literal["encoder", "decoder", "encoder_decoder"]
 
@@ -43,11 +43,16 @@ class ModelConfig(LayerOptions):
     """Multiply embeddings by sqrt(dim) at the input."""
     final_norm: bool | None = None
     """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
+    encoder_first_eps: float | None = None
+    """The eps of the encoder's first norm, where a folded model needs its own."""
+    decoder_first_eps: float | None = None
+    """The eps of the decoder's first norm, where a folded model needs its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_depth()
         self._check_vocabulary()
+        self._check_final_norm()
         self.recipe.check_depths(self.depths)
         if self.positions == "xpos" and self.shape == "encoder":
             raise OptionError(
@@ -70,11 +75,30 @@ class ModelConfig(LayerOptions):
         decoder = layers if self.decoder_layers is None else self.decoder_layers
         return Depths(0 if self.shape == "decoder" else encoder, 0 if self.shape == "encoder" else decoder)
 
+    def first_eps(self, side: Side) -> float | None:
+        """The eps of a stack's first norm, where it has its own."""
+        return self.encoder_first_eps if side == "encoder" else self.decoder_first_eps
+
+    def _check_final_norm(self) -> None:
+        if self.final_norm is None or self.recipe.top(self.depths.sides[0], self.depths).norm:
+            return
+        wish = "contradicts" if self.final_norm else "has no effect on"
+        raise OptionError(
+            f"final_norm={self.final_norm} {wish} the recipe {self.recipe.name!r}, which has no final norm",
+            fix="remove final_norm, or choose a Pre-LN recipe",
+        )
+
     def _check_depth(self) -> None:
         for name in ("layers", "encoder_layers", "decoder_layers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} is {value}", fix="a stack has at least 1 layer")
+        open_sides = [side for side in self.depths.sides if getattr(self, f"{side}_layers") is None]
+        if self.layers is not None and not open_sides:
+            raise OptionError(
+                f"layers={self.layers} has no effect: encoder_layers and decoder_layers say it all",
+                fix="remove layers, or set encoder_layers and decoder_layers instead",
+            )
         for side in ("encoder", "decoder"):
             if self.shape not in (side, "encoder_decoder") and getattr(self, f"{side}_layers") is not None:
                 raise OptionError(
@@ -124,7 +148,10 @@ def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
 
 
 def as_table(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as plain values, as TOML holds them; absent values are left out."""
-    table = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
-    table["recipe"] = {"name": config.recipe.name, **config.recipe.options()}
-    return {name: value for name, value in table.items() if value is not None}
+    """The configuration as plain values, as TOML holds them; `build` makes the same configuration of it."""
+    table: dict[str, Any] = {"recipe": {"name": config.recipe.name, **config.recipe.options()}}
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        if each.name != "recipe" and (value is not None or each.default is not None):
+            table[each.name] = "none" if value is None else value
+    return table

@@ -44,11 +44,14 @@ class Decoder(Model):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(ModelConfig.of("decoder", locals()), device, dtype)
+        self._build(ModelConfig.of("decoder", locals()), device, dtype)
+
+    def _allocate(self) -> None:
+        config, vocab_size = self.config, self.config.vocab_size
+        assert vocab_size is not None
         self.embedding = self._embedding(vocab_size, "decoder")
         self.decoder = self._stack("decoder")
-        self.vocabulary = None if tie_embeddings else self._vocabulary(vocab_size)
-        self._finish()
+        self.vocabulary = None if config.tie_embeddings else self._vocabulary(vocab_size)
 
     def forward(
         self,

@@ -43,11 +43,13 @@ class Encoder(Model):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(ModelConfig.of("encoder", locals()), device, dtype)
+        self._build(ModelConfig.of("encoder", locals()), device, dtype)
+
+    def _allocate(self) -> None:
+        config, vocab_size = self.config, self.config.vocab_size
         self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
         self.encoder = self._stack("encoder")
-        self.vocabulary = None if vocab_size is None or tie_embeddings else self._vocabulary(vocab_size)
-        self._finish()
+        self.vocabulary = None if vocab_size is None or config.tie_embeddings else self._vocabulary(vocab_size)
 
     def forward(
         self,

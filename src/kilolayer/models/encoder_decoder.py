@@ -51,17 +51,20 @@ class EncoderDecoder(Model):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(ModelConfig.of("encoder_decoder", locals()), device, dtype)
-        if tie_embeddings is True:
+        self._build(ModelConfig.of("encoder_decoder", locals()), device, dtype)
+
+    def _allocate(self) -> None:
+        config, vocab_size = self.config, self.config.vocab_size
+        assert vocab_size is not None
+        if config.tie_embeddings is True:
             self.embedding = self._embedding(vocab_size, "encoder")
             self.source_embedding = None
         else:
-            self.source_embedding = self._embedding(source_vocab_size or vocab_size, "encoder")
+            self.source_embedding = self._embedding(config.source_vocab_size or vocab_size, "encoder")
             self.embedding = self._embedding(vocab_size, "decoder")
         self.encoder = self._stack("encoder")
         self.decoder = self._stack("decoder")
-        self.vocabulary = None if tie_embeddings else self._vocabulary(vocab_size)
-        self._finish()
+        self.vocabulary = None if config.tie_embeddings else self._vocabulary(vocab_size)
 
     def forward(
         self,
@@ -69,7 +72,7 @@ class EncoderDecoder(Model):
         target: Tensor | None = None,
         *,
         embeddings: Tensor | None = None,
-        mask: Tensor | None = None,
+        source_mask: Tensor | None = None,
         target_mask: Tensor | None = None,
         source_segments: Tensor | None = None,
         target_segments: Tensor | None = None,
@@ -79,14 +82,14 @@ class EncoderDecoder(Model):
 
         source: int64 [batch, source]; or embeddings: [batch, source, dim], taken as they are, positions added.
         target: int64 [batch, target], shifted right by the caller (it starts with the first token to read, not to predict).
-        mask, target_mask: bool [batch, length], True at real positions; by default, where ids are not `pad_id`.
+        source_mask, target_mask: bool [batch, length], True at real positions; by default, where ids are not `pad_id`.
         source_segments, target_segments: int [batch, length], the document of each position; given together.
         """
         if target is None:
             raise InputError("there is no target", fix="call model(source, target), or model.encode(source)")
         if (source_segments is None) != (target_segments is None):
             raise InputError("source_segments and target_segments belong together", fix="give both or neither")
-        inputs = self._read(self.source_embedding or self.embedding, source, embeddings, mask, source_segments)
+        inputs = self._read(self.source_embedding or self.embedding, source, embeddings, source_mask, source_segments)
         encoded = self.encoder(inputs, hidden_states=hidden_states)
         memory = replace(inputs, states=encoded.states)
         decoded = self._decode(target, memory, target_mask, segments=target_segments, hidden_states=hidden_states)

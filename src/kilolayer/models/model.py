@@ -18,12 +18,41 @@ from kilolayer.recipes.base import Side
 class Model(nn.Module):
     """A model with a configuration and a seed: together they fix every weight it starts with."""
 
-    def __init__(self, config: ModelConfig, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    config: ModelConfig
+    seed: int
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ModelConfig,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """The model that `config` describes. Without a seed, one is drawn from torch's default generator."""
+        model = cls.__new__(cls)
+        model._build(config, device, dtype, seed)
+        return model
+
+    def _build(
+        self,
+        config: ModelConfig,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        seed: int | None = None,
+    ) -> None:
+        """Allocate every part, and fill it unless it is on the meta device."""
         super().__init__()
         self.config = config
-        self.seed = draw_seed()
+        self.seed = draw_seed() if seed is None else seed
         self._device = None if device is None else torch.device(device)
         self._dtype = dtype
+        self._allocate()
+        if not any(parameter.is_meta for parameter in self.parameters()):
+            self.initialise()
+
+    def _allocate(self) -> None:
+        raise NotImplementedError
 
     def initialise(self) -> Self:
         """Fill every weight anew from the model's seed: the same values whenever and wherever it is called."""
@@ -32,6 +61,8 @@ class Model(nn.Module):
 
     def materialise(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """Give a model that was built on the meta device its memory and its weights."""
+        if not all(parameter.is_meta for parameter in self.parameters()):
+            raise InputError("this model has its weights already", fix="use .to(device), or initialise() to start anew")
         self.to_empty(device=torch.device(device))
         if dtype is not None:
             self.to(dtype)
@@ -41,10 +72,6 @@ class Model(nn.Module):
         """The stacks in the order of the forward."""
         return [module for module in self.children() if isinstance(module, Stack)]
 
-    def _finish(self) -> None:
-        if not any(parameter.is_meta for parameter in self.parameters()):
-            self.initialise()
-
     def _stack(self, side: Side) -> Stack:
         config = self.config
         return Stack(
@@ -53,6 +80,7 @@ class Model(nn.Module):
             side,
             config.depths,
             final_norm=config.final_norm,
+            first_eps=config.first_eps(side),
             device=self._device,
             dtype=self._dtype,
         )
@@ -89,6 +117,8 @@ class Model(nn.Module):
                 raise InputError(
                     f"embeddings have shape {list(embeddings.shape)}", fix=f"allowed: [batch, length, {self.config.dim}]"
                 )
+            if 0 in embeddings.shape:
+                raise InputError(f"an empty batch of shape {list(embeddings.shape)}", fix="give at least one position")
             states = embeddings
         elif embedding is None:
             raise InputError("this model has no vocabulary", fix="give embeddings=, or build it with vocab_size")

@@ -46,16 +46,16 @@ def first_over_last(norms: tuple[float, ...], share: float = 0.1) -> float:
 def relative_update(
     model: Model, loss: Loss, output: Callable[[Model], Tensor], optimizer: Callable[..., torch.optim.Optimizer]
 ) -> float:
-    """||F(x, one step later) - F(x)|| / ||F(x)||, DeepNet's model update (its equation 1), of a copy of the model.
+    """||F(x, one step later) - F(x)|| / ||F(x)||, DeepNet's model update (its equation 1), of a copy without dropout.
 
     output: computes F(x); optimizer: makes the optimizer from the parameters, learning rate included.
     """
-    trained = copy.deepcopy(model)
+    start, trained = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
     stepper = optimizer(trained.parameters())
     loss(trained).backward()
     stepper.step()
     with torch.no_grad():
-        before, after = output(model), output(trained)
+        before, after = output(start), output(trained)
     return float((after - before).norm() / before.norm())
 
 

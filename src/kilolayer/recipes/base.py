@@ -256,7 +256,7 @@ def find(name: str) -> type[Recipe]:
     return _registry[name]
 
 
-def get(name: str, **options: Any) -> Recipe:
+def get(name: str, /, **options: Any) -> Recipe:
     """The recipe `name`, configured: `get("admin", weight="trainable")`."""
     return build(find(name), options, where=f"recipe {name}")
 

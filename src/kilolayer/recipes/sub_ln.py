@@ -24,7 +24,7 @@ class SubLN(Recipe):
     paper: ClassVar[str] = "Wang et al. 2023, Magneto (ICML); DeepNet, section 4"
     expect: ClassVar[str] = (
         "Stable at every depth tried, to 96 layers for language models (TorchScale, Figure 1). Weights start larger than "
-        "Xavier (gamma > 1 from two layers on)."
+        "Xavier (gamma > 1 from a few layers on)."
     )
     extension: ClassVar[str] = "Cross-attention has its one norm before it and no inner norm."
 

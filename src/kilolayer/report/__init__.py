@@ -1,0 +1,1 @@
+"""What a run looks like: plots, and one HTML page that holds them."""

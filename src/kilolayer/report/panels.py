@@ -1,0 +1,149 @@
+"""The parts of the page that are plots: a run's curves, its norms over depth, its errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from kilolayer.report.markup import folded, show_number, table
+from kilolayer.report.plots import Series, bar_plot, line_plot
+from kilolayer.report.record import Entry, Record, number
+
+QUANTITIES = {
+    "gradient": ("Gradient norm", "How strongly the loss pulls on each layer's weights."),
+    "update": ("Update norm", "How far a step moved each layer's weights."),
+    "residual": ("Residual stream norm", "The size of what each layer hands to the next."),
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot with its title, a line under it, and below the plot whatever HTML `details` holds."""
+
+    svg: str
+    title: str
+    note: str = ""
+    details: str = ""
+
+
+def curves(record: Record) -> str:
+    """Loss, BLEU, gradient norm, learning rate and speed by step."""
+    train, valid = record.train, record.valid
+    plain = any(math.isfinite(number(entry, "nll")) for entry in train)
+    loss = line_plot(
+        "loss",
+        [_series("training", train, "nll" if plain else "loss"), _series("validation", valid, "loss")],
+        x_label="step",
+        y_label="loss, nats a token",
+        description="Training and validation loss by step",
+    )
+    bleu = _curve("bleu", valid, "bleu", "BLEU", "Validation BLEU by step")
+    rate = _curve("rate", train, "lr", "learning rate", "Learning rate by step")
+    gradient = _curve("gradient-norm", train, "grad_norm", "gradient norm", "Norm of the whole gradient by step", log=True)
+    speed = _curve("speed", train, "tokens_per_second", "tokens a second", "Tokens a second by step")
+    return _grid(
+        Panel(loss, "Loss", "Both without label smoothing." if plain else ""),
+        Panel(bleu, "BLEU on the validation set"),
+        Panel(gradient, "Gradient norm", _clipping(train)),
+        Panel(rate, "Learning rate"),
+        Panel(speed, "Speed"),
+    )
+
+
+def _curve(name: str, entries: Sequence[Entry], key: str, label: str, description: str, *, log: bool = False) -> str:
+    series = [_series(label, entries, key)]
+    return line_plot(name, series, x_label="step", y_label=label, description=description, log=log, from_zero=True)
+
+
+def _clipping(train: Sequence[Entry]) -> str:
+    """How often the gradient was clipped; every entry counts the steps since the one before."""
+    clipped = sum(count for entry in train if math.isfinite(count := number(entry, "clipped")))
+    return f"Clipped in {int(clipped):,} of {int(train[-1]['step']):,} steps." if clipped else ""
+
+
+def layers(entries: Sequence[Entry]) -> str:
+    """Each quantity over depth at up to five steps from first to last, for each stack."""
+    places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
+    panels: list[Panel] = []
+    for side in ("encoder", "decoder"):
+        for quantity, (title, note) in QUANTITIES.items():
+            series = [_over_depth(entries[place], quantity, side) for place in places]
+            svg = line_plot(
+                f"{quantity}-{side}",
+                series,
+                x_label="layer",
+                y_label=title.lower(),
+                description=f"{title} by layer of the {side}",
+                log=True,
+                ordered=True,
+            )
+            panels.append(Panel(svg, f"{title}, {side}", note))
+    return _grid(*panels)
+
+
+def errors(scores: dict[str, Any]) -> str:
+    """Word accuracy by training frequency and BLEU by sentence length, each as a plot with its table."""
+    frequency, length = _buckets(scores, "frequency_buckets"), _buckets(scores, "length_buckets")
+    accuracy = bar_plot(
+        "by-frequency",
+        [str(bucket.get("label", "")) for bucket in frequency],
+        [number(bucket, "f1") for bucket in frequency],
+        x_label="times seen in training",
+        y_label="F1",
+        description="Word accuracy by frequency in the training text",
+    )
+    bleu = bar_plot(
+        "by-length",
+        [str(bucket.get("label", "")) for bucket in length],
+        [number(bucket, "bleu") for bucket in length],
+        x_label="words of the reference",
+        y_label="BLEU",
+        description="BLEU by sentence length",
+    )
+    frequency_columns = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis", "f1": "F1"}
+    length_columns = {"sentences": "sentences", "bleu": "BLEU"}
+    return _grid(
+        Panel(
+            accuracy,
+            "Word accuracy by training frequency",
+            "F1 of the words that hypothesis and reference share.",
+            _numbers(frequency, frequency_columns),
+        ),
+        Panel(bleu, "BLEU by sentence length", "", _numbers(length, length_columns)),
+    )
+
+
+def _buckets(scores: dict[str, Any], key: str) -> list[Entry]:
+    buckets = scores.get(key)
+    return [bucket for bucket in buckets if isinstance(bucket, dict)] if isinstance(buckets, list) else []
+
+
+def _numbers(buckets: Sequence[Entry], columns: dict[str, str]) -> str:
+    """The buckets' numbers, folded away: the plot says the same at a glance."""
+    rows = [[str(bucket.get("label", "")), *(show_number(number(bucket, key)) for key in columns)] for bucket in buckets]
+    return folded("numbers", table(["", *columns.values()], rows))
+
+
+def _over_depth(entry: Entry, quantity: str, side: str) -> Series:
+    stacks = entry.get(quantity)
+    norms = stacks.get(side) if isinstance(stacks, dict) else None
+    values = [number({"norm": norm}, "norm") for norm in norms] if isinstance(norms, list) else []
+    return Series(f"step {int(entry['step']):,}", range(1, len(values) + 1), values)
+
+
+def _grid(*panels: Panel) -> str:
+    """The panels side by side, as many as the screen is wide; those without a plot are left out."""
+    figures = [
+        f"<figure><figcaption>{escape(panel.title)}{f'<small>{escape(panel.note)}</small>' if panel.note else ''}</figcaption>"
+        f"{panel.svg}{panel.details}</figure>"
+        for panel in panels
+        if panel.svg
+    ]
+    return '<div class="plots">\n' + "\n".join(figures) + "\n</div>" if figures else ""
+
+
+def _series(name: str, entries: Sequence[Entry], key: str) -> Series:
+    return Series(name, [number(entry, "step") for entry in entries], [number(entry, key) for entry in entries])

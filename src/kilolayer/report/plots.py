@@ -1,0 +1,151 @@
+"""Plots as inline SVG: small enough to be read on a telephone, in colours that the colour-blind can tell apart."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
+MARKERS = "osD^vP"
+SIZE = (4.8, 3.0)  # inches; at 100% of a narrow screen its text stays above 9 px
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, and the page stays small
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e3e3",
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#777777",
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+}
+POINTS = 400
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot; a y that is not finite leaves a gap."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def line_plot(
+    name: str,
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    description: str,
+    log: bool = False,
+    from_zero: bool = False,
+    ordered: bool = False,
+) -> str:
+    """Lines over x as SVG; empty where no series has a finite value.
+
+    name: unique on the page. log: a logarithmic y axis, where all values allow it. from_zero: the y axis begins at 0.
+    ordered: the series are one quantity at rising times, coloured from dark to light rather than as different things.
+    """
+    drawn = [(each.name, *_thinned(each)) for each in series]
+    drawn = [(label, x, y) for label, x, y in drawn if np.isfinite(y).any()]
+    if not drawn:
+        return ""
+    with mpl.rc_context(STYLE):
+        figure, axes = _axes(x_label, y_label)
+        colours = _shades(len(drawn)) if ordered else PALETTE
+        for index, (label, x, y) in enumerate(drawn):
+            few = np.isfinite(y).sum() <= 24
+            marker = MARKERS[index % len(MARKERS)] if few else None
+            axes.plot(x, y, color=colours[index % len(colours)], label=label, marker=marker, markersize=3.5)
+        finite = np.concatenate([y[np.isfinite(y)] for _, _, y in drawn])
+        if log and (finite > 0).all():
+            _logarithmic(axes, finite)
+        elif from_zero and (finite >= 0).all():
+            axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if len(drawn) > 1:
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(drawn), 3), handlelength=1.4)
+        return _svg(figure, name, description)
+
+
+def bar_plot(name: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, y_label: str, description: str) -> str:
+    """A bar with its number for each label as SVG; a value that is not finite leaves its place empty."""
+    heights = np.array(values, dtype=float)
+    if not np.isfinite(heights).any():
+        return ""
+    with mpl.rc_context(STYLE):
+        figure, axes = _axes(x_label, y_label)
+        places = np.flatnonzero(np.isfinite(heights))
+        bars = axes.bar(places, heights[places], color=PALETTE[0], width=0.7)
+        axes.bar_label(bars, labels=[f"{height:.3g}" for height in heights[places]], fontsize=8, padding=1)
+        axes.set_xticks(range(len(labels)), labels, rotation=30 if max(map(len, labels)) * len(labels) > 40 else 0)
+        axes.set_xlim(-0.6, len(labels) - 0.4)
+        axes.grid(axis="x", visible=False)
+        axes.margins(y=0.1)
+        return _svg(figure, name, description)
+
+
+def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE, layout="constrained")  # no pyplot: no global state, no display
+    axes = figure.add_subplot()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    return figure, axes
+
+
+def _logarithmic(axes: Axes, values: np.ndarray) -> None:
+    """A logarithmic y axis with plain numbers; within one power of ten its ticks stand at round numbers."""
+    axes.set_yscale("log")
+    if values.max() < 10 * values.min():
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _shades(count: int) -> list[tuple[float, ...]]:
+    return [tuple(colour) for colour in mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count))]
+
+
+def _thinned(series: Series) -> tuple[np.ndarray, np.ndarray]:
+    """The series in at most about POINTS points; of each stretch the lowest and the highest stay, so that no spike is lost."""
+    x, y = np.array(series.x, dtype=float), np.array(series.y, dtype=float)
+    y[~np.isfinite(y)] = math.nan
+    if len(x) <= POINTS:
+        return x, y
+    kept = {0, len(x) - 1}
+    for stretch in np.array_split(np.arange(len(x)), POINTS // 2):
+        filled = stretch[np.isfinite(y[stretch])]
+        kept |= {int(filled[y[filled].argmin()]), int(filled[y[filled].argmax()])} if len(filled) else {int(stretch[0])}
+    order = sorted(kept)
+    return x[order], y[order]
+
+
+def _svg(figure: Figure, name: str, description: str) -> str:
+    """The figure as an element for an HTML page: it scales, names itself, and shares no id with another plot."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'\sid="', f' id="{name}-', text)
+    text = re.sub(r"(url\(|href=\")#", rf"\1#{name}-", text)
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    opening = f'<svg {box[0]} role="img" aria-label="{escape(description)}">'
+    return re.sub(r"<svg\b[^>]*>", lambda _: opening, text, count=1).replace("xlink:href", "href").strip()

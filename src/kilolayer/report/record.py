@@ -1,0 +1,122 @@
+"""What a run folder says of itself, read with patience: files may be absent, and the run may still be going on."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kilolayer.errors import InputError
+
+Entry = dict[str, Any]
+KINDS = ("train", "valid", "layers", "event")
+
+
+@dataclass(frozen=True)
+class Record:
+    """The contents of a run folder; what is absent is empty. notes: what could not be read, in words."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    train: list[Entry] = field(default_factory=list)
+    valid: list[Entry] = field(default_factory=list)
+    layers: list[Entry] = field(default_factory=list)
+    event: list[Entry] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    scores: dict[str, Any] = field(default_factory=dict)
+    samples: list[Entry] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_record(run: Path) -> Record:
+    """The record of a run folder; raises where the folder is none."""
+    if not run.is_dir():
+        raise InputError("the run folder does not exist", where=str(run), fix="give a folder that `kilolayer train` made")
+    if not any((run / name).is_file() for name in ("config.toml", "metrics.jsonl", "scores.json")):
+        raise InputError(
+            "not a run folder: it has neither config.toml, metrics.jsonl nor scores.json",
+            where=str(run),
+            fix="give a folder that `kilolayer train` made",
+        )
+    notes: list[str] = []
+    config_text = _text(run / "config.toml", notes)
+    scores = _parsed(run / "scores.json", json.loads, notes)
+    samples = _parsed(run / "samples.json", json.loads, notes)
+    return Record(
+        name=run.resolve().name,
+        config=_parsed(run / "config.toml", tomllib.loads, notes) or {},
+        config_text=config_text,
+        **_metrics(_text(run / "metrics.jsonl", notes), notes),
+        log=_text(run / "log.txt", []).rstrip("\n").split("\n"),
+        scores=scores if isinstance(scores, dict) else {},
+        samples=[sample for sample in samples if isinstance(sample, dict)] if isinstance(samples, list) else [],
+        notes=notes,
+    )
+
+
+def number(entry: Entry, *path: str) -> float:
+    """The number at `path` inside an entry; NaN where there is none."""
+    value: Any = entry
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _text(path: Path, notes: list[str]) -> str:
+    if not path.is_file():
+        notes.append(f"{path.name} is not there.")
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Any:
+    """The parsed file; None where it is absent or cannot be parsed, which is noted."""
+    if not path.is_file():
+        return None
+    try:
+        return parse(_text(path, notes))
+    except ValueError as error:
+        notes.append(f"{path.name} cannot be read: {error}.")
+        return None
+
+
+def _metrics(text: str, notes: list[str]) -> dict[str, list[Entry]]:
+    """The entries of metrics.jsonl by kind, in the order of their steps.
+
+    A resumed run writes again the steps after its checkpoint: a step that is not beyond the last one read replaces all from
+    it onwards. Events stay, each tells of something that happened.
+    """
+    found: dict[str, list[Entry]] = {kind: [] for kind in KINDS}
+    lines = text.removesuffix("\n").split("\n")
+    for place, line in enumerate(lines, 1):
+        entry = _entry(line)
+        if entry is None:
+            if not line.strip():
+                continue
+            if place == len(lines) and not text.endswith("\n"):
+                notes.append(
+                    "The last line of metrics.jsonl is incomplete: the run was stopped as it wrote, or is still writing."
+                )
+            else:
+                notes.append(f"Line {place} of metrics.jsonl cannot be read; it is left out.")
+            continue
+        kept = found[entry["kind"]]
+        while entry["kind"] != "event" and kept and kept[-1]["step"] >= entry["step"]:
+            kept.pop()
+        kept.append(entry)
+    return found
+
+
+def _entry(line: str) -> Entry | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if isinstance(entry, dict) and entry.get("kind") in KINDS and math.isfinite(number(entry, "step")):
+        return entry
+    return None

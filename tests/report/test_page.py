@@ -1,0 +1,258 @@
+"""The report page: valid, self-contained, complete, and written from whatever a run has left."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
+
+import kilolayer as kl
+from kilolayer.errors import InputError
+from kilolayer.report.page import write_report
+from kilolayer.report.record import read_record
+
+VOID = {"meta", "wbr", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in order; collects text, attributes and tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.headings = re.findall(r"<h2>(.*?)</h2>", text)
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+
+def page_of(run: Path) -> Page:
+    return Page(write_report(run).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "deep <one>", entries(), analysis=True)
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Page:
+    return page_of(run)
+
+
+def test_the_page_is_self_contained(run: Path, page: Page) -> None:
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    references = [value for name, value in page.attributes if name in ("src", "href", "xlink:href", "srcset", "action")]
+    assert all(value.startswith("#") for value in references)
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "@import" not in text
+    assert all(not name.startswith("on") for name, _ in page.attributes)
+    assert len(text) < 600_000
+    assert not list(run.glob("*.part"))
+
+
+def test_ids_are_unique(page: Page) -> None:
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_headline_holds_recipe_depth_parameters_loss_and_bleu(page: Page) -> None:
+    parameters = sum(p.numel() for p in kl.EncoderDecoder(500, 64, 4, 128, 18, 12, "deepnorm").parameters())
+    best = min(entry["loss"] for entry in entries() if entry["kind"] == "valid")
+    for shown in ("deep <one>", "DeepNorm", "18L-12L", f"{parameters / 1e6:.3g} M", f"{best:.3f}", "31.9", "2,000 steps"):
+        assert shown in page.text, shown
+
+
+def test_scores_stand_with_their_signatures(page: Page) -> None:
+    text = page.text.replace("| ", "|")
+    for score in SCORES["test"].values():  # pyright: ignore
+        if "value" in score:
+            assert f"{score['value']:.2f}" in text
+            assert score["signature"] in text
+    assert "not available: nltk is not installed (pip install nltk)" in text
+
+
+def test_every_plot_is_there(page: Page) -> None:
+    labels = [value for name, value in page.attributes if name == "aria-label"]
+    assert len(labels) == page.tags.count("svg") == 5 + 2 + 6
+    assert "Training and validation loss by step" in labels
+    assert "Residual stream norm by layer of the decoder" in labels
+    assert "Word accuracy by frequency in the training text" in labels
+    assert "BLEU by sentence length" in labels
+
+
+def test_samples_are_shown_and_escaped(run: Path, page: Page) -> None:
+    for sample in SAMPLES:
+        assert all(text in page.text for text in sample.values())
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "<script>" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "b" not in page.tags
+
+
+def test_warnings_are_in_words(page: Page) -> None:
+    assert "1 step was skipped" in page.text
+    assert "Step 57: skipped: gradient is not finite" in page.text
+    assert "WARNING 3 pairs were longer than 256 tokens <cut>" in page.text
+
+
+def test_configuration_and_directions_are_shown(page: Page) -> None:
+    assert re.sub(r"\s+", " ", CONFIG.strip()) in page.text
+    assert "de-en" in page.text
+    assert "Clipped in 100 of 2,000 steps" in page.text
+
+
+@pytest.mark.parametrize("kept", ["config.toml", "metrics.jsonl", "scores.json"])
+def test_one_file_is_enough(tmp_path: Path, kept: str) -> None:
+    made = make_run(tmp_path / "run")
+    for path in made.iterdir():
+        if path.name != kept:
+            path.unlink()
+    shown = page_of(made)
+    assert ("Training" in shown.headings) == (kept == "metrics.jsonl")
+    assert ("Scores" in shown.headings) == (kept == "scores.json")
+    assert ("Configuration" in shown.headings) == (kept == "config.toml")
+
+
+@pytest.mark.parametrize("missing", ["config.toml", "metrics.jsonl", "log.txt", "scores.json", "samples.json"])
+def test_any_file_may_be_missing(tmp_path: Path, missing: str) -> None:
+    made = make_run(tmp_path / "run")
+    (made / missing).unlink()
+    shown = page_of(made)
+    if missing in ("config.toml", "metrics.jsonl"):
+        assert f"{missing} is not there." in shown.text
+
+
+def test_a_run_that_still_writes(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run")
+    whole = (made / "metrics.jsonl").read_text()
+    (made / "metrics.jsonl").write_text(whole[: 3 * len(whole) // 4])
+    shown = page_of(made)
+    assert "The last line of metrics.jsonl is incomplete" in shown.text
+    assert "Training" in shown.headings
+
+
+def test_a_run_without_a_step(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run")
+    for name in ("metrics.jsonl", "log.txt"):
+        (made / name).write_text("")
+    shown = page_of(made)
+    assert "No training step is recorded yet." in shown.text
+
+
+def test_a_clean_run_says_that_it_is_clean(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run")
+    (made / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in BRIEF))
+    (made / "log.txt").write_text("start\n")
+    assert "None: no step was skipped" in page_of(made).text
+
+
+def test_damage_is_named_and_survived(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run")
+    whole = (made / "metrics.jsonl").read_text()
+    (made / "metrics.jsonl").write_text('{"kind": "train", "step": null}\n[1]\nnot json\n\n' + whole)
+    (made / "scores.json").write_text("{")
+    (made / "samples.json").write_text('"text"')
+    (made / "config.toml").write_text("[model\n")
+    shown = page_of(made)
+    assert "Line 3 of metrics.jsonl cannot be read" in shown.text
+    assert "scores.json cannot be read" in shown.text
+    assert "config.toml cannot be read" in shown.text
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [],
+        {"test": {"bleu": None}},
+        {"test": {"bleu": {"value": "high"}}},
+        {"test": 3, "length_buckets": {}, "frequency_buckets": [1, {}]},
+        {"test": {"bleu": {"value": 12.5}}},
+    ],
+)
+def test_scores_of_any_form_do_not_stop_the_page(tmp_path: Path, scores: object) -> None:
+    made = make_run(tmp_path / "run")
+    (made / "scores.json").write_text(json.dumps(scores))
+    assert "Training" in page_of(made).headings
+
+
+def test_values_that_are_no_numbers_leave_gaps(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run")
+    lines = [
+        {"kind": "train", "step": 1, "loss": float("nan"), "lr": None, "grad_norm": float("inf")},
+        {"kind": "train", "step": 2, "loss": 3.0, "lr": 1e-3, "grad_norm": 0.0, "clipped": "many"},
+        {"kind": "valid", "step": 2, "loss": float("nan"), "bleu": None, "directions": {"en-de": None}},
+        {"kind": "layers", "step": 2, "gradient": {"encoder": [None, 1.0, 0.0]}, "update": [], "residual": None},
+    ]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = page_of(made)
+    assert "Best validation loss" not in shown.text
+    assert "en-de" in shown.text
+
+
+def test_a_resumed_run_shows_the_steps_that_count(tmp_path: Path) -> None:
+    steps = [(1, 9.0), (2, 8.0), (3, 7.0), (2, 5.0)]
+    lines = [{"kind": "train", "step": step, "loss": loss} for step, loss in steps]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kept = read_record(tmp_path).train
+    assert [(entry["step"], entry["loss"]) for entry in kept] == [(1, 9.0), (2, 5.0)]
+
+
+def test_many_of_everything_is_cut_short_in_words(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run")
+    events = [{"kind": "event", "step": step, "text": f"step {step} skipped: loss is not finite"} for step in range(1, 101)]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (made / "samples.json").write_text(json.dumps(SAMPLES * 50))
+    (made / "log.txt").write_text("a\n" * 1000)
+    shown = page_of(made)
+    assert "100 steps were skipped" in shown.text
+    assert "60 more in log.txt and metrics.jsonl." in shown.text
+    assert "70 more in samples.json." in shown.text
+    assert "The last 60 lines" in shown.text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        write_report(tmp_path / "absent")
+    with pytest.raises(InputError, match="not a run folder"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_writing_again_gives_the_same_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_report(run)
+    before = (run / "report.html").read_text(encoding="utf-8")
+    assert write_report(run) == run / "report.html"
+    assert (run / "report.html").read_text(encoding="utf-8") == before
