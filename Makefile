@@ -4,8 +4,7 @@ BIN := .venv/bin
 .PHONY: quickstart test test-all lint clean
 
 quickstart: .venv/ready
-	$(BIN)/kilolayer plan configs/deepnet-1000.toml
-	$(BIN)/python examples/thousand_layers.py
+	if [ -e runs/quickstart/config.toml ]; then $(BIN)/kilolayer train --resume runs/quickstart; else $(BIN)/kilolayer train; fi
 
 test: .venv/ready-dev lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import math
 import textwrap
 import tomllib
@@ -128,6 +129,45 @@ def overrides(arguments: Sequence[str]) -> Table:
             entry = {key: entry}
         table = merge(table, entry)
     return table
+
+
+def table_of(config: DataclassInstance) -> Table:
+    """The configuration as plain values, as TOML holds them; `build` makes the same configuration of it.
+
+    A field whose metadata has `table` is written by that function.
+    """
+    table: Table = {}
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        if write := each.metadata.get("table"):
+            table[each.name] = write(value)
+        elif dataclasses.is_dataclass(value):
+            table[each.name] = table_of(typing.cast("DataclassInstance", value))
+        elif value is not None or each.default is not None:
+            table[each.name] = "none" if value is None else value
+    return table
+
+
+def dump(table: Mapping[str, Any], section: str = "") -> str:
+    """A table as TOML text: plain values first, then the tables below it."""
+    lines = [f"{name} = {_toml_text(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
+    text = "\n".join([*([f"[{section}]"] if section and lines else []), *lines])
+    below = [dump(value, f"{section}.{name}".lstrip(".")) for name, value in table.items() if isinstance(value, Mapping)]
+    return "\n\n".join(part for part in (text, *below) if part) + ("" if section else "\n")
+
+
+def _toml_text(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value)
+        case list() | tuple():
+            return f"[{', '.join(map(_toml_text, value))}]"
+        case _:
+            raise TypeError(f"{value!r} cannot be written as TOML")
 
 
 def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from kilolayer.config import Config, DataclassInstance, build, help_texts, load, merge, overrides
+from kilolayer.config import Config, DataclassInstance, Table, build, help_texts, load, merge, overrides
 from kilolayer.errors import OptionError
 
 
@@ -25,9 +26,10 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, typed
 
 
-def read(cls: type[Config], path: Path | None, typed: Sequence[str]) -> Config:
-    """The configuration `cls` from a file and from typed options such as `--model.dim 64`."""
-    table = merge(load(path) if path is not None else {}, overrides(typed))
+def read(cls: type[Config], path: Path | None, typed: Sequence[str], below: Table | None = None) -> Config:
+    """The configuration `cls`: the values `below`, then a file, then typed options such as `--model.dim 64`."""
+    file = load(path) if path is not None else {}
+    table = merge(merge(below or {}, file), overrides(typed))
     try:
         return build(cls, table)
     except OptionError as error:
@@ -35,14 +37,21 @@ def read(cls: type[Config], path: Path | None, typed: Sequence[str]) -> Config:
         raise error.at(f"in {' and '.join(sources)}") from None
 
 
-def describe_options(section: str, cls: type[DataclassInstance]) -> str:
-    """The options of one section for a verb's help: name, default, text."""
+def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
+    """The options of a configuration for a verb's help, section by section: name, text, default."""
     texts = help_texts(cls)
-    lines = [f"options of the configuration, in a file under [{section}] or typed as --{section}.NAME VALUE:"]
+    hints = typing.get_type_hints(cls)
+    lines, below = [], []
     for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]) and not field.metadata.get("parse"):
+            inner = typing.cast("type[DataclassInstance]", hints[field.name])
+            below.append(describe_options(inner, f"{section}.{field.name}".lstrip(".")))
+            continue
         default = field.default
         if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-            default = getattr(field.default_factory(), "name", "")
-        shown = "absent" if default is None else str(default).lower() if isinstance(default, bool) else default
+            made = field.default_factory()
+            default = getattr(made, "name", made)
+        shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
         lines.append(f"  {field.name:<20} {texts.get(field.name, '')} [{shown}]")
-    return "\n".join(lines)
+    title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:"
+    return "\n\n".join(["\n".join([title, *lines]), *below] if lines else below)

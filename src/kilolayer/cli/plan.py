@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import describe_options, read
 from kilolayer.cli.output import human_bytes, human_count, show_json, show_table
+from kilolayer.config import table_of
 from kilolayer.errors import OptionError
-from kilolayer.models.config import ModelConfig, as_table
+from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class PlanConfig:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = describe_options("model", ModelConfig)
+    parser.epilog = describe_options(ModelConfig, "model")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
     parser.add_argument("--batch", type=int, default=64, help="sequences a step [64]")
     parser.add_argument("--length", type=int, default=64, help="tokens a sequence and side [64]")
@@ -111,7 +112,7 @@ def as_json(config: ModelConfig, cost: Budget, described: Description) -> dict[s
     """The plan as plain values: bytes, FLOPs and counts."""
     training, decoding = cost.training, cost.decoding
     return {
-        "model": as_table(config),
+        "model": table_of(config),
         "work": dataclasses.asdict(cost.work),
         "parameters": {"total": cost.parameters, "active": cost.active_parameters, "parts": cost.parts},
         "constants": {"encoder": described.encoder, "decoder": described.decoder},

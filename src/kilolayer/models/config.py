@@ -33,7 +33,9 @@ class ModelConfig(LayerOptions):
     """Size of the vocabulary; absent in an encoder that reads embeddings alone."""
     source_vocab_size: int | None = None
     """Size of the source's vocabulary, where it has its own."""
-    recipe: Recipe = field(default_factory=lambda: recipes.get(recipes.DEFAULT), metadata={"parse": recipes.parse})
+    recipe: Recipe = field(
+        default_factory=lambda: recipes.get(recipes.DEFAULT), metadata={"parse": recipes.parse, "table": Recipe.table}
+    )
     """How depth is made trainable: a name, or a table with `name` and its options."""
     pad_id: int | None = 0
     """The token id that is padding; absent where nothing is padded."""
@@ -145,13 +147,3 @@ def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         return init(*args, **kwargs)
 
     return checked
-
-
-def as_table(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as plain values, as TOML holds them; `build` makes the same configuration of it."""
-    table: dict[str, Any] = {"recipe": {"name": config.recipe.name, **config.recipe.options()}}
-    for each in dataclasses.fields(config):
-        value = getattr(config, each.name)
-        if each.name != "recipe" and (value is not None or each.default is not None):
-            table[each.name] = "none" if value is None else value
-    return table

@@ -226,6 +226,10 @@ class Recipe:
         encoder, decoder = (self.constants(side, depths) if side in depths.sides else None for side in ("encoder", "decoder"))
         return Description(self, depths, encoder, decoder, self.notes(depths))
 
+    def table(self) -> dict[str, Any]:
+        """The recipe as configurations hold it."""
+        return {"name": self.name, **self.options()}
+
     def options(self) -> dict[str, Any]:
         """The options with their values, as `get` takes them."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -1,0 +1,109 @@
+"""kilolayer train: from text files to a scored translator, in a run folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kilolayer.cli.configuration import describe_options, read
+from kilolayer.cli.output import show_json, show_table
+from kilolayer.config import Table
+from kilolayer.errors import OptionError
+
+if TYPE_CHECKING:
+    from kilolayer.train.run import Run
+
+EMBEDDED = Path(str(files("kilolayer.tasks") / "quickstart.toml"))
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags."""
+    from kilolayer.train.config import RunConfig
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = describe_options(RunConfig)
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="new run folder [runs/NAME of the configuration]")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a run, exactly from its last checkpoint")
+    parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
+
+
+def run(options: argparse.Namespace, typed: list[str]) -> int:
+    """Train, then score the test part and write the report."""
+    from kilolayer.train.run import Run, locked
+
+    if options.resume is not None:
+        if options.config is not None or options.run is not None or typed:
+            raise OptionError("--resume takes no configuration, no --run and no options", fix="the run folder holds them all")
+        opened = Run.open(options.resume)
+        with locked(opened.folder):
+            return _train(opened, resume=True) or _finish(opened, options.json)
+    path = options.config or EMBEDDED
+    folder = options.run or Path("runs") / path.stem
+    with _new_run(folder, path, typed) as created:
+        return _train(created, resume=False) or _finish(created, options.json)
+
+
+@contextmanager
+def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
+    """A run in a locked new folder. Everything that can be refused is refused here, before any work."""
+    from kilolayer.data.grammar import write_corpus
+    from kilolayer.tasks.translation import TranslationTask
+    from kilolayer.train.config import RunConfig
+    from kilolayer.train.run import Run, cache_folder, check_new, choose_device, locked
+
+    below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
+    config = read(RunConfig, path, typed, below)
+    choose_device(config.train.device)
+    check_new(folder)
+    with locked(folder):
+        if path == EMBEDDED:
+            write_corpus(folder / "data")
+        task = TranslationTask.prepare(config.data, config.tokenizer, config.batches, cache_folder())
+        yield Run.create(folder, replace(config, model=task.fit(config.model)), task.tokenizers)
+
+
+def _train(run: Run, resume: bool) -> int:
+    if (run.folder / "scores.json").exists():
+        print(f"{run.folder} is finished: nothing to do", file=sys.stderr)
+        return 0
+    from kilolayer.train.loop import train
+    from kilolayer.train.run import cache_folder
+
+    return train(run, run.task(cache_folder()), resume)
+
+
+def _finish(run: Run, as_json: bool) -> int:
+    """Score the test part once, write the report, and show both."""
+    from kilolayer.report.page import write_report
+    from kilolayer.train.run import cache_folder, choose_device
+    from kilolayer.train.score import score_test, write_results
+
+    path = run.folder / "scores.json"
+    if not path.exists():
+        task = run.task(cache_folder())
+        results = score_test(run.load_model(choose_device(run.config.train.device)), task, run.config.search)
+        write_results(run, task, results)
+    report = write_report(run.folder)
+    scores = json.loads(path.read_text(encoding="utf-8"))
+    tests = {name: entry for name, entry in scores.items() if name.startswith("test")}
+    if as_json:
+        show_json(tests)
+        return 0
+    for sample in json.loads((run.folder / "samples.json").read_text(encoding="utf-8"))[:5]:
+        print(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
+    for name, entry in tests.items():
+        rows = [(each["name"], f"{each['value']:.2f}", each["signature"]) for each in entry.values() if "value" in each]
+        show_table(f"\n{name}", rows)
+    print(f"report: {report}", file=sys.stderr)
+    print(f"next: kilolayer translate {run.folder} < text, or your own text: kilolayer train --help", file=sys.stderr)
+    if len(tests) == 1:
+        print(f"BLEU {next(iter(tests.values()))['bleu']['value']:.1f}")
+    return 0

@@ -1,0 +1,1 @@
+"""From text files to batches: text, corpora, tokenizer, filters, token files, shapes, mixing, batches."""

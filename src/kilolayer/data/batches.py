@@ -1,0 +1,202 @@
+"""Batches by token count: shuffled by seed and epoch, in few fixed shapes, with a position that can be saved.
+
+An epoch is planned from (seed, epoch) alone, so that a position is three numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kilolayer.data.mixing import Mixture, Part
+from kilolayer.data.shapes import Assignment, BatchConfig, Shape, choose_shapes, make_shape
+from kilolayer.data.store import TokenPairs
+from kilolayer.data.tokenizer import PAD, START
+from kilolayer.errors import InputError, OptionError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one shape. Rows that are all padding fill up the last batches of an epoch."""
+
+    source: Tensor
+    """int64 [rows, source]: [tag] [<bt>] tokens end."""
+    target: Tensor
+    """int64 [rows, target]: start tokens, what the decoder reads."""
+    labels: Tensor
+    """int64 [rows, target]: tokens end, what it should write; padding is to be left out of the loss."""
+    tokens: int
+    """Labels that are not padding: the weight of the batch's mean loss."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The batches of one epoch."""
+
+    members: np.ndarray
+    """int32 [pairs], shuffled pairs of the smallest shape, then of the next, ..."""
+    tails: np.ndarray
+    """int32 [n], the pairs of batches that are not one piece of `members`."""
+    table: np.ndarray
+    """int64 [batches, 3]: shape, first place in `members` (behind its end: in `tails`), number of pairs."""
+
+    def batch(self, index: int) -> tuple[int, np.ndarray]:
+        """The shape and the pairs of a batch."""
+        number, start, count = self.table[index].tolist()
+        behind = start - len(self.members)
+        return number, self.members[start : start + count] if behind < 0 else self.tails[behind : behind + count]
+
+
+class Batches:
+    """An endless iterator over shuffled batches; every pair of the mixture's epoch is in exactly one batch of it."""
+
+    def __init__(self, pairs: Mixture | TokenPairs, config: BatchConfig, seed: int = 0) -> None:
+        self.mixture = pairs if isinstance(pairs, Mixture) else Mixture([Part(pairs)])
+        self.seed, self.epoch, self.index = seed, 0, 0
+        lengths, counts = self.mixture.lengths()
+        self.shapes = choose_shapes(lengths, counts, config.tokens, config.shapes)
+        if self.shapes[-1].area > config.tokens:
+            raise OptionError(
+                f"a batch of {config.tokens} tokens cannot hold {self.shapes[-1].source} + {self.shapes[-1].target}",
+                where="the longest source and target",
+                fix="raise batches.tokens, or lower data.filters.max_tokens",
+            )
+        self._assign = Assignment(self.shapes)
+        self._planned: tuple[int, _Plan] | None = None
+        parts = [part.pairs.digest for part in self.mixture.parts]
+        identity = (seed, parts, self.mixture.quotas, self.shapes)
+        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self.index >= len(self):
+            self.epoch, self.index = self.epoch + 1, 0
+        plan = self._plan()
+        number, pairs = plan.batch(self.index)
+        self.index += 1
+        return _batch(self.mixture, pairs, self.shapes[number])
+
+    def __len__(self) -> int:
+        """Batches in the current epoch."""
+        return len(self._plan().table)
+
+    @property
+    def padding(self) -> float:
+        """The share of padding among all tokens of the current epoch's batches."""
+        numbers, _, _ = self._plan().table.T
+        cells = sum(self.shapes[number].area * self.shapes[number].rows for number in numbers.tolist())
+        real = sum(
+            int(part.pairs.source_lengths[few].sum()) + int(part.pairs.target_lengths[few].sum())
+            for part, _, few in self.mixture.epoch(self.epoch, self.seed)
+        )
+        return 1 - real / cells
+
+    def state(self) -> dict[str, int | str]:
+        """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
+        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position. It must come from the same pairs, shapes and seed."""
+        epoch, index = state.get("epoch"), state.get("index")
+        if state.get("data") != self._identity or state.get("seed") != self.seed:
+            raise InputError(
+                "the position belongs to other data, another seed or other batches",
+                where="the saved state of the data",
+                fix="resume with the configuration and the text of the run, or start a new run",
+            )
+        if type(epoch) is not int or type(index) is not int or epoch < 0 or index < 0:
+            raise InputError(f"not a position: {dict(state)}", where="the saved state of the data", fix="use what state() gave")
+        self.epoch, self.index = epoch, index
+
+    def _plan(self) -> _Plan:
+        if self._planned is None or self._planned[0] != self.epoch:
+            self._planned = None  # two plans at once would double the memory
+            self._planned = self.epoch, self._make_plan(np.random.default_rng([self.seed, self.epoch]))
+        return self._planned[1]
+
+    def _make_plan(self, rng: np.random.Generator) -> _Plan:
+        members, counts = self._grouped()
+        table: list[tuple[int, int, int]] = []
+        tails: list[np.ndarray] = []
+        moved: dict[int, list[np.ndarray]] = {}  # pairs that a smaller shape could not fill a batch with
+        end, behind = 0, len(members)
+        for number, shape in enumerate(self.shapes):
+            start, end = end, end + counts[number]
+            rng.shuffle(members[start:end])
+            whole = end - counts[number] % shape.rows
+            table += [(number, place, shape.rows) for place in range(start, whole, shape.rows)]
+            rest = np.concatenate([members[whole:end], *moved.pop(number, [])])
+            larger = _better_shape(self.shapes, number, len(rest) % shape.rows)
+            if larger is not None:
+                full = len(rest) - len(rest) % shape.rows
+                moved.setdefault(larger, []).append(rest[full:])
+                rest = rest[:full]
+            for place in range(0, len(rest), shape.rows):
+                count = min(shape.rows, len(rest) - place)
+                table.append((number, behind + place, count))
+            tails.append(rest)
+            behind += len(rest)
+        order = rng.permutation(len(table))
+        return _Plan(members, np.concatenate(tails), np.array(table, np.int64)[order])
+
+    def _grouped(self) -> tuple[np.ndarray, list[int]]:
+        """int32 [pairs of the epoch], those of the smallest shape first; how many each shape has."""
+        chunks: list[tuple[np.ndarray, np.ndarray]] = []
+        for part, base, pairs in self.mixture.epoch(self.epoch, self.seed):
+            kinds = self._assign(part.pairs.source_lengths[pairs], part.pairs.target_lengths[pairs])
+            chunks.append((pairs + np.int32(base), kinds))
+            part.pairs.release()
+        counts = sum(np.bincount(kinds, minlength=len(self.shapes)) for _, kinds in chunks)
+        assert isinstance(counts, np.ndarray)
+        members = np.empty(int(counts.sum()), np.int32)
+        places = np.cumsum(counts) - counts
+        for pairs, kinds in chunks:
+            for number in np.unique(kinds):
+                own = pairs[kinds == number]
+                members[places[number] : places[number] + len(own)] = own
+                places[number] += len(own)
+        return members, counts.tolist()
+
+
+def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = ()) -> Iterator[Batch]:
+    """Every pair once, in a fixed order: for validation. `shapes` are those of training, and one more where it is too small."""
+    mixture = Mixture([Part(pairs)])
+    longest = make_shape(int(pairs.source_lengths.max()), int(pairs.target_lengths.max()), config.tokens)
+    if not shapes:
+        shapes = choose_shapes(*mixture.lengths(), config.tokens, config.shapes)
+    elif not any(shape.holds(longest) for shape in shapes):
+        shapes = sorted([*shapes, longest])
+    kinds = Assignment(shapes)(pairs.source_lengths, pairs.target_lengths)
+    for number, shape in enumerate(shapes):
+        own = np.flatnonzero(kinds == number)
+        for place in range(0, len(own), shape.rows):
+            yield _batch(mixture, own[place : place + shape.rows], shape)
+
+
+def _better_shape(shapes: Sequence[Shape], number: int, left: int) -> int | None:
+    """The next larger shape, where the `left` pairs cost fewer cells there than the empty rows beside them cost here."""
+    shape = shapes[number]
+    larger = next((other for other in range(number + 1, len(shapes)) if shapes[other].holds(shape)), None)
+    if larger is None or not left:
+        return None
+    return larger if left * (shapes[larger].area - shape.area) < (shape.rows - left) * shape.area else None
+
+
+def _batch(mixture: Mixture, pairs: np.ndarray, shape: Shape) -> Batch:
+    source = np.full((shape.rows, shape.source), PAD, np.int64)
+    labels = np.full((shape.rows, shape.target), PAD, np.int64)
+    source[: len(pairs)], labels[: len(pairs)] = mixture.rows(pairs, shape.source, shape.target)
+    real = labels != PAD
+    target = np.empty_like(labels)
+    target[:, 0], target[:, 1:] = START, labels[:, :-1]
+    target[~real] = PAD
+    tensors = (torch.from_numpy(each) for each in (source, target, labels))
+    return Batch(*tensors, tokens=int(real.sum()))

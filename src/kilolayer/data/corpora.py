@@ -1,0 +1,280 @@
+"""Which text there is, in which languages, and which way it is translated.
+
+A corpus is two line-aligned files (`train.en`, `train.de`), or a TSV file: two columns whose languages are given, or four
+(language, language, text, text) that hold many pairs of languages. Each may be plain, .gz or .xz.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kilolayer import config as configuration
+from kilolayer.config import check
+from kilolayer.data.filters import FilterConfig
+from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
+from kilolayer.data.text import SUFFIXES
+from kilolayer.errors import InputError, OptionError, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """One corpus of a manifest: `[[train]]`, `[[valid]]` or `[[test]]`."""
+
+    files: str = ""
+    """Stem, needed: "train" is train.en and train.de, train.en-de.en and train.en-de.de, or train.tsv; plain, .gz or .xz."""
+    directions: list[str] = field(default_factory=list)
+    """What it is used for. Absent: all directions for which it has text."""
+    columns: list[str] = field(default_factory=list)
+    """The languages of the columns of a two-column TSV file."""
+    synthetic: bool = False
+    """Its source side was made by a machine (back-translation): each source gets the tag <bt>."""
+    upsample: float = 1.0
+    """How often an epoch shows each pair; 1.5 shows one half of them twice."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.files:
+            raise OptionError("a corpus names no files", fix='name their stem: files = "train"')
+        if not self.upsample > 0 or self.upsample == float("inf"):
+            raise OptionError(f"upsample is {self.upsample}", fix="allowed: numbers above 0")
+        if self.columns and (len(set(self.columns)) != 2 or len(self.columns) != 2):
+            raise OptionError(f"columns is {self.columns}", fix='name the languages of two columns: ["en", "de"]')
+
+
+def _entries(value: Any) -> list[CorpusConfig]:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise OptionError(f"a list of corpora is {value!r}", fix="write each corpus as a table: [[train]]")
+    return [configuration.build(CorpusConfig, entry, "a corpus") for entry in value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A TOML file that lists corpora, languages and directions; stems are relative to it."""
+
+    directions: list[str]
+    """The ways to translate: "en-de"; with `languages`, "en-*" stands for English into each other."""
+    languages: list[str] = field(default_factory=list)
+    """What "*" stands for in `directions`."""
+    train: list[CorpusConfig] = field(metadata={"parse": _entries})
+    """The corpora to train on."""
+    valid: list[CorpusConfig] = field(default_factory=list, metadata={"parse": _entries})
+    """The corpora to choose by."""
+    test: list[CorpusConfig] = field(default_factory=list, metadata={"parse": _entries})
+    """The corpora to score on, once."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """`[data]`: where the text is. Either `folder`, with the stems of its files, or `manifest`."""
+
+    folder: str | None = None
+    """Folder of the corpora."""
+    manifest: str | None = None
+    """TOML file that lists corpora, languages and directions."""
+    directions: list[str] = field(default_factory=list)
+    """The ways to translate: ["en-de"], or with `languages` ["en-*", "*-en"]. With a manifest: which of its directions."""
+    languages: list[str] = field(default_factory=list)
+    """What "*" stands for in `directions`."""
+    train: list[str] = field(default_factory=lambda: ["train"])
+    """Stems of the training corpora: "train" stands for train.en and train.de, or train.tsv; plain, .gz or .xz."""
+    valid: str | None = None
+    """Stem of the validation corpus."""
+    test: str | None = None
+    """Stem of the test corpus."""
+    columns: list[str] = field(default_factory=list)
+    """The languages of the columns of two-column TSV files."""
+    synthetic: list[str] = field(default_factory=list)
+    """Stems of back-translated training corpora: each source gets the tag <bt>."""
+    upsample: float = 1.0
+    """How often an epoch shows each pair of the corpora in `train` (those in `synthetic`: once)."""
+    temperature: float = 1.0
+    """Directions are drawn with p ~ pairs^(1/temperature): 1 as they are, 5 closer to equal (many languages)."""
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    """What is left out of the training text."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.folder is not None and self.manifest is not None:
+            raise OptionError("folder and manifest are both given", fix="remove one of them")
+        if not self.temperature >= 1:
+            raise OptionError(f"temperature is {self.temperature}", fix="allowed: 1 and more")
+        if self.manifest is not None:
+            untouched = DataConfig()
+            for name in ("languages", "train", "valid", "test", "columns", "synthetic", "upsample"):
+                if getattr(self, name) != getattr(untouched, name):
+                    raise OptionError(f"{name} has no effect with a manifest", fix="remove it, or say it in the manifest")
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """All text of a run."""
+
+    directions: list[Direction]
+    train: list[ParallelText]
+    valid: list[ParallelText]
+    test: list[ParallelText]
+
+    @property
+    def tags(self) -> list[str]:
+        """The languages whose tag stands before a source: the targets, where there are several directions."""
+        return sorted({direction.target for direction in self.directions}) if len(self.directions) > 1 else []
+
+
+def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
+    """The text that `config` names, with its files checked: present, not empty, aligned.
+
+    Four-column files are read once and split by languages under `cache`; without it, each direction reads the whole file.
+    """
+    if config.manifest is not None:
+        base, manifest = Path(config.manifest).parent, _read_manifest(Path(config.manifest))
+    elif config.folder is not None:
+        base, manifest = Path(config.folder), _as_manifest(config)
+    else:
+        raise OptionError("no text is named", where="data", fix="set data.folder and data.directions, or data.manifest")
+    if not base.is_dir():
+        raise InputError("the folder does not exist", where=str(base), fix="check data.folder")
+    declared = directions = expand(manifest.directions, manifest.languages)
+    if config.manifest is not None and config.directions:
+        directions = _chosen(config.directions, declared, "data.directions, beside the manifest")
+    finder = _Finder(base, declared, directions, cache)
+    corpora = Corpora(directions, *([*finder.find(part)] for part in (manifest.train, manifest.valid, manifest.test)))
+    for direction in directions:
+        if not any(text.direction == direction for text in corpora.train):
+            raise InputError(
+                f"there is no training text for {direction.name}",
+                where=str(base),
+                fix=f"add {finder.expected(manifest.train, direction)}, or remove the direction",
+            )
+    return corpora
+
+
+def expand(names: Sequence[str], languages: Sequence[str]) -> list[Direction]:
+    """The directions that names and patterns stand for, each once: "en-*" is English into each other of `languages`."""
+    found: dict[Direction, None] = {}
+    for name in names:
+        if not isinstance(name, str) or "*" not in name:
+            found[Direction.parse(name)] = None
+            continue
+        if not languages:
+            raise OptionError(
+                f"the direction {name!r} has a *, and no languages are listed", fix='list them: languages = ["en", "de"]'
+            )
+        sources, _, targets = name.partition("-")
+        pairs = [(s, t) for s in _matches(sources, languages) for t in _matches(targets, languages) if s != t]
+        found.update({Direction.parse(f"{source}-{target}"): None for source, target in pairs})
+    if not found:
+        raise OptionError("there is no direction", where="data", fix='name at least one: directions = ["en-de"]')
+    return list(found)
+
+
+def _matches(side: str, languages: Sequence[str]) -> list[str]:
+    if side != "*" and side not in languages:
+        raise unknown(side, languages, kind="language", where="in directions")
+    return list(languages) if side == "*" else [side]
+
+
+def _chosen(names: Sequence[str], available: Sequence[Direction], where: str) -> list[Direction]:
+    valid = {direction.name: direction for direction in available}
+    for name in names:
+        if name not in valid:
+            raise unknown(str(name), valid, kind="direction", where=where)
+    return [valid[name] for name in dict.fromkeys(names)]
+
+
+def _read_manifest(path: Path) -> Manifest:
+    table = configuration.load(path)
+    try:
+        for name in ("directions", "train"):
+            if name not in table:
+                raise OptionError(
+                    f"the manifest has no {name}", fix='it needs directions = ["en-de"] and at least one [[train]]'
+                )
+        return configuration.build(Manifest, table)
+    except OptionError as error:
+        raise error.at(f"in {path}") from None
+
+
+def _as_manifest(config: DataConfig) -> Manifest:
+    def entry(stem: str, synthetic: bool = False, upsample: float = 1.0) -> CorpusConfig:
+        return CorpusConfig(files=stem, columns=config.columns, synthetic=synthetic, upsample=upsample)
+
+    return Manifest(
+        directions=config.directions,
+        languages=config.languages,
+        train=[entry(stem, upsample=config.upsample) for stem in config.train]
+        + [entry(stem, True) for stem in config.synthetic],
+        valid=[entry(config.valid)] if config.valid is not None else [],
+        test=[entry(config.test)] if config.test is not None else [],
+    )
+
+
+class _Finder:
+    """Finds the files behind stems, each file counted once."""
+
+    def __init__(self, base: Path, declared: Sequence[Direction], directions: Sequence[Direction], cache: Path | None) -> None:
+        self.base, self.declared, self.directions, self.cache = base, declared, directions, cache
+        self._count = lru_cache(maxsize=None)(count_filled)
+        self._split = lru_cache(maxsize=None)(split_columns)
+
+    def find(self, entries: Sequence[CorpusConfig]) -> Iterator[ParallelText]:
+        for entry in entries:
+            own = _chosen(entry.directions, self.declared, f"the corpus {entry.files!r}") if entry.directions else self.declared
+            texts = [(direction, self._text(entry, direction)) for direction in self.directions if direction in own]
+            missing = [direction for direction, text in texts if text is None]
+            narrowed = len(texts) < len(own)  # then other directions may have the text
+            if missing and (entry.directions or (len(missing) == len(texts) and not narrowed)):
+                raise InputError(
+                    f"the corpus {entry.files!r} has no text for {missing[0].name}",
+                    where=str(self.base),
+                    fix=f"expected {self.expected([entry], missing[0])}{self._hint(entry)}",
+                )
+            yield from (text for _, text in texts if text is not None)
+
+    def expected(self, entries: Sequence[CorpusConfig], direction: Direction) -> str:
+        stem = entries[0].files if entries else "train"
+        return f"{stem}.{direction.source} and {stem}.{direction.target} (or {stem}.tsv; plain, .gz or .xz)"
+
+    def _text(self, entry: CorpusConfig, direction: Direction) -> ParallelText | None:
+        shared: dict[str, Any] = {"synthetic": entry.synthetic, "upsample": entry.upsample}
+        for infix in ("", f".{direction.name}", f".{direction.reverse.name}"):
+            sides = [self._file(f"{entry.files}{infix}.{language}") for language in (direction.source, direction.target)]
+            source, target = sides
+            if source is not None and target is not None:
+                return ParallelText((source, target), direction, self._aligned_count(source, target), **shared)
+        table = self._file(entry.files if ".tsv" in Path(entry.files).name else f"{entry.files}.tsv")
+        if table is None:
+            return None
+        if entry.columns:
+            if set(entry.columns) != {direction.source, direction.target}:
+                return None
+            return ParallelText((table,), direction, self._count(table), tuple(entry.columns), **shared)
+        split = self._split(table, self.cache)
+        pair = unordered(direction.source, direction.target)
+        return ParallelText((split[pair][0],), direction, split[pair][1], **shared) if pair in split else None
+
+    def _file(self, name: str) -> Path | None:
+        """The plain file, else the compressed one."""
+        paths = [self.base / f"{name}{suffix}" for suffix in SUFFIXES]
+        return next((path for path in paths if path.is_file()), None)
+
+    def _aligned_count(self, source: Path, target: Path) -> int:
+        lines = self._count(source)
+        if lines != self._count(target):
+            raise misaligned(source, lines, target, self._count(target))
+        return lines
+
+    def _hint(self, entry: CorpusConfig) -> str:
+        """The languages that a stem has files for."""
+        pattern = re.compile(rf"{re.escape(Path(entry.files).name)}\.({LANGUAGE.pattern})(\.gz|\.xz)?")
+        folder = (self.base / entry.files).parent
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        found = sorted({match[1] for match in map(pattern.fullmatch, names) if match} - {"tsv", "gz", "xz"})
+        return f"; there is {', '.join(f'{entry.files}.{language}' for language in found)}" if found else ""

@@ -1,0 +1,161 @@
+"""Pairs of sentences in files: two line-aligned files, or a TSV file with two or four columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kilolayer.data.cache import built, content_key
+from kilolayer.data.text import count_lines, read_lines
+from kilolayer.errors import InputError, OptionError
+
+LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+LINES_AT_ONCE = 50_000
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, order=True)
+class Direction:
+    """From one language to another."""
+
+    source: str
+    target: str
+
+    @classmethod
+    def parse(cls, text: Any) -> Direction:
+        """The direction that "en-de" names."""
+        sides = text.split("-") if isinstance(text, str) else []
+        if len(sides) != 2 or not all(LANGUAGE.fullmatch(side) for side in sides) or sides[0] == sides[1]:
+            raise OptionError(
+                f"{text!r} is not a direction", fix='write two languages, "en-de"; a name has letters, digits and _: "pt_BR"'
+            )
+        return cls(*sides)
+
+    @property
+    def name(self) -> str:
+        """As `parse` reads it."""
+        return f"{self.source}-{self.target}"
+
+    @property
+    def reverse(self) -> Direction:
+        """The way back."""
+        return Direction(self.target, self.source)
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Pairs of sentences for one direction: two line-aligned files, or one TSV file."""
+
+    files: tuple[Path, ...]
+    direction: Direction
+    size: int
+    """Pairs in the files, before any filter."""
+    columns: tuple[str, ...] = ()
+    """Languages of the columns of a two-column TSV; empty where there are four columns, or two files."""
+    synthetic: bool = False
+    upsample: float = 1.0
+
+    def pairs(self) -> Iterator[Pair]:
+        """(source, target) in the order of the files."""
+        if len(self.files) == 2:
+            yield from _aligned(*self.files)
+        elif self.columns:
+            forward = self.columns[0] == self.direction.source
+            for first, second in _columns(self.files[0], 2):
+                yield (first, second) if forward else (second, first)
+        else:
+            for one, other, first, second in _columns(self.files[0], 4):
+                if (one, other) == (self.direction.source, self.direction.target):
+                    yield first, second
+                elif (other, one) == (self.direction.source, self.direction.target):
+                    yield second, first
+
+
+def count_filled(path: Path) -> int:
+    """The lines of a file that may not be empty."""
+    lines = count_lines(path)
+    if not lines:
+        raise InputError("the file is empty", where=str(path), fix="give a file with one sentence a line")
+    return lines
+
+
+def misaligned(source: Path, lines: int, target: Path, others: int) -> InputError:
+    """The error for two sides with different counts of lines."""
+    return InputError(
+        f"the two sides are not aligned: {lines:,} and {others:,} lines",
+        where=f"{source} and {target}",
+        fix="line n of one file must translate line n of the other: find where they part",
+    )
+
+
+def _aligned(source: Path, target: Path) -> Iterator[Pair]:
+    try:
+        yield from zip(read_lines(source), read_lines(target), strict=True)
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise misaligned(source, count_lines(source), target, count_lines(target)) from None
+
+
+def _columns(path: Path, count: int) -> Iterator[list[str]]:
+    for number, line in enumerate(read_lines(path), 1):
+        cells = line.split("\t")
+        if len(cells) != count:
+            kinds = 'two texts with data.columns = ["en", "de"], or language, language, text, text'
+            raise InputError(
+                f"{len(cells)} columns, and not {count}", where=f"{path}, line {number}", fix=f"a line has {kinds}"
+            )
+        yield cells
+
+
+def unordered(one: str, other: str) -> str:
+    """One name for both directions between two languages."""
+    return "-".join(sorted((one, other)))
+
+
+def split_columns(path: Path, cache: Path | None) -> dict[str, tuple[Path, int]]:
+    """The file and the lines of each unordered pair of languages in a four-column file."""
+    if cache is None:
+        counts = Counter(pair for pair, _ in _languages(path))
+        return {pair: (path, count) for pair, count in counts.items()}
+    folder = built(cache / f"columns-{content_key('columns', [path])}", lambda draft: _write_split(path, draft))
+    counts = json.loads((folder / "counts.json").read_text())
+    return {pair: (folder / f"{pair}.tsv", count) for pair, count in counts.items()}
+
+
+def _write_split(path: Path, draft: Path) -> None:
+    counts: Counter[str] = Counter()
+    waiting: dict[str, list[str]] = {}
+
+    def flush() -> None:
+        for pair, lines in waiting.items():
+            counts[pair] += len(lines)
+            with open(draft / f"{pair}.tsv", "a", encoding="utf-8", newline="") as stream:
+                stream.writelines(lines)
+        waiting.clear()
+
+    for number, (pair, cells) in enumerate(_languages(path), 1):
+        end = "\r\n" if cells[-1].endswith("\r") else "\n"  # reading takes one CR away
+        waiting.setdefault(pair, []).append("\t".join(cells) + end)
+        if number % LINES_AT_ONCE == 0:
+            flush()
+    flush()
+    (draft / "counts.json").write_text(json.dumps(counts))
+
+
+def _languages(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The unordered pair of languages of each line, and its cells."""
+    if not path.stat().st_size:
+        raise InputError("the file is empty", where=str(path), fix="give a file with language, language, text, text a line")
+    for number, cells in enumerate(_columns(path, 4), 1):
+        for language in cells[:2]:
+            if not LANGUAGE.fullmatch(language):  # it becomes part of a file's name
+                raise InputError(
+                    f"{language!r} is not a language", where=f"{path}, line {number}", fix="a name has letters, digits and _"
+                )
+        yield unordered(*cells[:2]), cells

@@ -1,0 +1,106 @@
+"""A few rectangles (source length, target length) in which all pairs of a corpus fit with little padding.
+
+Few, because each is compiled or captured once; fixed, because a captured step cannot change its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kilolayer.config import check
+from kilolayer.errors import OptionError
+
+LEVELS = 48  # lengths that a side may have; more cost time and save under 0.1% of padding
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """`[batches]`: how many tokens a step reads, and in which shapes."""
+
+    tokens: int = 4096
+    """Most tokens of a batch: source and target, padding included."""
+    shapes: int = 12
+    """Most shapes (rows, source length, target length) that batches have. More: less padding, more to compile."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.tokens < 2:
+            raise OptionError(f"tokens is {self.tokens}", fix="allowed: 2 and more; 4096 is usual for one GPU")
+        if not 1 <= self.shapes <= 255:
+            raise OptionError(f"shapes is {self.shapes}", fix="allowed: 1 to 255")
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """A batch's size: rows of one source and one target, each padded to the same lengths."""
+
+    area: int
+    """Tokens of a row, padding included: source + target."""
+    source: int
+    target: int
+    rows: int
+
+    def holds(self, other: Shape) -> bool:
+        """Whether every pair that fits the other fits this one."""
+        return other.source <= self.source and other.target <= self.target
+
+
+def make_shape(source: int, target: int, tokens: int) -> Shape:
+    """The shape of these lengths with as many rows as `tokens` (padding included) allow; at least one.
+
+    From 16 rows on a multiple of 8, which suits the matrix units.
+    """
+    rows = max(tokens // (source + target), 1)
+    return Shape(source + target, source, target, rows - rows % 8 if rows >= 16 else rows)
+
+
+def choose_shapes(lengths: np.ndarray, counts: np.ndarray, tokens: int, most: int) -> list[Shape]:
+    """At most `most` shapes in order of area; the last holds every pair.
+
+    lengths: int [n, 2], the source and target lengths that occur; counts: float [n], how often.
+    Starting from one rectangle for all, add the one that saves the most cells, until none saves any.
+    """
+    levels = [_levels(lengths[:, side], counts) for side in (0, 1)]
+    cells = np.zeros([len(level) for level in levels])
+    np.add.at(cells, tuple(np.searchsorted(level, lengths[:, side]) for side, level in enumerate(levels)), counts)
+    areas = np.add.outer(*levels)
+    now = np.full(areas.shape, areas[-1, -1])  # what a pair of these lengths costs so far
+    chosen = [(len(levels[0]) - 1, len(levels[1]) - 1)]
+    while len(chosen) < most:
+        i, j = max(np.ndindex(areas.shape), key=lambda corner: _saved(cells, now, areas, *corner))
+        if _saved(cells, now, areas, i, j) <= 0:
+            break
+        chosen.append((i, j))
+        now[: i + 1, : j + 1] = np.minimum(now[: i + 1, : j + 1], areas[i, j])
+    return sorted({make_shape(int(levels[0][i]), int(levels[1][j]), tokens) for i, j in chosen})
+
+
+def _saved(cells: np.ndarray, now: np.ndarray, areas: np.ndarray, i: int, j: int) -> float:
+    return float((cells[: i + 1, : j + 1] * np.maximum(now[: i + 1, : j + 1] - areas[i, j], 0)).sum())
+
+
+def _levels(lengths: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64 [at most LEVELS]: lengths that occur, the longest included, with about the same number of tokens between them."""
+    order = np.argsort(lengths, kind="stable")
+    mass = np.cumsum(lengths[order] * counts[order])
+    steps = np.searchsorted(mass, np.linspace(0, mass[-1], LEVELS)[1:-1])
+    return np.unique(np.append(lengths[order][steps], lengths.max())).astype(np.int64)
+
+
+class Assignment:
+    """Which shape a pair goes to: the smallest that holds it."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self._sources = np.unique([shape.source for shape in shapes])
+        self._targets = np.unique([shape.target for shape in shapes])
+        self._table = np.full((len(self._sources), len(self._targets)), len(shapes), dtype=np.uint8)
+        for number, shape in reversed(list(enumerate(shapes))):
+            fits = np.ix_(self._sources <= shape.source, self._targets <= shape.target)
+            self._table[fits] = number
+
+    def __call__(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
+        """uint8 [n], the number of each pair's shape; no pair is longer than the longest shape."""
+        return self._table[np.searchsorted(self._sources, source_lengths), np.searchsorted(self._targets, target_lengths)]

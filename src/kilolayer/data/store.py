@@ -1,0 +1,179 @@
+"""Token files: the tokens of many pairs on disk, mapped into memory.
+
+A folder holds the tokens, an index (where each pair starts, the lengths of its source and target) and what describes them.
+A pair's target stands behind its source: two places to read for each pair. A source is as the model reads it, tags and end
+included; a target is as the model should write it, end included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from kilolayer.data.filters import FilterReport
+from kilolayer.errors import InputError
+
+TOKENS, INDEX, DESCRIPTION = "tokens.bin", "index.bin", "pairs.json"
+TOKEN_TYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+INDEX_TYPE = np.dtype([("start", "<u8"), ("source", "<u4"), ("target", "<u4")])
+
+
+class PairWriter:
+    """Writes the token files of a folder from a stream of pairs."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self.folder, self.vocab_size = folder, vocab_size
+        self.dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
+        self.pairs = self.tokens = 0
+        self._digest = hashlib.sha256()
+        self._files = [open(folder / name, "wb") for name in (TOKENS, INDEX)]  # noqa: SIM115  closed in __exit__
+
+    def append(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> None:
+        """Add pairs of id sequences."""
+        rows = chain.from_iterable(zip(sources, targets, strict=True))
+        tokens = np.fromiter(chain.from_iterable(rows), np.int64)
+        self.append_flat(tokens, np.array([*map(len, sources)], np.int64), np.array([*map(len, targets)], np.int64))
+
+    def append_flat(self, tokens: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray) -> None:
+        """Add pairs whose tokens stand one behind the other: source, target, source, target, ..."""
+        if len(tokens) and not 0 < tokens.min() <= tokens.max() < self.vocab_size:  # 0 is padding
+            raise InputError(f"a token is not in 1 to {self.vocab_size - 1}", where=str(self.folder))
+        index = np.empty(len(source_lengths), INDEX_TYPE)
+        index["source"], index["target"] = source_lengths, target_lengths
+        lengths = index["source"].astype(np.uint64) + index["target"]
+        index["start"] = np.uint64(self.tokens) + np.cumsum(lengths) - lengths
+        for file, data in zip(self._files, (tokens.astype(TOKEN_TYPES[self.dtype]).tobytes(), index.tobytes()), strict=True):
+            self._digest.update(data)
+            file.write(data)
+        self.pairs, self.tokens = self.pairs + len(source_lengths), self.tokens + len(tokens)
+
+    def finish(self, report: FilterReport) -> None:
+        """Describe what was written; without this the folder cannot be opened."""
+        description = {
+            "pairs": self.pairs,
+            "tokens": self.tokens,
+            "dtype": self.dtype,
+            "vocab_size": self.vocab_size,
+            "digest": self._digest.hexdigest(),
+            "report": dataclasses.asdict(report),
+        }
+        (self.folder / DESCRIPTION).write_text(json.dumps(description, indent=1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for file in self._files:
+            file.close()
+
+
+class TokenPairs:
+    """Pairs of token sequences in a folder of token files, read as they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            description = json.loads((folder / DESCRIPTION).read_bytes())
+            self.pairs, total, self.vocab_size = (int(description[name]) for name in ("pairs", "tokens", "vocab_size"))
+            self.report = FilterReport(**{name: int(count) for name, count in description["report"].items()})
+            self.digest = str(description["digest"])  # names the pairs, wherever the folder is
+            token_type = TOKEN_TYPES[description["dtype"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise _damaged(folder, DESCRIPTION) from None
+        self._maps: list[mmap.mmap] = []
+        self.tokens = self._map(TOKENS, token_type, total)
+        self.index = self._map(INDEX, INDEX_TYPE, self.pairs)
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        """uint32 [pairs], tags and end included; a view of the file."""
+        return self.index["source"]
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """uint32 [pairs], end included; a view of the file."""
+        return self.index["target"]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the mapped files."""
+        return self.tokens.nbytes + self.index.nbytes
+
+    def __len__(self) -> int:
+        return self.pairs
+
+    def source(self, i: int) -> np.ndarray:
+        """Tokens [source length]: what the model reads, tags and end included."""
+        start, source, _ = self.index[i].tolist()
+        return self.tokens[start : start + source]
+
+    def target(self, i: int) -> np.ndarray:
+        """Tokens [target length]: what the model should write, end included."""
+        start, source, target = self.index[i].tolist()
+        return self.tokens[start + source : start + source + target]
+
+    def fetch(self, pairs: np.ndarray, *, read: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens, and the index [pairs] of some pairs into them.
+
+        read: copy these pairs out of the files. Otherwise the mapped file serves, which is quicker, but brings many pages
+        around each pair into this process's memory.
+        """
+        if not read:
+            return self.tokens, self.index[pairs]
+        width = INDEX_TYPE.itemsize
+        index = np.frombuffer(_spans(self.folder / INDEX, [(i * width, width) for i in pairs.tolist()]), INDEX_TYPE)
+        lengths = index["source"].astype(np.uint64) + index["target"]
+        spans = np.stack([index["start"], lengths], axis=1) * np.uint64(self.tokens.itemsize)
+        index["start"] = np.cumsum(lengths) - lengths
+        return np.frombuffer(_spans(self.folder / TOKENS, spans.tolist()), self.tokens.dtype), index
+
+    def release(self) -> None:
+        """Let go of the pages read so far: they stay in the system's cache, and no longer count as this process's memory."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in self._maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _map(self, name: str, dtype: np.dtype, count: int) -> np.ndarray:
+        path = self.folder / name
+        if not path.is_file() or path.stat().st_size != count * dtype.itemsize:
+            raise _damaged(self.folder, path.name)
+        if not count:
+            return np.zeros(0, dtype)
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._maps.append(mapped)
+        return np.frombuffer(mapped, dtype)
+
+
+def write_pairs(
+    folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int, report: FilterReport | None = None
+) -> TokenPairs:
+    """The token files of pairs that are already tokens (tags and ends included), in an existing folder."""
+    with PairWriter(folder, vocab_size) as writer:
+        for source, target in pairs:
+            writer.append([source], [target])
+        writer.finish(report or FilterReport(read=writer.pairs, kept=writer.pairs))
+    return TokenPairs(folder)
+
+
+def _spans(path: Path, spans: Iterable[Sequence[int]]) -> bytearray:
+    """The bytes at (place, length), one behind the other."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return bytearray().join([os.pread(file, length, place) for place, length in spans])
+    finally:
+        os.close(file)
+
+
+def _damaged(folder: Path, name: str) -> InputError:
+    return InputError(f"the token files are damaged: {name}", where=str(folder), fix="delete the folder; it is made anew")

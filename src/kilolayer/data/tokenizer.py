@@ -1,0 +1,242 @@
+"""Subword vocabularies: SentencePiece models, trained where there is none, kept by the content that they were made from.
+
+Ids: padding 0, unknown 1, start 2, end 3, then the tags: <2de> before a source that is to become German, <bt> before a
+back-translated one. Tags are control symbols: text that spells "<2de>" is read as ordinary pieces, never as the tag, and
+decoding leaves tags out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import sentencepiece
+
+from kilolayer.config import check
+from kilolayer.data.cache import built, content_key
+from kilolayer.data.corpora import Corpora
+from kilolayer.data.parallel import ParallelText
+from kilolayer.data.text import read_lines
+from kilolayer.errors import InputError, OptionError, unknown
+
+PAD, UNKNOWN, START, END = 0, 1, 2, 3
+SYNTHETIC = "<bt>"
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: Python text may hold it, UTF-8 may not
+THREADS = 16  # SentencePiece's default; its sums, and so its pieces, depend on this number alone
+SHARED_FILE = "tokenizer.model"
+SIDE_FILES = ("tokenizer.source.model", "tokenizer.target.model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """`[tokenizer]`: how text is cut into tokens."""
+
+    path: str | None = None
+    """A SentencePiece model to use. Absent: one is trained on the training text."""
+    kind: Literal["unigram", "bpe"] = "unigram"
+    """How the pieces are chosen."""
+    vocab_size: int = 8000
+    """Pieces in the vocabulary, special tokens and tags included."""
+    byte_fallback: bool = True
+    """Spell characters outside the vocabulary in bytes, so that nothing is unknown."""
+    shared: bool = True
+    """One vocabulary for source and target; false makes two, for one direction."""
+    character_coverage: float = 0.9995
+    """Share of the text's characters that get pieces of their own."""
+    normalization: Literal["nmt_nfkc", "nfkc", "identity"] = "nmt_nfkc"
+    """What is made equal before cutting: Unicode NFKC and white space, NFKC alone, or nothing."""
+    sentences: int = 2_000_000
+    """Most sentences to train on; of more, every n-th is taken."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.vocab_size < 8:
+            raise OptionError(
+                f"vocab_size is {self.vocab_size}", fix="allowed: 8 and more; 8000 suits tens of thousands of pairs"
+            )
+        if not 0.9 <= self.character_coverage <= 1:
+            raise OptionError(f"character_coverage is {self.character_coverage}", fix="allowed: 0.9 to 1")
+        if self.sentences < 1:
+            raise OptionError(f"sentences is {self.sentences}", fix="allowed: 1 and more")
+        if self.path is not None:
+            for field in dataclasses.fields(self):
+                if field.name != "path" and getattr(self, field.name) != field.default:
+                    raise OptionError(f"{field.name} has no effect on a vocabulary that exists", fix="remove it, or path")
+
+
+class Tokenizer:
+    """A SentencePiece model. Text to ids and back; never fails on text, whatever is in it."""
+
+    def __init__(self, model: bytes, where: str = "") -> None:
+        self.model = model
+        self._pieces = sentencepiece.SentencePieceProcessor()
+        try:
+            self._pieces.LoadFromSerializedProto(model)
+            self._pieces.id_to_piece(list(range(self.vocab_size)))  # damage may be in one piece alone
+        except (RuntimeError, UnicodeDecodeError):
+            raise InputError(
+                "not a SentencePiece model", where=where, fix="give the .model file that `spm_train` or `kilolayer train` wrote"
+            ) from None
+        ids = tuple(getattr(self._pieces, name)() for name in ("pad_id", "unk_id", "bos_id", "eos_id"))
+        if ids != (PAD, UNKNOWN, START, END):
+            raise InputError(
+                f"the vocabulary has padding, unknown, start and end at {', '.join(map(str, ids))}",
+                where=where,
+                fix="train it with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3",
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """The tokenizer in a file."""
+        try:
+            return cls(path.read_bytes(), where=str(path))
+        except OSError as error:
+            reason = str(error.strerror or error).lower()
+            raise InputError(f"the vocabulary cannot be read: {reason}", where=str(path), fix="check the path") from None
+
+    def save(self, path: Path) -> None:
+        """Write the model's file."""
+        path.write_bytes(self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+        return self._pieces.vocab_size()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of each line, with no start, end or tag."""
+        return self._pieces.encode([SURROGATE.sub("\ufffd", line) for line in lines])
+
+    def decode(self, ids: Sequence[Iterable[int]]) -> list[str]:
+        """The text of each sequence; padding, start, end and tags leave no trace, and neither do ids out of range."""
+        size = self.vocab_size
+        return [self._pieces.decode([token for token in map(int, row) if 0 <= token < size]) for row in ids]
+
+    def tag_id(self, language: str) -> int:
+        """The id of <2language>."""
+        token = self._pieces.piece_to_id(f"<2{language}>")
+        if token == UNKNOWN:
+            raise unknown(language, self.languages, kind="language", where="in the vocabulary's tags")
+        return token
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages that have a tag."""
+        pieces = (self._pieces.id_to_piece(token) for token in range(self.vocab_size) if self._pieces.is_control(token))
+        return [piece[2:-1] for piece in pieces if piece.startswith("<2") and piece.endswith(">")]
+
+    @property
+    def synthetic_id(self) -> int:
+        """The id of <bt>."""
+        token = self._pieces.piece_to_id(SYNTHETIC)
+        if token == UNKNOWN:
+            raise OptionError(f"the vocabulary has no {SYNTHETIC}", fix=f"train it with --control_symbols={SYNTHETIC}")
+        return token
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of the two sides: one object where the vocabulary is shared."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def shared(self) -> bool:
+        """Whether both sides have one vocabulary."""
+        return self.source is self.target
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.model, or tokenizer.source.model and tokenizer.target.model."""
+        if self.shared:
+            self.source.save(folder / SHARED_FILE)
+        else:
+            self.source.save(folder / SIDE_FILES[0])
+            self.target.save(folder / SIDE_FILES[1])
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizers:
+        """What `save` wrote."""
+        if (folder / SIDE_FILES[0]).exists():
+            return cls(Tokenizer.load(folder / SIDE_FILES[0]), Tokenizer.load(folder / SIDE_FILES[1]))
+        both = Tokenizer.load(folder / SHARED_FILE)
+        return cls(both, both)
+
+
+def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> Tokenizers:
+    """The vocabularies for some text: the given one, or trained on its training part (synthetic corpora apart), once."""
+    if config.path is not None:
+        both = Tokenizer.load(Path(config.path))
+        for language in corpora.tags:
+            both.tag_id(language)
+        return Tokenizers(both, both)
+    if not config.shared and len(corpora.directions) > 1:
+        raise OptionError("two vocabularies cannot serve several directions", where="tokenizer", fix="set shared = true")
+    texts = [text for text in corpora.train if not text.synthetic] or corpora.train
+    tags = [*(f"<2{language}>" for language in corpora.tags), SYNTHETIC]
+    uses = [(text.direction.name, text.columns) for text in texts]
+    settings = [dataclasses.asdict(config), tags, uses, sentencepiece.__version__]
+    key = content_key(settings, [file for text in texts for file in text.files])
+
+    def build(draft: Path) -> None:
+        parts = {SHARED_FILE: (0, 1)} if config.shared else {name: (side,) for side, name in enumerate(SIDE_FILES)}
+        for name, sides in parts.items():
+            (draft / name).write_bytes(train_tokenizer(_sample(texts, sides, config.sentences), config, tags))
+
+    return Tokenizers.load(built(cache / f"tokenizer-{key}", build))
+
+
+def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = (SYNTHETIC,)) -> bytes:
+    """A SentencePiece model of `lines`; `tags` get the first ids after the special ones. Equal input, equal bytes."""
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.vocab_size,
+            byte_fallback=config.byte_fallback,
+            character_coverage=config.character_coverage,
+            normalization_rule_name=config.normalization,
+            control_symbols=list(tags),
+            pad_id=PAD,
+            unk_id=UNKNOWN,
+            bos_id=START,
+            eos_id=END,
+            shuffle_input_sentence=False,
+            num_threads=THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _untrainable(str(error), config) from None
+    return model.getvalue()
+
+
+def _sample(texts: Sequence[ParallelText], sides: Sequence[int], limit: int) -> Iterator[str]:
+    """Every n-th line of the given sides (0 source, 1 target) of the texts; a file used in several directions counts once."""
+    files: dict[tuple[Path, str], tuple[ParallelText, int]] = {}
+    for text in texts:
+        for side, language in enumerate((text.direction.source, text.direction.target)):
+            if side in sides:
+                files.setdefault((text.files[side % len(text.files)], language), (text, side))
+    every = -(-sum(text.size for text, _ in files.values()) // limit)
+    for text, side in files.values():
+        lines = read_lines(text.files[side]) if len(text.files) == 2 else (pair[side] for pair in text.pairs())
+        yield from islice(lines, 0, None, every)
+
+
+def _untrainable(message: str, config: TokenizerConfig) -> OptionError:
+    """SentencePiece's reason, with what to do about it."""
+    if high := re.search(r"value <= (\d+)", message):
+        fix = f"set tokenizer.vocab_size to {high[1]} or less, or give more text"
+    elif low := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
+        fix = f"set tokenizer.vocab_size to {low[1]} or more, or lower character_coverage"
+    else:
+        fix = f"SentencePiece says: {' '.join(message.split())}"
+    return OptionError(f"no vocabulary of {config.vocab_size} pieces can be made of this text", where="tokenizer", fix=fix)

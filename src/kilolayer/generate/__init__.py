@@ -1,0 +1,1 @@
+"""From a model to text: greedy, beam search and sampling, and the translation of lines."""

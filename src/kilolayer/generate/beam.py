@@ -1,0 +1,108 @@
+"""Beam search.
+
+    score(y) = log p(y | x) / |y|^penalty, |y| with its end
+
+as fairseq defines it. Each step ranks the continuations of a sentence's open hypotheses by log p. Those among the best `beam`
+that end are finished; the best `beam` others stay open. The search of a sentence is over when `beam` hypotheses are finished,
+when the longest allowed length is reached (what is open there is finished as it stands), or when no open hypothesis can still
+come among the n best: log p only falls and the length is bounded, so that log p / longest^penalty bounds every future score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kilolayer.generate.hypothesis import Hypothesis, refuse_nan
+from kilolayer.generate.reader import EOS, Reader, without_gaps
+from kilolayer.generate.top import top
+
+
+@dataclass
+class _Sentence:
+    """The finished hypotheses of a sentence and the rule that ends its search."""
+
+    longest: int
+    beam: int
+    penalty: float
+    n_best: int
+    by_bound: bool
+    count: int = 0
+    best: list[Hypothesis] = field(default_factory=list)
+
+    def finish(self, tokens: list[int], log_probability: float) -> None:
+        ended = tokens[-1] == EOS
+        score = log_probability / len(tokens) ** self.penalty
+        self.count += 1
+        self.best.append(Hypothesis(tokens[:-1] if ended else tokens, score, log_probability, ended))
+        self.best = sorted(self.best, key=lambda each: -each.score)[: self.n_best]
+
+    def is_over(self, length: int, best_open: float) -> bool:
+        refuse_nan(best_open)
+        if self.count >= self.beam or length >= self.longest or best_open == float("-inf"):
+            return True
+        bound = best_open / self.longest**self.penalty
+        return self.by_bound and len(self.best) == self.n_best and bound <= self.best[-1].score
+
+
+def beam_search(
+    reader: Reader, limits: list[int], *, beam: int, length_penalty: float, n_best: int = 1, early_stop: bool = True
+) -> list[list[Hypothesis]]:
+    """The n best hypotheses of each sentence, best first; fewer where there are not so many of the allowed length.
+
+    limits: the longest length of each sentence. early_stop: by the bound above; without it the result is the same, later.
+    """
+    sentences = [_Sentence(limit, beam, length_penalty, n_best, early_stop) for limit in limits]
+    running = list(sentences)
+    tokens = reader.first
+    totals: Tensor | None = None  # log-probabilities of the open hypotheses [batch, beam]; -inf where there is none
+    written = tokens[:, :, None][..., :0]  # their tokens [batch, beam, length]
+    reader.branch(torch.zeros_like(tokens))
+    for length in range(1, max(limits) + 1):
+        log_probabilities = reader.read(tokens)
+        candidates, parents, tokens = _continuations(log_probabilities, totals, beam)
+        written = torch.cat([_of_parents(written, parents), tokens[..., None]], dim=2)
+        ends = tokens == EOS
+        over = _finish(running, length, candidates, written, ends)
+        if all(over):
+            break
+        # Open hypotheses first, in the order of their rank; at most `beam` of the 2 beam candidates end.
+        order = ends.long().argsort(dim=1, stable=True)[:, :beam]
+        totals = candidates.masked_fill(ends, float("-inf")).gather(1, order)
+        tokens, parents, written = tokens.gather(1, order), parents.gather(1, order), _of_parents(written, order)
+        reader.branch(parents)
+        if any(over):
+            rows = without_gaps(~torch.tensor(over, device=tokens.device))
+            reader.keep(rows)
+            totals, tokens, written = totals[rows], tokens[rows], written[rows]
+            running = [running[row] for row in rows.tolist()]
+    return [sentence.best for sentence in sentences]
+
+
+def _continuations(log_probabilities: Tensor, totals: Tensor | None, beam: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The 2 beam best continuations of each sentence: totals, parents and tokens, each [batch, continuations]."""
+    if totals is not None:
+        log_probabilities = log_probabilities.add_(totals[..., None])
+    vocabulary = log_probabilities.shape[-1]
+    ranked = log_probabilities.flatten(1)
+    totals, index = top(ranked, min(2 * beam, ranked.shape[1]))
+    return totals, index // vocabulary, index % vocabulary
+
+
+def _finish(running: list[_Sentence], length: int, totals: Tensor, written: Tensor, ends: Tensor) -> list[bool]:
+    """Hand over what ends among the best `beam`, or at the longest length; which sentences are over."""
+    best_open = totals.masked_fill(ends, float("-inf")).amax(dim=1).tolist()
+    at_limit = torch.tensor([length >= sentence.longest for sentence in running], device=ends.device)
+    beam = running[0].beam
+    done = ((ends | at_limit[:, None]) & totals.isfinite())[:, :beam]
+    rows, ranks = done.nonzero(as_tuple=True)
+    for row, tokens, total in zip(rows.tolist(), written[rows, ranks].tolist(), totals[rows, ranks].tolist(), strict=True):
+        running[row].finish(tokens, total)
+    return [sentence.is_over(length, best) for sentence, best in zip(running, best_open, strict=True)]
+
+
+def _of_parents(written: Tensor, parents: Tensor) -> Tensor:
+    """[batch, hypotheses, length] in the order of int64 [batch, children]."""
+    return written.gather(1, parents[..., None].expand(-1, -1, written.shape[2]))

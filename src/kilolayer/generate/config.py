@@ -1,0 +1,92 @@
+"""How to search for a translation: what `[search]` in a configuration holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kilolayer.config import check
+from kilolayer.errors import OptionError
+
+Method = Literal["greedy", "beam", "sample"]
+OPTIONS_OF: dict[Method, tuple[str, ...]] = {
+    "greedy": (),
+    "beam": ("beam", "length_penalty"),
+    "sample": ("temperature", "top_k", "top_p", "seed"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """The method, its options, and how much is read and decoded at once."""
+
+    method: Method = "beam"
+    """greedy: the best token at each step; beam: the best of several hypotheses; sample: drawn at random."""
+    beam: int | None = None
+    """Hypotheses that a beam search keeps open for each sentence. Absent: 5."""
+    length_penalty: float | None = None
+    """A beam search ranks by log-probability / length^this, the end counted in the length. Absent: 1."""
+    temperature: float | None = None
+    """Sampling divides the scores by this: below 1 safer, above 1 more varied. Absent: 1."""
+    top_k: int | None = None
+    """Sampling draws from this many most probable tokens. Absent: from all."""
+    top_p: float | None = None
+    """Sampling draws from the fewest most probable tokens that have this probability together. Absent: from all."""
+    seed: int | None = None
+    """Sampling draws the same for the same seed and line, whatever is decoded beside it. Absent: 0."""
+    n_best: int = 1
+    """Hypotheses to return: the best of a beam, best first, or so many samples, in the order drawn."""
+    max_length_factor: float = 2.0
+    """A hypothesis is cut at max_length_factor x source length + max_length_extra tokens."""
+    max_length_extra: int = 16
+    """See max_length_factor."""
+    max_source_length: int = 1024
+    """Longer lines are cut to so many tokens, and counted."""
+    batch_tokens: int = 8192
+    """Most source tokens decoded at once, padding and hypotheses counted; one sentence is decoded in any case."""
+    window: int = 1024
+    """Lines read ahead and sorted by length before they are decoded; 1 answers line by line."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        self._check_method()
+        for name in ("beam", "top_k", "n_best", "max_source_length", "batch_tokens", "window"):
+            _at_least(self, name, 1)
+        for name in ("length_penalty", "max_length_factor", "max_length_extra", "seed"):
+            _at_least(self, name, 0)
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise OptionError(f"temperature is {self.temperature}", fix="temperature must be above 0; for 0, use method greedy")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p is {self.top_p}", fix="top_p must be above 0 and at most 1")
+        most = {"greedy": 1, "beam": self.width, "sample": self.n_best}[self.method]
+        if self.n_best > most:
+            raise OptionError(
+                f"n_best={self.n_best}, and method {self.method} finds {most}", fix="lower n_best, or use a larger beam"
+            )
+        if self.max_length_factor == 0 and self.max_length_extra == 0:
+            raise OptionError("max_length_factor and max_length_extra are both 0", fix="allow at least one token")
+
+    @property
+    def width(self) -> int:
+        """Hypotheses of a sentence that are decoded side by side."""
+        if self.method == "beam":
+            return 5 if self.beam is None else self.beam
+        return self.n_best
+
+    def max_length(self, source: int) -> int:
+        """The most tokens, the end counted, of a hypothesis for `source` tokens; at least 1."""
+        return max(1, int(self.max_length_factor * source) + self.max_length_extra)
+
+    def _check_method(self) -> None:
+        for method, names in OPTIONS_OF.items():
+            for name in names:
+                if method != self.method and getattr(self, name) is not None:
+                    raise OptionError(
+                        f"{name} has no effect with method {self.method!r}", fix=f"remove it, or use method = {method!r}"
+                    )
+
+
+def _at_least(config: SearchConfig, name: str, least: int) -> None:
+    value = getattr(config, name)
+    if value is not None and not least <= value < float("inf"):
+        raise OptionError(f"{name} is {value}", fix=f"{name} must be at least {least}")

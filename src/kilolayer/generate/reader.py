@@ -1,0 +1,83 @@
+"""A model that reads hypotheses side by side, one token of each a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kilolayer.errors import InputError
+from kilolayer.layers.cache import Cache
+from kilolayer.layers.stack import Sequences
+from kilolayer.models.decoder import Decoder
+from kilolayer.models.encoder_decoder import EncoderDecoder
+
+PAD, BOS, EOS = 0, 2, 3
+
+
+class Reader:
+    """What all searches ask of a model: the log-probabilities after one token more of each hypothesis.
+
+    first: int64 [batch, 1], the token that each sentence starts with. max_length: what the model's positions allow.
+    """
+
+    def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
+        self.model = model
+        before = 0 if isinstance(model, EncoderDecoder) else source.shape[1] - 1
+        if model.config.max_length is not None:
+            max_length = min(max_length, model.config.max_length - before)
+        if max_length < 1:
+            raise InputError(
+                f"the model has learned {model.config.max_length} positions, and the text before takes {before + 1}",
+                fix="give a shorter one",
+            )
+        self.max_length = max_length
+        self.cache: Cache = model.new_cache(before + 1 + width * (max_length - 1))
+        self.memory: Sequences | None = None
+        if isinstance(model, EncoderDecoder):
+            self.memory = model.encode(source)
+            self.first = source.new_full((len(source), 1), BOS)
+        else:
+            text = _right_aligned(source)
+            self.first = text[:, -1:]
+            if before:
+                model(text[:, :-1], cache=self.cache)
+
+    def branch(self, parents: Tensor) -> None:
+        """The next tokens continue these hypotheses: int64 [batch, hypotheses]."""
+        self.cache.branch(parents)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Int64 [batch, hypotheses] to log-probabilities [batch, hypotheses, vocabulary]; padding and start have none.
+
+        Those two keep their share of the sum: a score is the model's own.
+        """
+        if isinstance(self.model, EncoderDecoder):
+            assert self.memory is not None
+            logits = self.model.decode(tokens, self.memory, cache=self.cache).logits
+        else:
+            logits = self.model(tokens, cache=self.cache).logits
+        log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+        log_probabilities[..., PAD] = log_probabilities[..., BOS] = float("-inf")
+        return log_probabilities
+
+    def keep(self, rows: Tensor) -> None:
+        """Let only these sentences go on: int64 [rows]."""
+        self.cache.keep(rows)
+        if self.memory is not None:
+            real = self.memory.real
+            self.memory = replace(self.memory, states=self.memory.states[rows], real=None if real is None else real[rows])
+
+
+def _right_aligned(tokens: Tensor) -> Tensor:
+    """[batch, length] with the padding of each row moved to its left."""
+    return tokens.gather(1, (tokens != PAD).long().argsort(dim=1, stable=True))
+
+
+def without_gaps(live: Tensor) -> Tensor:
+    """Which row stands where when the others leave: bool [rows] to int64 [live rows]. Only rows from the end move."""
+    count = int(live.sum())
+    rows = torch.arange(count, device=live.device)
+    rows[~live[:count]] = count + live[count:].nonzero()[:, 0]
+    return rows

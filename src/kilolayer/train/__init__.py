@@ -1,0 +1,1 @@
+"""The training loop and what it keeps: optimizer, schedule, guard, checkpoints, metrics."""

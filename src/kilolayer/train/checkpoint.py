@@ -1,0 +1,190 @@
+"""Checkpoints that are whole or absent: safetensors and JSON, each file hashed, written beside and renamed.
+
+    checkpoints/step-00001000/ {model.safetensors, optimizer.safetensors, state.json, manifest.json}
+
+The manifest is written last and names every file with its size and SHA-256. A folder that does not match its manifest does not
+exist for a resume: the one before it serves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from kilolayer import __version__
+from kilolayer.errors import InputError, KilolayerError
+
+logger = logging.getLogger(__name__)
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+
+
+class CheckpointError(KilolayerError):
+    """A checkpoint could not be written or read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that a run needs to go on: weights and buffers, optimizer and random state, and small values."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write `checkpoint` below `folder`; on any failure nothing of it stays."""
+    final = folder / f"step-{checkpoint.step:08d}"
+    partial = folder / f".{final.name}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        _write(partial / "model.safetensors", _serialise(checkpoint.model))
+        _write(partial / "optimizer.safetensors", _serialise(checkpoint.optimizer))
+        _write(partial / "state.json", json.dumps(checkpoint.state).encode())
+        manifest = {
+            "step": checkpoint.step,
+            "versions": {"kilolayer": __version__, "torch": torch.__version__},
+            "files": {name: _fingerprint(partial / name) for name in FILES},
+        }
+        _write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _sync(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        size = sum(tensor.nbytes for part in (checkpoint.model, checkpoint.optimizer) for tensor in part.values())
+        raise CheckpointError(
+            f"the checkpoint of step {checkpoint.step} could not be written: {error.strerror or error}",
+            where=str(final),
+            fix=f"it needs {size / 2**20:.0f} MiB; free space or choose another run folder. Older checkpoints are intact",
+        ) from error
+    return final
+
+
+def prune(folder: Path, keep: int, also: set[int]) -> None:
+    """Delete all but the newest `keep` checkpoints and those of the steps `also`; called after a verified save."""
+    for path in sorted(steps(folder), reverse=True)[keep:]:
+        if step_of(path) not in also:
+            # Renamed first: a delete that is cut short leaves no folder that looks like a checkpoint.
+            doomed = path.with_name(f".{path.name}.deleted")
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def steps(folder: Path) -> list[Path]:
+    """The folders of checkpoints, oldest first, whole or not."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(path.name.removeprefix("step-"))
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint; a damaged one is named in the log and passed over."""
+    for path in reversed(steps(folder)):
+        fault = find_fault(path)
+        if fault is None:
+            return path
+        logger.warning("checkpoint of step %d is damaged (%s); falling back to the one before", step_of(path), fault)
+    return None
+
+
+def find_fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint; None where every file is as its manifest says."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        files = manifest["files"]
+        if manifest["step"] != step_of(path) or set(files) != set(FILES):
+            return "manifest.json does not describe it"
+        for name in FILES:
+            if not (path / name).is_file():
+                return f"{name} is missing"
+            found = _fingerprint(path / name)
+            if found != files[name]:
+                return f"{name} has SHA-256 {found['sha256'][:12]}, not {files[name]['sha256'][:12]}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"manifest.json cannot be read: {error}"
+    return None
+
+
+def load(path: Path, device: str = "cpu") -> Checkpoint:
+    """Read a checkpoint that `find_fault` has found whole."""
+    fault = find_fault(path)
+    if fault is not None:
+        raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(path), fix="use another checkpoint")
+    return Checkpoint(
+        step_of(path),
+        load_tensors(path / "model.safetensors", device),
+        load_tensors(path / "optimizer.safetensors", device),
+        json.loads((path / "state.json").read_bytes()),
+    )
+
+
+def load_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a safetensors file; anything else is refused before memory is taken."""
+    try:
+        return safetensors.torch.load_file(path, device=device)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise InputError(f"not a safetensors file: {error}", where=str(path), fix="use a checkpoint of a run") from None
+
+
+def average(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of several checkpoints; what is not floating-point is the newest's."""
+    mean: dict[str, Tensor] = {}
+    for path in paths:
+        for name, tensor in load_tensors(path / "model.safetensors").items():
+            if tensor.is_floating_point():
+                mean[name] = mean.get(name, torch.zeros_like(tensor, dtype=torch.float64)) + tensor.double() / len(paths)
+            else:
+                mean[name] = tensor
+    dtypes = {name: tensor.dtype for name, tensor in load_tensors(paths[-1] / "model.safetensors").items()}
+    return {name: tensor.to(dtypes[name]) for name, tensor in mean.items()}
+
+
+def _serialise(tensors: dict[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    for chunk in _chunks(path):
+        digest.update(chunk)
+        size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            yield chunk

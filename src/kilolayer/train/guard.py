@@ -1,0 +1,54 @@
+"""Steps whose loss or gradient is not finite: skipped without a trace, and too many of them end the run."""
+
+from __future__ import annotations
+
+from kilolayer.errors import KilolayerError
+
+TOLERATED = 10
+
+
+class DivergedError(KilolayerError):
+    """Training cannot go on."""
+
+
+class Guard:
+    """Counts skipped steps. In fp16 it also sets the loss scale: halved by a skip, doubled after 2,000 good steps."""
+
+    GROWTH_STEPS = 2000
+
+    def __init__(self, scaled: bool) -> None:
+        self.scaled = scaled
+        self.scale = 2.0**15 if scaled else 1.0
+        self.in_a_row = 0
+        self.skipped = 0
+        self.good = 0
+
+    def accept(self) -> None:
+        """A finite step."""
+        self.in_a_row = 0
+        self.good += 1
+        if self.scaled and self.good % self.GROWTH_STEPS == 0:
+            self.scale = min(self.scale * 2, 2.0**24)
+
+    def skip(self, step: int, what: str) -> str:
+        """A step that must not touch the state; returns what to tell, and raises when there were too many in a row."""
+        self.in_a_row += 1
+        self.skipped += 1
+        self.good = 0
+        if self.scaled:
+            self.scale = max(self.scale / 2, 1.0)
+        text = f"step {step} skipped: {what} is not finite"
+        if self.in_a_row >= TOLERATED:
+            raise DivergedError(
+                f"{self.in_a_row} steps in a row were not finite; the last: {what}",
+                where=f"step {step}",
+                fix="lower train.lr, lengthen train.warmup_steps, set train.clip = 1.0, or train in bf16 or fp32",
+            )
+        return text
+
+    def state(self) -> dict[str, float]:
+        return {"scale": self.scale, "in_a_row": self.in_a_row, "skipped": self.skipped, "good": self.good}
+
+    def load_state(self, state: dict[str, float]) -> None:
+        self.scale = float(state["scale"])
+        self.in_a_row, self.skipped, self.good = (int(state[name]) for name in ("in_a_row", "skipped", "good"))

@@ -1,0 +1,241 @@
+"""The training loop: what happens in a run, in order."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+
+from kilolayer.models.build import build_model
+from kilolayer.models.calibrate import calibrate
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.tasks.translation import TranslationTask, Validation
+from kilolayer.train import checkpoint
+from kilolayer.train.checkpoint import Checkpoint
+from kilolayer.train.guard import Guard
+from kilolayer.train.metrics import Metrics
+from kilolayer.train.norms import LayerNorms
+from kilolayer.train.optimizer import load_optimizer, make_optimizer, optimizer_tensors
+from kilolayer.train.progress import Progress
+from kilolayer.train.run import Run, choose_device, load_weights
+from kilolayer.train.schedule import learning_rate
+from kilolayer.train.step import Stepper, StepResult
+
+
+@dataclass
+class Best:
+    """The best validation so far, by BLEU where it is measured, else by loss; `waited` validations ago."""
+
+    value: float | None = None
+    step: int | None = None
+    waited: int = 0
+
+    def update(self, found: Validation, step: int) -> bool:
+        """Note a validation; True where it is the best."""
+        value = -found.loss if found.bleu is None else found.bleu
+        if self.value is None or value > self.value:
+            self.value, self.step, self.waited = value, step, 0
+            return True
+        self.waited += 1
+        return False
+
+
+@dataclass
+class Stop:
+    """Why the loop should end at the next step."""
+
+    signal: int = 0
+
+
+@dataclass
+class Window:
+    """What happened since the last line of metrics."""
+
+    results: list[StepResult] = field(default_factory=list)
+    start: float = field(default_factory=time.monotonic)
+
+    def summary(self) -> dict[str, float]:
+        good = [result for result in self.results if result.fault is None]
+        tokens = sum(result.tokens for result in good)
+        seconds = time.monotonic() - self.start
+        return {
+            "loss": sum(result.loss * result.tokens for result in good) / tokens if tokens else float("nan"),
+            "nll": sum(result.nll * result.tokens for result in good) / tokens if tokens else float("nan"),
+            "grad_norm": sum(result.gradient_norm for result in good) / len(good) if good else float("nan"),
+            "tokens_per_second": tokens / seconds,
+            "clipped": sum(result.clipped for result in good),
+            "skipped": len(self.results) - len(good),
+        }
+
+
+class Trainer:
+    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side."""
+
+    def __init__(self, run: Run, task: TranslationTask) -> None:
+        config = run.config.train
+        self.run, self.task, self.config = run, task, config
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.device = choose_device(config.device)
+        torch.manual_seed(config.seed)
+        model = build_model(run.config.model, device=self.device, seed=config.seed)
+        assert isinstance(model, EncoderDecoder)
+        self.model = model.train()
+        self.optimizer = make_optimizer(model, config)
+        self.guard = Guard(scaled=config.precision == "fp16")
+        self.batches, self.filtered = task.training_batches(config.seed)
+        self.best = Best()
+        self.step = 0
+        self.saved: int | None = None
+        self.seconds = 0.0
+
+    def state(self) -> Checkpoint:
+        """All that a resumed run needs to go on as if it had not stopped."""
+        random = {"random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        values = {
+            "guard": self.guard.state(),
+            "batches": self.batches.state(),
+            "best": asdict(self.best),
+            "seconds": self.seconds,
+        }
+        tensors = optimizer_tensors(self.model, self.optimizer) | random
+        return Checkpoint(self.step, dict(self.model.state_dict()), tensors, values)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Put back what `state` gave."""
+        load_weights(self.model, saved.model, self.run.folder)
+        tensors = dict(saved.optimizer)
+        torch.set_rng_state(tensors.pop("random.cpu"))
+        if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda, self.device)
+        load_optimizer(self.model, self.optimizer, tensors)
+        self.guard.load_state(saved.state["guard"])
+        self.batches.load_state(saved.state["batches"])
+        self.best = Best(**saved.state["best"])
+        self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
+
+    def calibrate(self) -> None:
+        """Set the residual scales of a recipe that takes them from data; only before the first step."""
+        if self.model.config.recipe.calibration() is None:
+            return
+        position = self.batches.state()
+        batch = next(self.batches)
+        self.batches.load_state(position)
+        real = batch.target[:, 0] != 0  # rows that only fill up a batch have no source to read
+        calibrate(self.model, (batch.source[real].to(self.device), batch.target[real].to(self.device)))
+
+
+def train(run: Run, task: TranslationTask, resume: bool = False) -> int:
+    """Train until the end, until it no longer gets better, or until a signal; return the exit code."""
+    trainer = Trainer(run, task)
+    config = run.config.train
+    newest = checkpoint.newest(run.checkpoints) if resume else None
+    if newest is not None:
+        trainer.restore(checkpoint.load(newest))
+    metrics = Metrics(run.folder, trainer.step, config.tensorboard)
+    progress = Progress(run.folder / "log.txt", config.steps, trainer.step)
+    _introduce(trainer, progress)
+    if trainer.step == 0:
+        trainer.calibrate()
+    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device)
+    with _signals() as stop:
+        window = Window()
+        while trainer.step < config.steps and not stop.signal:
+            step = trainer.step + 1
+            lr = learning_rate(config, step)
+            norms = LayerNorms() if config.layers_every and (step % config.layers_every == 0 or step == 1) else None
+            started = time.monotonic()
+            result = stepper.step([next(trainer.batches) for _ in range(config.accumulate)], lr, norms)
+            trainer.step = step
+            if result.fault is None:
+                trainer.guard.accept()
+            else:
+                text = trainer.guard.skip(step, result.fault)
+                metrics.write("event", step, text=text)
+                progress.say(text)
+            window.results.append(result)
+            if norms is not None and result.fault is None:
+                metrics.write("layers", step, **asdict(norms))
+            trainer.seconds += time.monotonic() - started
+            if step % config.log_every == 0 or step == config.steps:
+                window = _log(trainer, window, lr, metrics, progress)
+            due = step % config.valid_every == 0 or step == config.steps
+            improved = due and _validate(trainer, metrics, progress)
+            if improved or step % config.save_every == 0 or step == config.steps:
+                _save(trainer)
+            if config.patience and trainer.best.waited >= config.patience:
+                progress.say(f"stopped at step {step}: no better validation since step {trainer.best.step}")
+                _save(trainer)
+                break
+        if stop.signal and trainer.saved != trainer.step:
+            _save(trainer)
+        progress.close()
+        if stop.signal:
+            progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
+            return 128 + stop.signal
+    return 0
+
+
+def _introduce(trainer: Trainer, progress: Progress) -> None:
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    depths = trainer.model.config.depths
+    recipe = trainer.model.config.recipe.title
+    progress.say(f"{recipe} {depths.encoder}L-{depths.decoder}L, {count / 1e6:.1f} M parameters, on {trainer.device}")
+    shapes = trainer.batches.shapes
+    progress.say(f"{trainer.filtered}; {len(shapes)} batch shapes, {trainer.batches.padding:.1%} padding")
+    if trainer.step:
+        progress.say(f"resumed at step {trainer.step}")
+
+
+def _log(trainer: Trainer, window: Window, lr: float, metrics: Metrics, progress: Progress) -> Window:
+    summary = window.summary()
+    epoch = trainer.batches.epoch + trainer.batches.index / len(trainer.batches)
+    metrics.write("train", trainer.step, **summary, lr=lr, epoch=epoch, seconds=trainer.seconds)
+    shown = {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
+    progress.update(trainer.step, shown, logged=True)
+    return Window()
+
+
+def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
+    config = trainer.config
+    search = trainer.run.config.search if config.valid_bleu else None
+    found = trainer.task.validate(trainer.model, trainer.batches.shapes, config.valid_sentences, search)
+    if found is None:
+        return False
+    by_direction: dict[str, Any] = {name: {"loss": each.loss, "bleu": each.bleu} for name, each in found.directions.items()}
+    metrics.write("valid", trainer.step, loss=found.loss, perplexity=found.perplexity, bleu=found.bleu, directions=by_direction)
+    bleu = "" if found.bleu is None else f", BLEU {found.bleu:.1f}"
+    progress.say(f"step {trainer.step}: validation loss {found.loss:.4f}, perplexity {found.perplexity:.2f}{bleu}")
+    return trainer.best.update(found, trainer.step)
+
+
+def _save(trainer: Trainer) -> None:
+    path = checkpoint.save(trainer.run.checkpoints, trainer.state())
+    trainer.saved = trainer.step
+    if checkpoint.find_fault(path) is None:
+        keep = {trainer.best.step} if trainer.best.step is not None else set()
+        checkpoint.prune(trainer.run.checkpoints, trainer.config.keep, keep)
+
+
+@contextmanager
+def _signals() -> Iterator[Stop]:
+    """Turn SIGINT and SIGTERM into a wish to stop at the next step."""
+    stop = Stop()
+
+    def note(number: int, _: FrameType | None) -> None:
+        stop.signal = number
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,68 @@
+"""metrics.jsonl: one JSON object a line, and TensorBoard beside it on request."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from kilolayer.errors import OptionError
+
+
+class Metrics:
+    """Appends to a run's metrics. A resumed run first drops what was written after its checkpoint."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+        self.path = folder / "metrics.jsonl"
+        rows = [row for row in read_metrics(folder) if row.get("step", 0) <= step]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.path)
+        self.board = _open_board(folder) if tensorboard else None
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One line; numbers that are not finite are written as null."""
+        row = {"kind": kind, "step": step, **_finite(values)}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if self.board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run so far; a last line that was cut short is left out."""
+    path = folder / "metrics.jsonl"
+    rows: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case _:
+            return value
+
+
+def _open_board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        raise OptionError(
+            "train.tensorboard needs the package tensorboard", fix="pip install tensorboard, or leave it out"
+        ) from None
+    return SummaryWriter(str(folder / "tensorboard"))

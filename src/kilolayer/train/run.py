@@ -1,0 +1,142 @@
+"""A run is a folder: its configuration, vocabulary, metrics, log and checkpoints.
+
+runs/NAME/  config.toml  tokenizer.model  metrics.jsonl  log.txt  checkpoints/  scores.json  samples.json  report.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kilolayer import config as configuration
+from kilolayer.data.tokenizer import Tokenizers
+from kilolayer.errors import InputError, OptionError
+from kilolayer.models.build import build_model
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.tasks.translation import TranslationTask
+from kilolayer.train import checkpoint
+from kilolayer.train.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and the configuration in it."""
+
+    folder: Path
+    config: RunConfig
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @classmethod
+    def create(cls, folder: Path, config: RunConfig, tokenizers: Tokenizers) -> Run:
+        """Write configuration and vocabulary into a new or empty folder."""
+        check_new(folder)
+        tokenizers.save(folder)
+        (folder / "config.toml").write_text(configuration.dump(configuration.table_of(config)), encoding="utf-8")
+        return cls(folder, config)
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """A run that was created before."""
+        path = folder / "config.toml"
+        if not path.is_file():
+            raise InputError(
+                "this is not a run", where=str(folder), fix="name a folder that `kilolayer train` made: it holds config.toml"
+            )
+        try:
+            return cls(folder, configuration.build(RunConfig, configuration.load(path)))
+        except OptionError as error:
+            raise error.at(f"in {path}") from None
+
+    def task(self, cache: Path) -> TranslationTask:
+        """The run's data, with the vocabulary that the run keeps."""
+        config = self.config
+        return TranslationTask.prepare(config.data, config.tokenizer, config.batches, cache, Tokenizers.load(self.folder))
+
+    def load_model(self, device: torch.device) -> EncoderDecoder:
+        """The trained model: the mean of the last checkpoints where the run averages, else the best one."""
+        whole = [path for path in checkpoint.steps(self.checkpoints) if checkpoint.find_fault(path) is None]
+        if not whole:
+            raise InputError("the run has no whole checkpoint", where=str(self.checkpoints), fix="train it first")
+        if self.config.train.average:
+            weights = checkpoint.average(whole[-self.config.train.average :])
+        else:
+            best = checkpoint.load(whole[-1]).state["best"].get("step")
+            chosen = next((path for path in whole if checkpoint.step_of(path) == best), whole[-1])
+            weights = checkpoint.load(chosen).model
+        model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
+        assert isinstance(model, EncoderDecoder)
+        load_weights(model, weights, self.folder)
+        return model.to(device).eval()
+
+
+def load_weights(model: EncoderDecoder, weights: dict[str, torch.Tensor], where: Path) -> None:
+    """Put weights into a model; a mismatch is told in words."""
+    ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if ours != theirs:
+        name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+        raise InputError(
+            f"the checkpoint does not fit the configuration: {name} is {theirs.get(name)} there and {ours.get(name)} here",
+            where=str(where),
+            fix="use the config.toml and the vocabulary that the checkpoint was trained with",
+        )
+    model.load_state_dict(weights)
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that holds something, that is a file, or that cannot be written: before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.touch()
+        probe.unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise InputError("the run folder is a file", where=str(folder), fix="choose another: --run runs/NAME") from None
+    except OSError as error:
+        reason = str(error.strerror or error).lower()
+        raise InputError(f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another") from None
+    if any(path.name not in ("data", "lock") for path in folder.iterdir()):
+        raise InputError(
+            "the run folder is not empty", where=str(folder), fix="choose another with --run, or go on with --resume"
+        )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the lock of a dead process is gone with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise InputError(
+                f"the run folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
+            ) from None
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def cache_folder() -> Path:
+    """Where vocabularies and token files are kept: KILOLAYER_CACHE, or .cache/kilolayer at home."""
+    return Path(os.environ.get("KILOLAYER_CACHE") or Path.home() / ".cache" / "kilolayer")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a configuration names."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise OptionError("there is no CUDA device", where="train.device", fix='set it to "auto" or "cpu"')
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
