@@ -115,6 +115,8 @@ def main() -> None:
     document = {"command": f"python benchmarks/translation/multi30k.py {options.stage} OUT --steps {options.steps}"}
     document |= {"hardware": _hardware(), "runs": results}
     (options.out / f"multi30k-{options.stage}.json").write_text(json.dumps(document, indent=1) + "\n")
+    for path in work.glob("*/test.*.txt"):
+        shutil.copy(path, options.out / f"multi30k-{path.parent.name}.txt")
     for name, result in results.items():
         lowest = min((loss for _, loss, _ in result["valid"]), default=None)
         bleu = (result["scores"] or {}).get("bleu", {}).get("value")
