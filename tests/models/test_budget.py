@@ -98,9 +98,8 @@ def test_recomputation_keeps_the_inputs_of_the_layers_and_one_layer() -> None:
 def test_decoding_memory_is_the_caches(shape: str) -> None:
     config = small(shape, kv_heads=2)
     model = kl.build_model(config)
-    rows = WORK.batch * WORK.beam
-    cache = model.new_cache(WORK.length)
-    text = torch.randint(1, 40, (rows, WORK.length))
+    cache = model.new_cache(WORK.beam * WORK.length)  # the hypotheses of a sentence lie in one row
+    text = torch.randint(1, 40, (WORK.batch, WORK.length))
     if isinstance(model, kl.EncoderDecoder):
         model.decode(text, model.encode(text), cache=cache)
     else:

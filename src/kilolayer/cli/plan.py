@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import describe_options, read
 from kilolayer.cli.output import human_bytes, human_count, show_json, show_table
-from kilolayer.config import table_of
+from kilolayer.config import load, overrides, table_of
 from kilolayer.errors import OptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
 
 if TYPE_CHECKING:
     from kilolayer.models.budget import Budget
+    from kilolayer.train.config import RunConfig
 
 
 LARGEST = 1_000_000  # of batch, length and beam; what is larger is a slip of the fingers
@@ -24,7 +25,7 @@ LARGEST = 1_000_000  # of batch, length and beam; what is larger is a slip of th
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """What a plan reads of a configuration."""
+    """The configuration of a model alone."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -34,23 +35,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = describe_options(ModelConfig, "model")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
-    parser.add_argument("--batch", type=int, default=64, help="sequences a step [64]")
+    parser.add_argument("--batch", type=int, help="sequences at once [what batches.tokens holds, else 64]")
     parser.add_argument("--length", type=int, default=64, help="tokens a sequence and side [64]")
-    parser.add_argument("--beam", type=int, default=5, help="hypotheses a sentence when decoding [5]")
+    parser.add_argument("--beam", type=int, help="hypotheses a sentence when decoding [those of the search, else 5]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of weights and activations [bf16]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the plan."""
-    config = read(PlanConfig, options.config, typed).model
+    whole = read_configuration(options.config, typed)
+    config = whole.model
     for name in ("batch", "length", "beam"):
-        if not 1 <= getattr(options, name) <= LARGEST:
-            raise OptionError(f"--{name} is {getattr(options, name)}", fix=f"--{name} must be 1 to {LARGEST:,}")
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= LARGEST:
+            raise OptionError(f"--{name} is {value}", fix=f"--{name} must be 1 to {LARGEST:,}")
 
     from kilolayer.models.budget import Work, budget
 
-    work = Work(options.batch, options.length, options.beam, options.precision)
+    batch, beam = (64, 5) if isinstance(whole, PlanConfig) else usual_work(whole, options.length)
+    work = Work(options.batch or batch, options.length, options.beam or beam, options.precision)
     cost = budget(config, work)
     depths = config.depths
     described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
@@ -59,6 +63,21 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     else:
         show(config, cost, described)
     return 0
+
+
+def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunConfig:
+    """The configuration of a model; with tables beside [model], that of a run, and all of them are checked."""
+    tables = {*(load(path) if path is not None else {}), *overrides(typed)}
+    if tables <= {"model"}:
+        return read(PlanConfig, path, typed)
+    from kilolayer.train.config import RunConfig  # it imports torch
+
+    return read(RunConfig, path, typed)
+
+
+def usual_work(run: RunConfig, length: int) -> tuple[int, int]:
+    """Sequences of `length` tokens a side in one of the run's batches, and the hypotheses of its search."""
+    return max(1, run.batches.tokens // (2 * length)), run.search.width
 
 
 def show(config: ModelConfig, cost: Budget, described: Description) -> None:

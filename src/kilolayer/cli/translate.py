@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kilolayer.cli.configuration import describe_options
-from kilolayer.config import build, merge, overrides, table_of
+from kilolayer.config import Table, build, merge, overrides, table_of
 from kilolayer.errors import OptionError, unknown
 
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     table = overrides(typed)
     if any(section != "search" for section in table):
         raise unknown(next(iter(table)), ["search"], kind="section", where="options are typed as --search.NAME VALUE")
-    search = build(SearchConfig, merge(table_of(opened.config.search), table.get("search", {})), "search")
+    search = build(SearchConfig, merge(_applicable(table_of(opened.config.search), table), table.get("search", {})), "search")
     if search.n_best > 1 and not options.n_best:
         raise OptionError(f"n_best={search.n_best} has no effect on plain output", fix="add --n-best")
     tokenizers = Tokenizers.load(opened.folder)
@@ -64,6 +64,15 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if cut:
         print(f"{cut} lines were longer than search.max_source_length tokens and were cut", file=sys.stderr)
     return 0
+
+
+def _applicable(settings: Table, typed: Table) -> Table:
+    """The run's settings without those of its own method, where another method was typed."""
+    from kilolayer.generate.config import OPTIONS_OF
+
+    method = typed.get("search", {}).get("method", settings["method"])
+    foreign = {name for other, names in OPTIONS_OF.items() if other != method for name in names}
+    return {name: value for name, value in settings.items() if name not in foreign}
 
 
 def _lines(stream: Iterator[bytes]) -> Iterator[str]:

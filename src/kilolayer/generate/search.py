@@ -99,35 +99,39 @@ def sample(
 
 def _follow(reader: Reader, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
     """Extend `width` hypotheses of each sentence token by token, each on its own, until all have ended."""
-    tokens, longest = reader.first, torch.tensor(limits, device=reader.first.device)
-    batch, device = len(tokens), tokens.device
-    written = torch.full((batch, width, max(limits)), EOS, device=device)
-    lengths = torch.zeros(batch, width, dtype=torch.int64, device=device)
-    ended = torch.zeros(batch, width, dtype=torch.bool, device=device)
-    totals = torch.zeros(batch, width, dtype=torch.float64, device=device)
-    rows, open_ = torch.arange(batch, device=device), ~ended  # of the sentences that go on
+    found: list[list[Hypothesis]] = [[] for _ in limits]
+    tokens, device = reader.first, reader.first.device
+    rows, longest = torch.arange(len(limits), device=device), torch.tensor(limits, device=device)
+    written = torch.empty(len(limits), width, max(limits), dtype=torch.int64, device=device)
+    totals = torch.zeros(len(limits), width, dtype=torch.float64, device=device)
+    open_ = torch.ones(len(limits), width, dtype=torch.bool, device=device)
     reader.branch(torch.zeros_like(tokens))
     for step in range(max(limits)):
         log_probabilities = reader.read(tokens).expand(-1, width, -1)
-        tokens = choose(log_probabilities, rows, step).masked_fill(~open_, EOS)
-        gains = log_probabilities.gather(2, tokens[..., None])[..., 0]
-        totals[rows] += gains.masked_fill(~open_, 0.0)
-        written[rows, :, step] = tokens
-        lengths[rows] += open_
-        ended[rows] |= tokens == EOS
-        open_ = open_ & (tokens != EOS) & (step + 1 < longest[rows])[:, None]
-        live = open_.any(dim=1)
-        if not live.any():
-            break
+        chosen = choose(log_probabilities, rows, step)
+        totals += log_probabilities.gather(2, chosen[..., None])[..., 0].where(open_, 0.0)
+        # A hypothesis that has ended waits, with ends, for the others of its sentence.
+        tokens = chosen.where(open_, EOS)
+        written[:, :, step] = tokens
+        open_ = open_ & (tokens != EOS)
+        over = ~open_.any(dim=1) | (longest == step + 1)
+        if over.any():
+            for row, sentence, log_probability in zip(
+                rows[over].tolist(), written[over, :, : step + 1].tolist(), totals[over].tolist(), strict=True
+            ):
+                found[row] = [_hypothesis(*each) for each in zip(sentence, log_probability, strict=True)]
+            if over.all():
+                break
+            kept = without_gaps(~over)
+            reader.keep(kept)
+            rows, longest, written, totals, open_, tokens = (
+                each[kept] for each in (rows, longest, written, totals, open_, tokens)
+            )
         if step == 0 and width > 1:
             reader.branch(torch.zeros_like(tokens))
-        if not live.all():
-            kept = without_gaps(live)
-            reader.keep(kept)
-            rows, tokens, open_ = rows[kept], tokens[kept], open_[kept]
-    found = zip(written.tolist(), lengths.tolist(), totals.tolist(), ended.tolist(), strict=True)
-    return [[_hypothesis(*each) for each in zip(*sentence, strict=True)] for sentence in found]
+    return found
 
 
-def _hypothesis(tokens: list[int], length: int, total: float, ended: bool) -> Hypothesis:
-    return Hypothesis(tokens[: length - ended], total, total, ended)
+def _hypothesis(tokens: list[int], log_probability: float) -> Hypothesis:
+    ended = EOS in tokens
+    return Hypothesis(tokens[: tokens.index(EOS)] if ended else tokens, log_probability, log_probability, ended)

@@ -236,7 +236,7 @@ def _tensors(view: View) -> Iterator[Tensor]:
 def _decoding(config: ModelConfig, work: Work, weights: int) -> Decoding | None:
     if config.shape == "encoder":
         return None
-    rows, layers = work.batch * work.beam, config.depths.decoder
     position = 2 * config.key_heads * config.head_dim * DTYPES[work.precision].itemsize
-    cache = layers * rows * work.length * position
-    return Decoding(weights, cache, cache if config.depths.paired else 0)
+    # The hypotheses of a sentence share the keys and values of its source.
+    source = config.depths.decoder * work.batch * work.length * position
+    return Decoding(weights, source * work.beam, source if config.depths.paired else 0)

@@ -133,7 +133,7 @@ class TranslationTask:
             logits = model(batch.source.to(device), batch.target.to(device)).logits
             total += float(token_losses(logits, batch.labels.to(device), 0.0)[1])
             tokens += batch.tokens
-            rows += len(batch.source)
+            rows += int((batch.labels[:, 0] != PAD).sum())  # without the rows that only fill up a batch
             if rows >= sentences:
                 break
         return total, tokens

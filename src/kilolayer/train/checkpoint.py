@@ -46,7 +46,7 @@ class Checkpoint:
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write `checkpoint` below `folder`; on any failure nothing of it stays."""
-    final = folder / f"step-{checkpoint.step:08d}"
+    final = path_of(folder, checkpoint.step)
     partial = folder / f".{final.name}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             "files": {name: _fingerprint(partial / name) for name in FILES},
         }
         _write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
-        shutil.rmtree(final, ignore_errors=True)
+        _sync(partial)
+        shutil.rmtree(final, ignore_errors=True)  # only a damaged one can be there
         partial.rename(final)
         _sync(folder)
     except OSError as error:
@@ -77,6 +78,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def prune(folder: Path, keep: int, also: set[int]) -> None:
     """Delete all but the newest `keep` checkpoints and those of the steps `also`; called after a verified save."""
+    for leftover in folder.glob(".step-*"):  # of a process that was killed as it wrote or deleted
+        shutil.rmtree(leftover, ignore_errors=True)
     for path in sorted(steps(folder), reverse=True)[keep:]:
         if step_of(path) not in also:
             # Renamed first: a delete that is cut short leaves no folder that looks like a checkpoint.
@@ -87,7 +90,12 @@ def prune(folder: Path, keep: int, also: set[int]) -> None:
 
 def steps(folder: Path) -> list[Path]:
     """The folders of checkpoints, oldest first, whole or not."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    return sorted(path for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit())
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:
@@ -132,8 +140,13 @@ def load(path: Path, device: str = "cpu") -> Checkpoint:
         step_of(path),
         load_tensors(path / "model.safetensors", device),
         load_tensors(path / "optimizer.safetensors", device),
-        json.loads((path / "state.json").read_bytes()),
+        load_state(path),
     )
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The small values of a checkpoint."""
+    return json.loads((path / "state.json").read_bytes())
 
 
 def load_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kilolayer.config import check
-from kilolayer.data.batches import BatchConfig
 from kilolayer.data.corpora import DataConfig
+from kilolayer.data.shapes import BatchConfig
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
@@ -79,10 +79,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("steps", "accumulate", "lr", "log_every", "valid_every", "save_every", "keep"):
+        for name in ("steps", "accumulate", "lr", "eps", "log_every", "valid_every", "valid_sentences", "save_every", "keep"):
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be above 0")
-        for name in ("warmup_steps", "decay_steps", "min_lr", "weight_decay", "clip", "layers_every", "patience", "average"):
+        at_least_0 = ("seed", "threads", "warmup_steps", "decay_steps", "min_lr", "weight_decay", "clip")
+        for name in (*at_least_0, "layers_every", "patience", "average"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0")
         for name in ("beta1", "beta2", "label_smoothing"):

@@ -31,20 +31,22 @@ class Guard:
             self.scale = min(self.scale * 2, 2.0**24)
 
     def skip(self, step: int, what: str) -> str:
-        """A step that must not touch the state; returns what to tell, and raises when there were too many in a row."""
+        """A step that must not touch the state; returns what to tell."""
         self.in_a_row += 1
         self.skipped += 1
         self.good = 0
         if self.scaled:
             self.scale = max(self.scale / 2, 1.0)
-        text = f"step {step} skipped: {what} is not finite"
+        return f"step {step} skipped: {what} is not finite"
+
+    def check(self, step: int) -> None:
+        """Raise when too many steps in a row were skipped."""
         if self.in_a_row >= TOLERATED:
             raise DivergedError(
-                f"{self.in_a_row} steps in a row were not finite; the last: {what}",
+                f"{self.in_a_row} steps in a row were not finite",
                 where=f"step {step}",
                 fix="lower train.lr, lengthen train.warmup_steps, set train.clip = 1.0, or train in bf16 or fp32",
             )
-        return text
 
     def state(self) -> dict[str, float]:
         return {"scale": self.scale, "in_a_row": self.in_a_row, "skipped": self.skipped, "good": self.good}

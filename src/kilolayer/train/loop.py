@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
@@ -23,7 +24,7 @@ from kilolayer.train.metrics import Metrics
 from kilolayer.train.norms import LayerNorms
 from kilolayer.train.optimizer import load_optimizer, make_optimizer, optimizer_tensors
 from kilolayer.train.progress import Progress
-from kilolayer.train.run import Run, choose_device, load_weights
+from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights, vocabulary_digest
 from kilolayer.train.schedule import learning_rate
 from kilolayer.train.step import Stepper, StepResult
 
@@ -39,6 +40,8 @@ class Best:
     def update(self, found: Validation, step: int) -> bool:
         """Note a validation; True where it is the best."""
         value = -found.loss if found.bleu is None else found.bleu
+        if math.isnan(value):
+            value = -math.inf
         if self.value is None or value > self.value:
             self.value, self.step, self.waited = value, step, 0
             return True
@@ -55,22 +58,38 @@ class Stop:
 
 @dataclass
 class Window:
-    """What happened since the last line of metrics."""
+    """Sums since the last line of metrics; a skipped step adds to `skipped` and `seconds` alone."""
 
-    results: list[StepResult] = field(default_factory=list)
-    start: float = field(default_factory=time.monotonic)
+    loss: float = 0.0
+    nll: float = 0.0
+    grad_norm: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    clipped: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        self.seconds += seconds
+        if result.fault is not None:
+            self.skipped += 1
+            return
+        self.loss += result.loss * result.tokens
+        self.nll += result.nll * result.tokens
+        self.grad_norm += result.gradient_norm
+        self.tokens += result.tokens
+        self.steps += 1
+        self.clipped += result.clipped
 
     def summary(self) -> dict[str, float]:
-        good = [result for result in self.results if result.fault is None]
-        tokens = sum(result.tokens for result in good)
-        seconds = time.monotonic() - self.start
+        tokens, steps = self.tokens or math.nan, self.steps or math.nan
         return {
-            "loss": sum(result.loss * result.tokens for result in good) / tokens if tokens else float("nan"),
-            "nll": sum(result.nll * result.tokens for result in good) / tokens if tokens else float("nan"),
-            "grad_norm": sum(result.gradient_norm for result in good) / len(good) if good else float("nan"),
-            "tokens_per_second": tokens / seconds,
-            "clipped": sum(result.clipped for result in good),
-            "skipped": len(self.results) - len(good),
+            "loss": self.loss / tokens,
+            "nll": self.nll / tokens,
+            "grad_norm": self.grad_norm / steps,
+            "tokens_per_second": self.tokens / self.seconds,
+            "clipped": self.clipped,
+            "skipped": self.skipped,
         }
 
 
@@ -91,6 +110,7 @@ class Trainer:
         self.guard = Guard(scaled=config.precision == "fp16")
         self.batches, self.filtered = task.training_batches(config.seed)
         self.best = Best()
+        self.window = Window()
         self.step = 0
         self.saved: int | None = None
         self.seconds = 0.0
@@ -104,13 +124,16 @@ class Trainer:
             "guard": self.guard.state(),
             "batches": self.batches.state(),
             "best": asdict(self.best),
+            "window": asdict(self.window),
             "seconds": self.seconds,
+            "vocabulary": vocabulary_digest(self.task.tokenizers),
         }
         tensors = optimizer_tensors(self.model, self.optimizer) | random
         return Checkpoint(self.step, dict(self.model.state_dict()), tensors, values)
 
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave."""
+        check_vocabulary(saved.state["vocabulary"], self.task.tokenizers, self.run.folder)
         load_weights(self.model, saved.model, self.run.folder)
         tensors = dict(saved.optimizer)
         torch.set_rng_state(tensors.pop("random.cpu"))
@@ -120,6 +143,7 @@ class Trainer:
         self.guard.load_state(saved.state["guard"])
         self.batches.load_state(saved.state["batches"])
         self.best = Best(**saved.state["best"])
+        self.window = Window(**saved.state["window"])
         self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
 
     def calibrate(self) -> None:
@@ -135,53 +159,56 @@ class Trainer:
 
 def train(run: Run, task: TranslationTask, resume: bool = False) -> int:
     """Train until the end, until it no longer gets better, or until a signal; return the exit code."""
-    trainer = Trainer(run, task)
-    config = run.config.train
-    newest = checkpoint.newest(run.checkpoints) if resume else None
-    if newest is not None:
-        trainer.restore(checkpoint.load(newest))
-    metrics = Metrics(run.folder, trainer.step, config.tensorboard)
-    progress = Progress(run.folder / "log.txt", config.steps, trainer.step)
-    _introduce(trainer, progress)
-    if trainer.step == 0:
-        trainer.calibrate()
-    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device)
     with _signals() as stop:
-        window = Window()
-        while trainer.step < config.steps and not stop.signal:
-            step = trainer.step + 1
-            lr = learning_rate(config, step)
-            norms = LayerNorms() if config.layers_every and (step % config.layers_every == 0 or step == 1) else None
-            started = time.monotonic()
-            result = stepper.step([next(trainer.batches) for _ in range(config.accumulate)], lr, norms)
-            trainer.step = step
-            if result.fault is None:
-                trainer.guard.accept()
-            else:
-                text = trainer.guard.skip(step, result.fault)
-                metrics.write("event", step, text=text)
-                progress.say(text)
-            window.results.append(result)
-            if norms is not None and result.fault is None:
-                metrics.write("layers", step, **asdict(norms))
-            trainer.seconds += time.monotonic() - started
-            if step % config.log_every == 0 or step == config.steps:
-                window = _log(trainer, window, lr, metrics, progress)
-            due = step % config.valid_every == 0 or step == config.steps
-            improved = due and _validate(trainer, metrics, progress)
-            if improved or step % config.save_every == 0 or step == config.steps:
-                _save(trainer)
-            if config.patience and trainer.best.waited >= config.patience:
-                progress.say(f"stopped at step {step}: no better validation since step {trainer.best.step}")
-                _save(trainer)
-                break
-        if stop.signal and trainer.saved != trainer.step:
-            _save(trainer)
+        trainer = Trainer(run, task)
+        newest = checkpoint.newest(run.checkpoints) if resume else None
+        if newest is not None:
+            trainer.restore(checkpoint.load(newest))
+        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard)
+        progress = Progress(run.folder / "log.txt", trainer.config.steps, trainer.step)
+        _introduce(trainer, progress)
+        if newest is None:
+            trainer.calibrate()
+        _loop(trainer, metrics, progress, stop)
+        _save(trainer)
         progress.close()
-        if stop.signal:
-            progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
-            return 128 + stop.signal
+    if stop.signal:
+        progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
+        return 128 + stop.signal
     return 0
+
+
+def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop) -> None:
+    config = trainer.config
+    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device)
+    while trainer.step < config.steps and not stop.signal:
+        if config.patience and trainer.best.waited >= config.patience:
+            progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
+            return
+        step = trainer.step + 1
+        lr = learning_rate(config, step)
+        norms = LayerNorms() if config.layers_every and (step % config.layers_every == 0 or step == 1) else None
+        started = time.monotonic()
+        result = stepper.step([next(trainer.batches) for _ in range(config.accumulate)], lr, norms)
+        seconds = time.monotonic() - started
+        trainer.step = step
+        trainer.seconds += seconds
+        trainer.window.add(result, seconds)
+        if result.fault is None:
+            trainer.guard.accept()
+            if norms is not None:
+                metrics.write("layers", step, **asdict(norms))
+        else:
+            text = trainer.guard.skip(step, result.fault)
+            metrics.write("event", step, text=text)
+            progress.say(text)
+            trainer.guard.check(step)
+        if step % config.log_every == 0 or step == config.steps:
+            _log(trainer, lr, metrics, progress)
+        due = step % config.valid_every == 0 or step == config.steps
+        improved = due and _validate(trainer, metrics, progress)
+        if improved or step % config.save_every == 0:
+            _save(trainer)
 
 
 def _introduce(trainer: Trainer, progress: Progress) -> None:
@@ -195,13 +222,13 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
         progress.say(f"resumed at step {trainer.step}")
 
 
-def _log(trainer: Trainer, window: Window, lr: float, metrics: Metrics, progress: Progress) -> Window:
-    summary = window.summary()
+def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> None:
+    summary = trainer.window.summary()
+    trainer.window = Window()
     epoch = trainer.batches.epoch + trainer.batches.index / len(trainer.batches)
     metrics.write("train", trainer.step, **summary, lr=lr, epoch=epoch, seconds=trainer.seconds)
     shown = {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
     progress.update(trainer.step, shown, logged=True)
-    return Window()
 
 
 def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
@@ -218,6 +245,9 @@ def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
 
 
 def _save(trainer: Trainer) -> None:
+    """Write a checkpoint, unless this step has one, and delete those that are no longer wanted."""
+    if trainer.saved == trainer.step:
+        return
     path = checkpoint.save(trainer.run.checkpoints, trainer.state())
     trainer.saved = trainer.step
     if checkpoint.find_fault(path) is None:

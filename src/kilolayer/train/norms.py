@@ -25,21 +25,23 @@ class LayerNorms:
 
 @contextmanager
 def watch_residuals(model: Model, norms: LayerNorms) -> Iterator[None]:
-    """Fill `norms.residual` from the forwards run inside."""
+    """Fill `norms.residual` from the forwards run inside: one value a layer, the mean of its forwards."""
     handles = []
+    seen: dict[str, list[list[float]]] = {}
     for stack in model.stacks():
-        values: list[float] = []
-        norms.residual[stack.side] = values
+        seen[stack.side] = [[] for _ in stack.blocks]
+        for block, values in zip(stack.blocks, seen[stack.side], strict=True):
 
-        def note(_: nn.Module, __: object, output: Tensor, values: list[float] = values) -> None:
-            values.append(float(output.detach().float().square().mean().sqrt()))
+            def note(_: nn.Module, __: object, output: Tensor, values: list[float] = values) -> None:
+                values.append(float(output.detach().float().square().mean().sqrt()))
 
-        handles += [block.register_forward_hook(note) for block in stack.blocks]
+            handles.append(block.register_forward_hook(note))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+    norms.residual = {side: [sum(values) / len(values) for values in layers] for side, layers in seen.items()}
 
 
 def gradient_norms(model: Model) -> ByLayer:

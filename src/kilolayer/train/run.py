@@ -6,6 +6,7 @@ runs/NAME/  config.toml  tokenizer.model  metrics.jsonl  log.txt  checkpoints/  
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 
 from kilolayer import config as configuration
-from kilolayer.data.tokenizer import Tokenizers
+from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
 from kilolayer.errors import InputError, OptionError
 from kilolayer.models.build import build_model
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -40,7 +41,10 @@ class Run:
         """Write configuration and vocabulary into a new or empty folder."""
         check_new(folder)
         tokenizers.save(folder)
-        (folder / "config.toml").write_text(configuration.dump(configuration.table_of(config)), encoding="utf-8")
+        # Last and at once: a folder with this file is a run.
+        partial = folder / "config.partial"
+        partial.write_text(configuration.dump(configuration.table_of(config)), encoding="utf-8")
+        partial.replace(folder / "config.toml")
         return cls(folder, config)
 
     @classmethod
@@ -63,15 +67,19 @@ class Run:
 
     def load_model(self, device: torch.device) -> EncoderDecoder:
         """The trained model: the mean of the last checkpoints where the run averages, else the best one."""
-        whole = [path for path in checkpoint.steps(self.checkpoints) if checkpoint.find_fault(path) is None]
-        if not whole:
+        newest = checkpoint.newest(self.checkpoints)
+        if newest is None:
             raise InputError("the run has no whole checkpoint", where=str(self.checkpoints), fix="train it first")
+        state = checkpoint.load_state(newest)
+        check_vocabulary(state["vocabulary"], Tokenizers.load(self.folder), self.folder)
         if self.config.train.average:
+            whole = [path for path in checkpoint.steps(self.checkpoints) if checkpoint.find_fault(path) is None]
             weights = checkpoint.average(whole[-self.config.train.average :])
         else:
-            best = checkpoint.load(whole[-1]).state["best"].get("step")
-            chosen = next((path for path in whole if checkpoint.step_of(path) == best), whole[-1])
-            weights = checkpoint.load(chosen).model
+            best = newest if state["best"]["step"] is None else checkpoint.path_of(self.checkpoints, state["best"]["step"])
+            chosen = best if checkpoint.find_fault(best) is None else newest
+            # The weights alone: the optimizer's state is twice their size.
+            weights = checkpoint.load_tensors(chosen / "model.safetensors")
         model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
         assert isinstance(model, EncoderDecoder)
         load_weights(model, weights, self.folder)
@@ -92,6 +100,21 @@ def load_weights(model: EncoderDecoder, weights: dict[str, torch.Tensor], where:
     model.load_state_dict(weights)
 
 
+def vocabulary_digest(tokenizers: Tokenizers) -> str:
+    """What tells vocabularies apart."""
+    return hashlib.sha256(tokenizers.source.model + tokenizers.target.model).hexdigest()
+
+
+def check_vocabulary(digest: str, tokenizers: Tokenizers, where: Path) -> None:
+    """Refuse a vocabulary that is not the one of a checkpoint: its tokens would mean something else."""
+    if vocabulary_digest(tokenizers) != digest:
+        raise InputError(
+            "the vocabulary is not the one that the checkpoint was trained with",
+            where=str(where),
+            fix="put the run's own tokenizer files back",
+        )
+
+
 def check_new(folder: Path) -> None:
     """Refuse a folder that holds something, that is a file, or that cannot be written: before any work is done."""
     try:
@@ -104,7 +127,9 @@ def check_new(folder: Path) -> None:
     except OSError as error:
         reason = str(error.strerror or error).lower()
         raise InputError(f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another") from None
-    if any(path.name not in ("data", "lock") for path in folder.iterdir()):
+    # What a start that was killed leaves behind is no hindrance.
+    unfinished = {"data", "lock", "config.partial", SHARED_FILE, *SIDE_FILES}
+    if any(path.name not in unfinished for path in folder.iterdir()):
         raise InputError(
             "the run folder is not empty", where=str(folder), fix="choose another with --run, or go on with --resume"
         )

@@ -60,7 +60,6 @@ def write_results(run: Run, task: TranslationTask, results: list[TestResult]) ->
         document["frequency_buckets"] = [bucket.to_json() for bucket in buckets]
         lengths = bleu_by_length(result.hypotheses, result.references)
         document["length_buckets"] = [bucket.to_json() for bucket in lengths]
-    (run.folder / "scores.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     samples = [
         {"source": source, "reference": reference, "hypothesis": hypothesis}
         for result in results
@@ -69,6 +68,10 @@ def write_results(run: Run, task: TranslationTask, results: list[TestResult]) ->
         ]
     ]
     (run.folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False), encoding="utf-8")
+    # Last and at once: a run with this file is finished.
+    partial = run.folder / "scores.partial"
+    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    partial.replace(run.folder / "scores.json")
 
 
 def hypotheses_path(folder: Path, direction: Direction) -> Path:

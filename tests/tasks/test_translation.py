@@ -1,0 +1,175 @@
+"""The task of translation: its loss, its data, its validation."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kilolayer as kl
+from kilolayer.data.batches import BatchConfig
+from kilolayer.data.corpora import DataConfig
+from kilolayer.data.grammar import pairs
+from kilolayer.data.parallel import Direction
+from kilolayer.data.tokenizer import TokenizerConfig
+from kilolayer.errors import OptionError
+from kilolayer.evaluate.scores import Bleu
+from kilolayer.generate.config import SearchConfig
+from kilolayer.tasks import translation
+from kilolayer.tasks.translation import TranslationTask, token_losses
+
+PARTS = {"train": slice(0, 120), "valid": slice(120, 143), "test": slice(143, 150)}
+TOKENIZER = TokenizerConfig(vocab_size=90, byte_fallback=False, character_coverage=1.0)
+BATCHES = BatchConfig(tokens=400, shapes=3)
+GREEDY = SearchConfig(method="greedy", max_length_factor=1.0, max_length_extra=4)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    sentences = list(pairs(150, seed=1, unseen=False))
+    for part, chosen in PARTS.items():
+        for side, language in enumerate(("en", "de")):
+            (folder / f"{part}.{language}").write_text(
+                "".join(f"{pair[side]}\n" for pair in sentences[chosen]), encoding="utf-8"
+            )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def prepare(corpus: Path, cache: Path, tokenizer: TokenizerConfig = TOKENIZER, **data: Any) -> TranslationTask:
+    options = {"directions": ["en-de"], "valid": "valid", "test": "test", **data}
+    return TranslationTask.prepare(DataConfig(folder=str(corpus), **options), tokenizer, BATCHES, cache)
+
+
+def model_for(task: TranslationTask, **options: Any) -> kl.EncoderDecoder:
+    config = task.fit(kl.ModelConfig(**{"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, **options}))
+    model = kl.build_model(config, seed=1)
+    assert isinstance(model, kl.EncoderDecoder)
+    return model
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_loss_is_torchs_cross_entropy_summed_over_labels_that_are_not_padding(smoothing: float, dtype: torch.dtype) -> None:
+    logits = (3 * torch.randn(3, 7, 11)).to(dtype).requires_grad_()
+    labels = torch.randint(1, 11, (3, 7))
+    labels[0, 4:], labels[2, :] = 0, 0
+    loss, nll = token_losses(logits, labels, smoothing)
+    ours = torch.autograd.grad(loss, logits)[0]
+    flat, options = logits.float().flatten(0, 1), {"ignore_index": 0, "reduction": "sum"}
+    expected = F.cross_entropy(flat, labels.flatten(), label_smoothing=smoothing, **options)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(nll, F.cross_entropy(flat, labels.flatten(), **options), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, logits)[0])
+    assert not ours[2].any()
+    assert (loss.dtype, nll.dtype) == (torch.float32, torch.float32)
+
+
+def test_the_configuration_gets_the_size_of_the_vocabulary(corpus: Path, cache: Path) -> None:
+    task = prepare(corpus, cache)
+    assert task.fit(kl.ModelConfig()).vocab_size == task.tokenizers.target.vocab_size == 90
+    two = prepare(corpus, cache, TokenizerConfig(vocab_size=70, byte_fallback=False, character_coverage=1.0, shared=False))
+    with pytest.raises(OptionError, match="two vocabularies"):
+        two.fit(kl.ModelConfig())
+    fitted = two.fit(kl.ModelConfig(tie_embeddings="output"))
+    assert (fitted.source_vocab_size, fitted.vocab_size) == (70, 70)
+    found = two.validate(model_for(two, tie_embeddings="output"), [], 1000, GREEDY)
+    assert found is not None
+    assert math.isfinite(found.loss)
+
+
+def one_by_one(model: kl.EncoderDecoder, task: TranslationTask, direction: Direction, sentences: slice) -> tuple[float, int]:
+    """The summed loss and the number of target tokens of the validation part, without batches or padding."""
+    total, count = 0.0, 0
+    text = next(text for text in task.corpora.valid if text.direction == direction)
+    tag = [task.tokenizers.source.tag_id(direction.target)] if task.tagged else []
+    with torch.no_grad():
+        for source, target in list(text.pairs())[sentences]:
+            read = torch.tensor([[*tag, *task.tokenizers.source.encode([source])[0], 3]])
+            labels = torch.tensor([[*task.tokenizers.target.encode([target])[0], 3]])
+            begun = torch.cat([torch.tensor([[2]]), labels[:, :-1]], dim=1)
+            logits = model(read, begun).logits
+            total += float(F.cross_entropy(logits[0], labels[0], reduction="sum"))
+            count += labels.numel()
+    return total, count
+
+
+def test_validation_is_the_mean_over_all_target_tokens(corpus: Path, cache: Path) -> None:
+    task = prepare(corpus, cache)
+    model = model_for(task, dropout=0.5).train()
+    random_state = torch.get_rng_state()
+    batches, _ = task.training_batches(seed=1)
+    # As many as there are: rows that fill up a batch are no sentences.
+    found = task.validate(model, batches.shapes, PARTS["valid"].stop - PARTS["valid"].start, None)
+    assert found is not None
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    total, count = one_by_one(model.eval(), task, Direction("en", "de"), slice(None))
+    assert found.loss == pytest.approx(total / count, rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(total / count), rel=1e-4)
+    assert found.bleu is None
+    assert found.directions.keys() == {"en-de"}
+
+
+def test_validation_scores_translations_by_bleu(corpus: Path, cache: Path) -> None:
+    task = prepare(corpus, cache)
+    model = model_for(task)
+    found = task.validate(model, [], 5, GREEDY)
+    assert found is not None
+    lines = list(task.corpora.valid[0].pairs())[:5]
+    answers = list(task.translate(model.eval(), [source for source, _ in lines], Direction("en", "de"), GREEDY))
+    assert len(answers) == 5
+    expected = Bleu().score([answer.text for answer in answers], [target for _, target in lines])
+    assert found.bleu == pytest.approx(expected.value)
+
+
+def test_no_validation_part_no_validation(corpus: Path, cache: Path) -> None:
+    task = prepare(corpus, cache, valid=None)
+    assert task.validate(model_for(task), [], 100, None) is None
+
+
+def test_two_directions_are_tagged_and_validated_each(corpus: Path, cache: Path) -> None:
+    task = prepare(corpus, cache, directions=["en-de", "de-en"])
+    assert task.tagged
+    model = model_for(task).eval()
+    batches, report = task.training_batches(seed=1)
+    tags = {task.tokenizers.source.tag_id("de"), task.tokenizers.source.tag_id("en")}
+    assert len(tags) == 2
+    firsts = torch.cat([next(batches).source[:, 0] for _ in range(len(batches))]).tolist()
+    assert set(firsts) <= tags | {0}
+    assert all(firsts.count(tag) == 120 for tag in tags)
+    assert report.kept == 240
+    found = task.validate(model, batches.shapes, 1000, GREEDY)
+    assert found is not None
+    sums = [one_by_one(model, task, Direction(*names), slice(None)) for names in (("en", "de"), ("de", "en"))]
+    assert [found.directions[name].loss for name in ("en-de", "de-en")] == pytest.approx([t / n for t, n in sums], rel=1e-5)
+    assert found.loss == pytest.approx(sum(t for t, _ in sums) / sum(n for _, n in sums), rel=1e-5)
+    scores = [each.bleu for each in found.directions.values() if each.bleu is not None]
+    assert found.bleu == pytest.approx(sum(scores) / 2)
+
+
+def test_a_translation_begins_with_the_tag_of_its_language(corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes: list[list[int]] = []
+    monkeypatch.setattr(translation, "translate_lines", lambda *_, prefix: prefixes.append(prefix))
+    both, one = prepare(corpus, cache, directions=["en-de", "de-en"]), prepare(corpus, cache)
+    for task, names in ((both, ("en", "de")), (both, ("de", "en")), (one, ("en", "de"))):
+        task.translate(model_for(task), [], Direction(*names), GREEDY)
+    tags = both.tokenizers.source
+    assert prefixes == [[tags.tag_id("de")], [tags.tag_id("en")], []]
+
+
+def test_one_direction_has_no_tag(corpus: Path, cache: Path) -> None:
+    task = prepare(corpus, cache)
+    batch = next(task.training_batches(seed=1)[0])
+    assert not task.tagged
+    assert task.tokenizers.source.languages == []
+    assert int(batch.source[0, 0]) > 3

@@ -1,0 +1,127 @@
+"""The shipped configurations: each value has its source, the sizes are the papers', and each runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kilolayer import config as configuration
+from kilolayer.cli.main import main
+from kilolayer.data.corpora import expand
+from kilolayer.data.grammar import pairs
+from kilolayer.models.budget import Work, budget
+from kilolayer.train.config import RunConfig
+
+FOLDER = Path(__file__).parents[1] / "configs"
+CONFIGS = sorted(FOLDER.glob("*.toml"))
+SOURCE = re.compile(
+    r"DeepNet, (section|Table|Figure) |Very Deep, (section|Table|footnote) |OPUS-100 \(|Flores-101 \(|ours: |ours, not stated"
+)
+# Parameters that the papers state: Very Deep, Table 1; DeepNet, Tables 3 and 5.
+STATED = {
+    "wmt14-en-de-admin-60l-12l": 256e6,
+    "wmt14-en-fr-admin-60l-12l": 262e6,
+    "opus100-500l-500l": 3.8e9,
+    "flores-102-100l-100l": 3.2e9,
+}
+each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+
+
+@cache
+def read(path: Path) -> RunConfig:
+    return configuration.build(RunConfig, configuration.load(path))
+
+
+@each_config
+def test_every_value_has_its_source(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        if re.match(r"\w+ = ", line) and not line.startswith("extends"):
+            comment = line.partition("#")[2] or (above if above.startswith("#") else "")
+            assert SOURCE.search(comment), f"{path.name}: {line}"
+
+
+@each_config
+def test_vocabularies_of_model_and_text_agree(path: Path) -> None:
+    if "tokenizer" in configuration.load(path):
+        assert read(path).model.vocab_size == read(path).tokenizer.vocab_size
+
+
+@pytest.mark.parametrize(("name", "parameters"), STATED.items())
+def test_models_have_the_size_that_the_papers_state(name: str, parameters: float) -> None:
+    model = read(FOLDER / f"{name}.toml").model
+    assert budget(model, Work(1, 4)).parameters == pytest.approx(parameters, rel=0.01)
+
+
+def test_a_file_names_the_depth_that_it_has() -> None:
+    for path in CONFIGS:
+        if named := re.search(r"(\d+)l-(\d+)l", path.stem):
+            depths = read(path).model.depths
+            assert (depths.encoder, depths.decoder) == (int(named[1]), int(named[2]))
+
+
+@pytest.mark.parametrize(("name", "directions"), [("opus100-500l-500l", 198), ("flores-102-100l-100l", 202)])
+def test_many_languages_are_translated_from_and_to_english(name: str, directions: int) -> None:
+    data = read(FOLDER / f"{name}.toml").data
+    found = expand(data.directions, data.languages)
+    assert len(found) == directions
+    assert all({"en", "eng"} & {direction.source, direction.target} for direction in found)
+
+
+def test_a_plan_reads_the_batch_and_the_beam_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(FOLDER / "wmt17-en-de-6l-6l.toml")
+    assert main(["plan", path, "--json", "--length", "32"]) == 0
+    work = json.loads(capsys.readouterr().out)["work"]
+    assert (work["batch"], work["length"], work["beam"]) == (128, 32, 4)
+    assert main(["plan", path, "--train.lrr", "1"]) == 2
+    assert "did you mean 'lr'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def text() -> dict[str, list[str]]:
+    """Lines of train, valid and test, English and German in turn."""
+    found = list(pairs(140, seed=3, unseen=False))
+    parts = {"train": found[:100], "backtranslated": found[100:120], "valid": found[120:130], "test": found[130:]}
+    return {f"{part}.{side}": [pair[side] for pair in some] for part, some in parts.items() for side in (0, 1)}
+
+
+def write_text(folder: Path, config: RunConfig, languages: list[str], text: dict[str, list[str]]) -> None:
+    """Give every direction of the configuration the same text: English as the source, German as the target."""
+    folder.mkdir()
+    for direction in expand(config.data.directions, languages):
+        names = direction.name if languages else ""
+        for part in (*config.data.train, *config.data.synthetic, "valid", "test"):
+            for side, language in enumerate((direction.source, direction.target)):
+                stem = f"{part}.{names}" if names else part
+                (folder / f"{stem}.{language}").write_text("".join(f"{line}\n" for line in text[f"{part}.{side}"]))
+
+
+@each_config
+def test_every_config_trains(
+    path: Path, text: dict[str, list[str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch, capsys
+) -> None:
+    """Two steps of a tiny model on tiny text: all else as shipped."""
+    monkeypatch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    config, table = read(path), configuration.load(path)
+    depth = ["--model.layers=2"] if "layers" in table["model"] else ["--model.encoder_layers=2", "--model.decoder_layers=1"]
+    typed = [*depth, "--model.dim=16", "--model.heads=2", "--model.ffn_dim=32", f"--data.folder={tmp_path / 'text'}"]
+    typed += ["--tokenizer.vocab_size=90", "--tokenizer.byte_fallback=false", "--batches.tokens=512", "--batches.shapes=3"]
+    typed += ["--train.steps=2", "--train.accumulate=2", "--train.device=cpu", "--search.max_length_factor=1"]
+    languages = []
+    if config.data.languages:
+        english = config.data.directions[0].partition("-")[0]
+        languages = [english, *config.data.languages[:2]]
+        typed.append(f"--data.languages={json.dumps(languages)}")
+    if config.data.folder is None:  # a model alone
+        config = configuration.build(RunConfig, {**table, "data": {"directions": ["en-de"]}})
+        typed.append('--data.directions=["en-de"]')
+    write_text(tmp_path / "text", config, languages, text)
+    assert main(["train", str(path), "--run", str(tmp_path / "run"), *typed]) == 0, capsys.readouterr().err
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["step"] == 2
+    assert not any(line.get("skipped") for line in metrics)
+    assert (tmp_path / "run/report.html").exists()
