@@ -13,7 +13,8 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = "errors config recipes layers models export data generate evaluate tasks train probe report cli".split()
+ORDER = ["errors", "config", "recipes", "layers", "models", "export", "data", "generate"]
+ORDER += ["evaluate", "tasks", "train", "probe", "report", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -123,7 +123,7 @@ def test_a_folded_model_survives_saving_and_folding_again(recipe: str) -> None:
     model = build("encoder_decoder", recipe)
     spread(model, vectors=False)
     plain = kl.fold(model)
-    reloaded = kl.build_model(kl.ModelConfig(**{**vars(plain.config)}), dtype=torch.float64)
+    reloaded = kl.build_model(kl.ModelConfig(**vars(plain.config)), dtype=torch.float64)
     reloaded.load_state_dict(plain.state_dict())
     equal(model, reloaded)
     equal(model, kl.fold(plain))
