@@ -305,7 +305,7 @@ def test_two_directions_share_a_model(config: Path, tmp_path: Path, monkeypatch:
     code, _, err = translate(monkeypatch, b"x\n", folder)
     assert (code, "--direction" in err) == (2, True)
     code, _, err = translate(monkeypatch, b"x\n", folder, "--direction", "en-fr")
-    assert (code, "'fr'" in err) == (2, True)
+    assert (code, "'en-fr'" in err) == (2, True)
 
 
 def test_it_all_works_in_a_shell(trained: tuple[Path, str, str]) -> None:

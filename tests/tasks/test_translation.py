@@ -173,3 +173,44 @@ def test_one_direction_has_no_tag(corpus: Path, cache: Path) -> None:
     assert not task.tagged
     assert task.tokenizers.source.languages == []
     assert int(batch.source[0, 0]) > 3
+
+
+def test_several_corpora_of_one_direction_all_count(corpus: Path, cache: Path) -> None:
+    manifest = corpus / "manifest.toml"
+    parts = [("train", "train"), ("valid", "valid"), ("valid", "test"), ("test", "test"), ("test", "valid")]
+    entries = "".join(f'[[{part}]]\nfiles = "{stem}"\n' for part, stem in parts)
+    manifest.write_text(f'directions = ["en-de"]\n{entries}')
+    task = TranslationTask.prepare(DataConfig(manifest=str(manifest)), TOKENIZER, BATCHES, cache)
+    assert len(task.corpora.test_of(Direction("en", "de"))) == 7 + 23
+    model = model_for(task)
+    both = task.validate(model, [], 2000, None)
+    single = [prepare(corpus, cache, valid=stem).validate(model, [], 2000, None) for stem in ("valid", "test")]
+    assert both is not None
+    weights = [sum(len(row) + 1 for row in task.tokenizers.target.encode(_german(corpus, stem))) for stem in ("valid", "test")]
+    expected = sum(each.loss * weight for each, weight in zip(single, weights, strict=True) if each) / sum(weights)
+    assert both.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_limited_validation_takes_the_first_pairs(corpus: Path, cache: Path) -> None:
+    whole = prepare(corpus, cache)
+    model = model_for(whole)
+    for part in ("en", "de"):
+        first = (corpus / f"valid.{part}").read_text(encoding="utf-8").splitlines(keepends=True)[:5]
+        (corpus / f"first.{part}").write_text("".join(first), encoding="utf-8")
+    limited = whole.validate(model, [], 5, None)
+    alone = prepare(corpus, cache, valid="first").validate(model, [], 2000, None)
+    assert limited is not None
+    assert alone is not None
+    assert limited.loss == pytest.approx(alone.loss, rel=1e-5)
+
+
+def test_the_resolved_data_say_everything(corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(corpus.parent)
+    data = DataConfig(folder=corpus.name, directions=["en-*", "*-en"], languages=["en", "de"], valid="valid", test="test")
+    task = TranslationTask.prepare(data, TOKENIZER, BATCHES, cache)
+    resolved = task.resolve(data)
+    assert (resolved.folder, resolved.directions, resolved.languages) == (str(corpus.resolve()), ["en-de", "de-en"], [])
+
+
+def _german(corpus: Path, stem: str) -> list[str]:
+    return (corpus / f"{stem}.de").read_text(encoding="utf-8").splitlines()

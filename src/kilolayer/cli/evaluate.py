@@ -71,6 +71,6 @@ def _translations(folder: Path, device: str) -> tuple[list[str], list[str]]:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
     if not (folder / "scores.json").exists():
         write_results(run, task, score_test(run.load_model(choose_device(device)), task, run.config.search))
-    references = [target for text in task.corpora.test for _, target in text.pairs()]
-    hypotheses = [line for text in task.corpora.test for line in read_lines(hypotheses_path(folder, text.direction))]
-    return references, hypotheses
+    tested = {direction: pairs for direction in task.corpora.directions if (pairs := task.corpora.test_of(direction))}
+    references = [target for pairs in tested.values() for _, target in pairs]
+    return references, [line for direction in tested for line in read_lines(hypotheses_path(folder, direction))]

@@ -67,7 +67,8 @@ def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
         if path == EMBEDDED:
             write_corpus(folder / "data")
         task = TranslationTask.prepare(config.data, config.tokenizer, config.batches, cache_folder())
-        yield Run.create(folder, replace(config, model=task.fit(config.model)), task.tokenizers)
+        resolved = replace(config, model=task.fit(config.model), data=task.resolve(config.data))
+        yield Run.create(folder, resolved, task.tokenizers)
 
 
 def _train(run: Run, resume: bool) -> int:

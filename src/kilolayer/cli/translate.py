@@ -6,10 +6,14 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import describe_options
 from kilolayer.config import Table, build, merge, overrides, table_of
 from kilolayer.errors import OptionError, unknown
+
+if TYPE_CHECKING:
+    from kilolayer.data.tokenizer import Tokenizers
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Translate standard input."""
-    from kilolayer.data.parallel import Direction
     from kilolayer.data.tokenizer import Tokenizers
     from kilolayer.generate.config import SearchConfig
     from kilolayer.generate.translate import translate_lines
@@ -41,12 +44,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if search.n_best > 1 and not options.n_best:
         raise OptionError(f"n_best={search.n_best} has no effect on plain output", fix="add --n-best")
     tokenizers = Tokenizers.load(opened.folder)
-    languages = tokenizers.source.languages
-    prefix: list[int] = []
-    if languages:
-        if options.direction is None:
-            raise OptionError("the run has several directions", fix=f"say which: --direction en-{languages[0]}")
-        prefix = [tokenizers.source.tag_id(Direction.parse(options.direction).target)]
+    prefix = _tag(opened.config.data.directions, options.direction, tokenizers)
     model = opened.load_model(choose_device(options.device))
     lines = _lines(sys.stdin.buffer)
     cut = 0
@@ -64,6 +62,19 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if cut:
         print(f"{cut} lines were longer than search.max_source_length tokens and were cut", file=sys.stderr)
     return 0
+
+
+def _tag(directions: list[str], chosen: str | None, tokenizers: Tokenizers) -> list[int]:
+    """What stands before each source: the tag of the target language, in a run of several directions."""
+    from kilolayer.data.parallel import Direction
+
+    if chosen is not None and chosen not in directions:
+        raise unknown(chosen, directions, kind="direction")
+    if len(directions) == 1:
+        return []
+    if chosen is None:
+        raise OptionError("the run has several directions", fix=f"say which: --direction {directions[0]}")
+    return [tokenizers.source.tag_id(Direction.parse(chosen).target)]
 
 
 def _applicable(settings: Table, typed: Table) -> Table:

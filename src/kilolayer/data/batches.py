@@ -166,15 +166,18 @@ class Batches:
         return members, counts.tolist()
 
 
-def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = ()) -> Iterator[Batch]:
-    """Every pair once, in a fixed order: for validation. `shapes` are those of training, and one more where it is too small."""
+def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (), most: int | None = None) -> Iterator[Batch]:
+    """Every pair once, or the first `most` of them, in a fixed order: for validation.
+
+    `shapes` are those of training, and one more where it is too small.
+    """
     mixture = Mixture([Part(pairs)])
     longest = make_shape(int(pairs.source_lengths.max()), int(pairs.target_lengths.max()), config.tokens)
     if not shapes:
         shapes = choose_shapes(*mixture.lengths(), config.tokens, config.shapes)
     elif not any(shape.holds(longest) for shape in shapes):
         shapes = sorted([*shapes, longest])
-    kinds = Assignment(shapes)(pairs.source_lengths, pairs.target_lengths)
+    kinds = Assignment(shapes)(pairs.source_lengths[:most], pairs.target_lengths[:most])
     for number, shape in enumerate(shapes):
         own = np.flatnonzero(kinds == number)
         for place in range(0, len(own), shape.rows):

@@ -122,6 +122,14 @@ class Corpora:
     valid: list[ParallelText]
     test: list[ParallelText]
 
+    def valid_of(self, direction: Direction) -> list[ParallelText]:
+        """The validation text of one direction."""
+        return [text for text in self.valid if text.direction == direction]
+
+    def test_of(self, direction: Direction) -> list[tuple[str, str]]:
+        """The pairs of the test text of one direction, of all its corpora one behind the other."""
+        return [pair for text in self.test if text.direction == direction for pair in text.pairs()]
+
     @property
     def tags(self) -> list[str]:
         """The languages whose tag stands before a source: the targets, where there are several directions."""

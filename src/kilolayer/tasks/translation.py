@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -86,6 +87,13 @@ class TranslationTask:
             )
         return replace(model, vocab_size=target, source_vocab_size=source)
 
+    def resolve(self, data: DataConfig) -> DataConfig:
+        """The data's configuration with nothing implicit left: absolute paths, and every direction by name."""
+        paths = {
+            name: str(Path(path).resolve()) for name in ("folder", "manifest") if (path := getattr(data, name)) is not None
+        }
+        return replace(data, **paths, directions=[direction.name for direction in self.corpora.directions], languages=[])
+
     def training_batches(self, seed: int) -> tuple[Batches, FilterReport]:
         """Endless shuffled batches of all directions, and what the filters removed."""
         mixture = encode_training(self.corpora, self.tokenizers, self.data_config, self.cache)
@@ -98,17 +106,22 @@ class TranslationTask:
         sentences: int,
         search: SearchConfig | None,
     ) -> Validation | None:
-        """Loss, and with `search` BLEU, of the validation part; None where there is none. At most `sentences` a direction."""
-        found = {text.direction: text for text in self.corpora.valid}
-        if not found:
+        """Loss, and with `search` BLEU, of the validation part; None where there is none.
+
+        Of each corpus and direction the first `sentences` pairs count.
+        """
+        if not self.corpora.valid:
             return None
         was_training = model.training
         model.eval()
         parts: dict[str, tuple[float, int, Validation]] = {}
-        for direction, text in found.items():
-            loss, tokens = self._loss(model, text, shapes, sentences)
-            bleu = None if search is None else self._bleu(model, text, sentences, search)
-            parts[direction.name] = (loss, tokens, Validation(loss / tokens, bleu, {}))
+        for direction in self.corpora.directions:
+            texts = self.corpora.valid_of(direction)
+            if texts:
+                losses = [self._loss(model, text, shapes, sentences) for text in texts]
+                loss, tokens = sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses)
+                bleu = None if search is None else self._bleu(model, texts, sentences, search)
+                parts[direction.name] = (loss, tokens, Validation(loss / tokens, bleu, {}))
         model.train(was_training)
         scores = [each.bleu for _, _, each in parts.values() if each.bleu is not None]
         return Validation(
@@ -128,19 +141,16 @@ class TranslationTask:
     def _loss(self, model: EncoderDecoder, text: ParallelText, shapes: list[Shape], sentences: int) -> tuple[float, int]:
         pairs = encode_text(text, self.tokenizers, self.cache, tagged=self.tagged)
         device = next(model.parameters()).device
-        total, tokens, rows = 0.0, 0, 0
-        for batch in in_order(pairs, self.batch_config, shapes):
+        total, tokens = 0.0, 0
+        for batch in in_order(pairs, self.batch_config, shapes, sentences):
             logits = model(batch.source.to(device), batch.target.to(device)).logits
             total += float(token_losses(logits, batch.labels.to(device), 0.0)[1])
             tokens += batch.tokens
-            rows += int((batch.labels[:, 0] != PAD).sum())  # without the rows that only fill up a batch
-            if rows >= sentences:
-                break
         return total, tokens
 
-    def _bleu(self, model: EncoderDecoder, text: ParallelText, sentences: int, search: SearchConfig) -> float:
-        pairs = [pair for _, pair in zip(range(sentences), text.pairs(), strict=False)]
-        answers = self.translate(model, (source for source, _ in pairs), text.direction, search)
+    def _bleu(self, model: EncoderDecoder, texts: list[ParallelText], sentences: int, search: SearchConfig) -> float:
+        pairs = [pair for text in texts for pair in islice(text.pairs(), sentences)]
+        answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, search)
         return Bleu().score([answer.text for answer in answers], [target for _, target in pairs]).value
 
 

@@ -126,6 +126,8 @@ class RunConfig:
     """How translations are found."""
 
     def __post_init__(self) -> None:
+        if self.train.patience and self.data.folder is not None and self.data.valid is None:
+            raise OptionError("patience has no effect without a validation part", where="train", fix="set data.valid")
         if self.model.shape != "encoder_decoder":
             raise OptionError(
                 f"a translator cannot be trained in the shape {self.model.shape!r}", where="model", fix="remove model.shape"

@@ -35,12 +35,14 @@ def score_test(
 ) -> list[TestResult]:
     """Translate and score the test part of every direction."""
     results = []
-    for text in task.corpora.test:
-        pairs = list(text.pairs())
+    for direction in task.corpora.directions:
+        pairs = task.corpora.test_of(direction)
+        if not pairs:
+            continue
         sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-        hypotheses = [answer.text for answer in task.translate(model, sources, text.direction, search)]
+        hypotheses = [answer.text for answer in task.translate(model, sources, direction, search)]
         scores = score_all(hypotheses, references, metrics)
-        results.append(TestResult(text.direction, sources, references, hypotheses, scores))
+        results.append(TestResult(direction, sources, references, hypotheses, scores))
     return results
 
 
