@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -248,3 +249,12 @@ def test_fewer_sentences_are_every_nth(tmp_path: Path) -> None:
     few = TokenizerConfig(vocab_size=300, sentences=100, character_coverage=1.0)
     model = tokenizers_for(corpora(tmp_path, "en-de"), few, tmp_path / "cache").source.model
     assert model == train_tokenizer([*LINES[::6], *(line.upper() for line in LINES[::6])], few, ["<bt>"])
+
+
+def test_a_fault_in_the_text_is_told_as_such() -> None:
+    def broken() -> Iterator[str]:
+        yield "some text"
+        raise InputError("not valid UTF-8: byte 0xff", where="train.en, line 7, byte 5")
+
+    with pytest.raises(InputError, match="line 7, byte 5"):
+        train_tokenizer(broken(), TokenizerConfig(vocab_size=20))

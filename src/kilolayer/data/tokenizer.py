@@ -23,7 +23,7 @@ from kilolayer.data.cache import built, content_key
 from kilolayer.data.corpora import Corpora
 from kilolayer.data.parallel import ParallelText
 from kilolayer.data.text import read_lines
-from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.errors import InputError, KilolayerError, OptionError, unknown
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 SYNTHETIC = "<bt>"
@@ -195,9 +195,10 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
 def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = (SYNTHETIC,)) -> bytes:
     """A SentencePiece model of `lines`; `tags` get the first ids after the special ones. Equal input, equal bytes."""
     model = io.BytesIO()
+    faults: list[KilolayerError] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=_noting(lines, faults),
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
@@ -214,8 +215,17 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, tags: Sequenc
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _untrainable(str(error), config) from None
+        raise (faults[0] if faults else _untrainable(str(error), config)) from None
     return model.getvalue()
+
+
+def _noting(lines: Iterable[str], faults: list[KilolayerError]) -> Iterator[str]:
+    """The lines; SentencePiece would hide an error of ours inside one of its own."""
+    try:
+        yield from lines
+    except KilolayerError as error:
+        faults.append(error)
+        raise
 
 
 def _sample(texts: Sequence[ParallelText], sides: Sequence[int], limit: int) -> Iterator[str]:
