@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.output import show_json, show_table
+from kilolayer.cli.output import show_json, show_scores, show_table
 from kilolayer.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if options.json:
         show_json({"scores": tests, "against": {name: dataclasses.asdict(each) for name, each in comparisons}})
         return 0
-    for name, entry in tests.items():
-        rows = [(each["name"], f"{each['value']:.2f}", each["signature"]) for each in entry.values() if "value" in each]
-        show_table(name, rows)
+    show_scores(tests)
     for name, each in comparisons:
         print(f"against {name}: {each}")
     if len(systems) > 2:

@@ -30,6 +30,16 @@ def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] 
     print()
 
 
+def show_scores(tests: dict[str, dict[str, Any]]) -> None:
+    """The scores of each test part, as scores.json holds them, with their signatures; what could not be had, with why."""
+    for name, entry in tests.items():
+        rows = [(each["name"], f"{each['value']:.2f}", each["signature"]) for each in entry.values() if "value" in each]
+        show_table(name, rows)
+        for each in entry.values():
+            if "reason" in each:
+                print(f"{each['name']}: {each['reason']}")
+
+
 def show_json(result: Any) -> None:
     """One JSON document."""
     print(json.dumps(result, indent=2))

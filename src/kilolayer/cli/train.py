@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import describe_options, read
-from kilolayer.cli.output import show_json, show_table
+from kilolayer.cli.output import show_json, show_scores
 from kilolayer.config import Table
 from kilolayer.errors import OptionError
 
@@ -100,9 +100,8 @@ def _finish(run: Run, as_json: bool) -> int:
         return 0
     for sample in json.loads((run.folder / "samples.json").read_text(encoding="utf-8"))[:5]:
         print(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
-    for name, entry in tests.items():
-        rows = [(each["name"], f"{each['value']:.2f}", each["signature"]) for each in entry.values() if "value" in each]
-        show_table(f"\n{name}", rows)
+    print()
+    show_scores(tests)
     print(f"report: {report}", file=sys.stderr)
     print(f"next: kilolayer translate {run.folder} < text, or your own text: kilolayer train --help", file=sys.stderr)
     if len(tests) == 1:
