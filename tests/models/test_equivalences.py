@@ -359,7 +359,8 @@ def test_drop_path_rises_with_depth_and_keeps_the_mean() -> None:
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 def test_every_recipe_takes_every_norm_and_activation(norm: str, activation: str) -> None:
-    for recipe in RECIPES:
+    normless = {"rezero", "r_fixup", "t_fixup"} if norm == "rms" else set()
+    for recipe in set(RECIPES) - normless:
         model = kl.EncoderDecoder(VOCABULARY, 16, 2, 32, 2, 2, recipe, norm=norm, activation=activation)  # pyright: ignore
         model(tokens(2, 4), tokens(2, 3)).logits.sum().backward()
         assert all(parameter.grad is not None for parameter in model.parameters()), recipe

@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from kilolayer import recipes
 from kilolayer.errors import OptionError, unknown
 from kilolayer.layers.options import LayerOptions
-from kilolayer.recipes.base import Depths, Recipe, Side
+from kilolayer.recipes.base import Depths, Kind, Place, Recipe, Side
 
 Shape = Literal["encoder", "decoder", "encoder_decoder"]
 
@@ -55,6 +55,7 @@ class ModelConfig(LayerOptions):
         self._check_depth()
         self._check_vocabulary()
         self._check_final_norm()
+        self._check_norm()
         self.recipe.check_depths(self.depths)
         if self.positions == "xpos" and self.shape == "encoder":
             raise OptionError(
@@ -90,6 +91,17 @@ class ModelConfig(LayerOptions):
             fix="remove final_norm, or choose a Pre-LN recipe",
         )
 
+    def _check_norm(self) -> None:
+        """A recipe without any norm leaves the norm's options without effect."""
+        default = {each.name: each.default for each in dataclasses.fields(LayerOptions)}
+        changed = [name for name in ("norm", "norm_eps") if getattr(self, name) != default[name]]
+        plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]
+        normed = any(plan.pre_norm or plan.inner_norm or plan.post_norm or plan.out_norm for plan in plans)
+        if changed and not normed:
+            raise OptionError(
+                f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms", fix="remove it"
+            )
+
     def _check_depth(self) -> None:
         for name in ("layers", "encoder_layers", "decoder_layers"):
             value = getattr(self, name)
@@ -113,6 +125,10 @@ class ModelConfig(LayerOptions):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} is {value}", fix="a vocabulary has at least 1 entry")
+        if self.vocab_size is None and not (self.tie_embeddings and self.scale_embeddings):
+            raise OptionError(
+                "tie_embeddings and scale_embeddings have no effect without a vocabulary", fix="remove them, or set vocab_size"
+            )
         if self.vocab_size is None and self.shape != "encoder":
             raise OptionError("a decoder needs a vocabulary to predict", fix="set vocab_size")
         sizes = [size for size in (self.vocab_size, self.source_vocab_size) if size is not None]
