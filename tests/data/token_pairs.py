@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from kilolayer.data.store import TokenPairs, write_pairs
+from kilolayer.data.filters import FilterReport
+from kilolayer.data.store import PairWriter, TokenPairs
 
 Lengths = list[tuple[int, int]]
+
+
+def write_pairs(
+    folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int, report: FilterReport | None = None
+) -> TokenPairs:
+    """The token files of pairs that are already tokens, in an existing folder."""
+    with PairWriter(folder, vocab_size) as writer:
+        for source, target in pairs:
+            writer.append([source], [target])
+        writer.finish(report or FilterReport(read=writer.pairs, kept=writer.pairs))
+    return TokenPairs(folder)
 
 
 def make_pairs(folder: Path, lengths: Lengths, first: int = 0, vocab_size: int = 10_000) -> TokenPairs:

@@ -70,7 +70,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     tables = {*(load(path) if path is not None else {}), *overrides(typed)}
     if tables <= {"model"}:
         return read(PlanConfig, path, typed)
-    from kilolayer.train.config import RunConfig  # it imports torch
+    from kilolayer.train.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
 
     return read(RunConfig, path, typed)
 

@@ -155,17 +155,6 @@ class TokenPairs:
         return np.frombuffer(mapped, dtype)
 
 
-def write_pairs(
-    folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int, report: FilterReport | None = None
-) -> TokenPairs:
-    """The token files of pairs that are already tokens (tags and ends included), in an existing folder."""
-    with PairWriter(folder, vocab_size) as writer:
-        for source, target in pairs:
-            writer.append([source], [target])
-        writer.finish(report or FilterReport(read=writer.pairs, kept=writer.pairs))
-    return TokenPairs(folder)
-
-
 def _spans(path: Path, spans: Iterable[Sequence[int]]) -> bytearray:
     """The bytes at (place, length), one behind the other."""
     file = os.open(path, os.O_RDONLY)

@@ -92,7 +92,7 @@ def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max
     if not untied:
         epsilons = {f"{side}_first_eps": _first_eps(config, side, scale) for side, scale in firsts.items()}
         config = replace(config, **epsilons)
-    if untied:
+    else:
         config = replace(config, tie_embeddings=False)
         if config.positions == "sinusoidal":
             if max_length is None:

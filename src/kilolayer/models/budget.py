@@ -202,17 +202,18 @@ class FusedAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            return _FusedAttention.apply(*args)
+            return _FusedAttention.apply(*args, (kwargs or {}).get("attn_mask"))
         return func(*args, **(kwargs or {}))
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps queries, keys, values, the output, and one fp32 number a head and query."""
+    """Keeps queries, keys, values, the output, one fp32 number a head and query, and its own float copy of a bool mask."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         out = torch.empty_like(query)
-        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        bias = query.new_empty(mask.shape) if mask is not None and mask.dtype == torch.bool else None
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32), bias)
         return out
 
 
