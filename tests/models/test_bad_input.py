@@ -224,7 +224,6 @@ def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_no_check_stalls_an_accelerator(recipe: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from kilolayer.config import build, merge
@@ -17,8 +18,10 @@ from kilolayer.data.grammar import pairs
 from kilolayer.tasks.translation import TranslationTask
 from kilolayer.train import checkpoint
 from kilolayer.train.config import RunConfig
+from kilolayer.train.loop import Stop
 from kilolayer.train.metrics import read_metrics
 from kilolayer.train.run import Run, cache_folder
+from kilolayer.train.step import Stepper
 
 TIMES = {"seconds", "tokens_per_second"}
 
@@ -131,3 +134,24 @@ def _die_at(point: str) -> None:
         assert folder.name != ".step-00000004.partial" or not reached("before the rename")
 
     checkpoint._write, checkpoint._sync, Path.rename = dying_write, dying_sync, dying_rename  # type: ignore[method-assign]
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """A signal that comes in this step."""
+    stops: list[Stop] = []
+    make, take = Stop.__init__, Stepper.step
+    taken = 0
+
+    def remember(stop: Stop, *arguments: Any) -> None:
+        make(stop, *arguments)
+        stops.append(stop)
+
+    def count(*arguments: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == step:
+            stops[-1].signal = 15
+        return take(*arguments)
+
+    monkeypatch.setattr(Stop, "__init__", remember)
+    monkeypatch.setattr(Stepper, "step", count)

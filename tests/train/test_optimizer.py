@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 from kilolayer.errors import InputError
 from kilolayer.train.config import TrainConfig
-from kilolayer.train.optimizer import load_optimizer, make_optimizer, optimizer_tensors, set_learning_rate
+from kilolayer.train.optimizer import Optimizer, update_lists
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
 
@@ -21,13 +22,19 @@ def small_model() -> nn.Module:
     return model
 
 
-def some_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, seed: int) -> None:
+YES, ONE = torch.tensor(True), torch.tensor(1.0)
+
+
+def some_steps(model: nn.Module, optimizer: Any, count: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
+        if isinstance(optimizer, Optimizer):
+            optimizer.update(ONE.to(optimizer.device), YES.to(optimizer.device))
+        else:
+            optimizer.step()
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -39,40 +46,76 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_torchs_own_with_the_options_given(kind: Any) -> None:
-    config = TrainConfig(optimizer=kind, lr=0.1, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.3)
+@pytest.mark.parametrize("beta2", [0.95, 0.5])  # RAdam's rectification starts after 5 updates, or never
+def test_it_follows_torchs_own(kind: Any, beta2: float) -> None:
+    config = TrainConfig(optimizer=kind, lr=0.1, beta1=0.8, beta2=beta2, eps=1e-6, weight_decay=0.3)
     model, peer = small_model(), small_model()
-    optimizer = make_optimizer(model, config)
-    assert type(optimizer) is KINDS[kind]
+    optimizer = Optimizer(model, config)
     trained = [parameter for parameter in peer.parameters() if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in trained if parameter.dim() >= 2], "weight_decay": 0.3},
         {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0},
     ]
-    reference = KINDS[kind](groups, lr=0.1, betas=(0.8, 0.95), eps=1e-6, foreach=False)
-    some_steps(model, optimizer, 8, seed=5)
-    some_steps(peer, reference, 8, seed=5)
-    for name, tensor in weights(model).items():
-        torch.testing.assert_close(tensor, weights(peer)[name], rtol=1e-5, atol=1e-6)
+    reference = KINDS[kind](groups, lr=0.1, betas=(0.8, beta2), eps=1e-6, foreach=False)
+    for seed in range(8):
+        some_steps(model, optimizer, 1, seed)
+        some_steps(peer, reference, 1, seed)
+        for name, tensor in weights(model).items():
+            torch.testing.assert_close(tensor, weights(peer)[name], rtol=1e-5, atol=1e-6)
     assert torch.equal(model.get_parameter("frozen"), torch.ones(3, 3))
+
+
+def test_a_scale_on_the_gradient_is_a_smaller_gradient() -> None:
+    model, peer = small_model(), small_model()
+    ours, theirs = (Optimizer(each, TrainConfig(lr=0.1, eps=0.1, weight_decay=0.2)) for each in (model, peer))
+    for each, factor in ((model, 8.0), (peer, 1.0)):
+        generator = torch.Generator().manual_seed(1)
+        for parameter in each.parameters():
+            parameter.grad = factor * torch.randn(parameter.shape, generator=generator) if parameter.requires_grad else None
+    ours.update(ONE / 8, YES)
+    theirs.update(ONE, YES)
+    assert same(weights(model), weights(peer))
+
+
+def test_rounded_weights_move_by_steps_that_they_could_not_hold() -> None:
+    model = nn.Linear(8, 8, bias=False)
+    start = model.weight.detach().clone()
+    precise = {model.weight: start}
+    model.weight.data = start.bfloat16()
+    optimizer = Optimizer(model, TrainConfig(lr=1e-5), precise)
+    for _ in range(100):
+        model.weight.grad = torch.ones(8, 8, dtype=torch.bfloat16)
+        optimizer.update(ONE, YES)
+    torch.testing.assert_close(optimizer.precise()["weight"], start - 100 * 1e-5, rtol=0, atol=1e-5)
+    assert torch.equal(model.weight, optimizer.precise()["weight"].bfloat16())
 
 
 def test_matrices_and_tables_are_decayed_and_vectors_and_scalars_are_not() -> None:
     model = small_model()
-    optimizer = make_optimizer(model, TrainConfig(optimizer="adamw", lr=0.1, weight_decay=0.5))
+    optimizer = Optimizer(model, TrainConfig(optimizer="adamw", lr=0.1, weight_decay=0.5))
     before = weights(model)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    optimizer.step()
+    optimizer.update(ONE, YES)
     shrunk = {name for name, tensor in weights(model).items() if not torch.equal(tensor, before[name])}
     assert shrunk == {"0.weight", "1.weight", "3.weight"}
     assert torch.allclose(model.get_parameter("1.weight"), before["1.weight"] * (1 - 0.1 * 0.5))
 
 
+def test_a_weight_without_a_gradient_is_left_alone() -> None:
+    model = small_model()
+    optimizer = Optimizer(model, TrainConfig(lr=0.1, weight_decay=0.5))
+    before = weights(model)
+    model.get_parameter("1.weight").grad = torch.ones(4, 4)
+    optimizer.update(ONE, YES)
+    assert {name for name, tensor in weights(model).items() if not torch.equal(tensor, before[name])} == {"1.weight"}
+    assert float(optimizer.norm()) == pytest.approx(4.0)
+
+
 def test_the_learning_rate_is_that_of_the_next_step() -> None:
     model = small_model()
-    optimizer = make_optimizer(model, TrainConfig(lr=0.1))
-    set_learning_rate(optimizer, 0.0)
+    optimizer = Optimizer(model, TrainConfig(lr=0.1))
+    optimizer.lr.fill_(0.0)
     before = weights(model)
     some_steps(model, optimizer, 1, seed=1)
     assert same(weights(model), before)
@@ -82,21 +125,60 @@ def test_the_learning_rate_is_that_of_the_next_step() -> None:
 def test_state_goes_round_by_name_and_training_goes_on_to_the_bit(kind: Any) -> None:
     config = TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.1)
     straight, broken = small_model(), small_model()
-    whole, first = make_optimizer(straight, config), make_optimizer(broken, config)
+    whole, first = Optimizer(straight, config), Optimizer(broken, config)
     some_steps(straight, whole, 4, seed=1)
     some_steps(broken, first, 4, seed=1)
-    tensors = {name: tensor.clone() for name, tensor in optimizer_tensors(broken, first).items()}
-    assert {"0.weight/exp_avg", "0.weight/exp_avg_sq", "0.weight/step", "scale/exp_avg"} <= tensors.keys()
+    tensors = {name: tensor.clone() for name, tensor in first.tensors().items()}
+    assert {"0.weight/mean", "0.weight/square", "scale/mean", "updates"} <= tensors.keys()
     assert not any(name.startswith("frozen") for name in tensors)
-    fresh = make_optimizer(broken, config)
-    load_optimizer(broken, fresh, dict(reversed(tensors.items())))  # by name: the order does not matter
-    assert same(optimizer_tensors(broken, fresh), tensors)
+    fresh = Optimizer(broken, config)
+    fresh.load(dict(reversed(tensors.items())))  # by name: the order does not matter
+    assert same(fresh.tensors(), tensors)
     some_steps(straight, whole, 3, seed=2)
     some_steps(broken, fresh, 3, seed=2)
     assert same(weights(straight), weights(broken))
 
 
 def test_state_of_another_model_is_refused_by_name() -> None:
-    model = small_model()
-    with pytest.raises(InputError, match=r"'9\.weight'"):
-        load_optimizer(model, make_optimizer(model, TrainConfig()), {"9.weight/exp_avg": torch.zeros(1)})
+    optimizer = Optimizer(small_model(), TrainConfig())
+    with pytest.raises(InputError, match=r"'9\.weight/mean'"):
+        optimizer.load(optimizer.tensors() | {"9.weight/mean": torch.zeros(1)})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sums", [False, True])
+def test_the_kernel_does_what_the_lists_do(kind: Any, dtype: torch.dtype, sums: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(70, 90), nn.LayerNorm(90), nn.Linear(90, 33, bias=False)).to("cuda")
+    peer = copy.deepcopy(model)
+    config = TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.1)
+    optimizers = []
+    for each in (model, peer):
+        precise = {parameter: parameter.data for parameter in each.parameters() if parameter.dim() > 1}
+        for parameter in precise:
+            parameter.data = parameter.data.to(dtype)
+        optimizers.append(Optimizer(each, config, None if dtype == torch.float32 else precise, sums=sums))
+    ours, theirs = optimizers
+    for step in range(8):
+        generator = torch.Generator("cuda").manual_seed(step)
+        for a, b in zip(model.parameters(), peer.parameters(), strict=True):
+            a.grad = torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
+            b.grad = a.grad.clone()
+        ours.collect()
+        theirs.collect()
+        finite = torch.tensor(step != 3, device="cuda")
+        factors = theirs.coefficients(ONE.cuda() / 3).tolist()
+        ours.update(ONE.cuda() / 3, finite)
+        if step != 3:
+            for group in theirs.groups:
+                update_lists(group, factors, config)
+            theirs.taken += 1
+        ours.clear()
+        theirs.clear()
+        for name, tensor in ours.precise().items():
+            torch.testing.assert_close(tensor, theirs.precise()[name], rtol=1e-5, atol=1e-6)
+        for a, b in zip(model.parameters(), peer.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-6)
+    assert float(ours.taken) == 7

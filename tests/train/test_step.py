@@ -14,12 +14,12 @@ from small_runs import bytes_of, last_checkpoint, new_run, record, task_of
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.train import loop
-from kilolayer.train.clip import clip_gradients
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import TOLERATED, DivergedError, Guard
+from kilolayer.train.loop import DTYPES
 from kilolayer.train.metrics import read_metrics
 from kilolayer.train.norms import LayerNorms
-from kilolayer.train.optimizer import make_optimizer, optimizer_tensors
+from kilolayer.train.optimizer import Optimizer
 from kilolayer.train.step import Stepper
 
 
@@ -48,23 +48,28 @@ def stepper_of(dtype: torch.dtype = torch.float64, **options: Any) -> Stepper:
     model = kl.build_model(shape, seed=1, dtype=dtype)
     assert isinstance(model, kl.EncoderDecoder)
     guard = Guard(scaled=config.precision == "fp16")
-    return Stepper(model.train(), make_optimizer(model, config), config, guard, torch.device("cpu"))
+    precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
+    optimizer = Optimizer(model.train(), config, precise, sums=config.accumulate > 1)
+    return Stepper(model, optimizer, config, guard, torch.device("cpu"))
 
 
 def gradients_of(stepper: Stepper, batches: list[Batch]) -> dict[str, torch.Tensor]:
     """The gradients that the optimizer is given."""
     found: dict[str, torch.Tensor] = {}
+    update = stepper.optimizer.update
 
-    def note(*_: Any) -> None:
-        found.update({name: p.grad.clone() for name, p in stepper.model.named_parameters() if p.grad is not None})
+    def note(scale: torch.Tensor, finite: torch.Tensor) -> None:
+        found.update({name: gradient * scale for name, gradient in stepper.optimizer.gradients().items()})
+        update(scale, finite)
 
-    stepper.optimizer.register_step_pre_hook(note)
+    stepper.optimizer.update = note
     stepper.step(batches, 1e-2)
     return found
 
 
 def state_of(stepper: Stepper) -> dict[str, bytes]:
-    tensors = stepper.model.state_dict() | optimizer_tensors(stepper.model, stepper.optimizer)
+    tensors = stepper.model.state_dict() | stepper.optimizer.tensors()
+    tensors |= {f"{name}/precise": tensor for name, tensor in stepper.optimizer.precise().items()}
     return {name: bytes_of(tensor) for name, tensor in tensors.items()}
 
 
@@ -73,11 +78,11 @@ def test_accumulated_batches_are_one_batch_of_their_union(cuts: list[int]) -> No
     rows = random_rows(9, seed=4)
     parts = [batch_of(rows[a:b]) for a, b in zip([0, *cuts], [*cuts, 9], strict=True) if a < b]
     assert len({part.tokens for part in parts}) > 1
-    together, apart = gradients_of(stepper_of(), [batch_of(rows)]), gradients_of(stepper_of(), parts)
+    together, apart = gradients_of(stepper_of(), [batch_of(rows)]), gradients_of(stepper_of(accumulate=len(parts)), parts)
     assert together.keys() == apart.keys()
     for name, gradient in together.items():
         torch.testing.assert_close(apart[name], gradient, rtol=1e-6, atol=1e-6 * float(gradient.abs().max()))
-    whole, pieces = stepper_of().step([batch_of(rows)], 1e-2), stepper_of().step(parts, 1e-2)
+    whole, pieces = stepper_of().step([batch_of(rows)], 1e-2), stepper_of(accumulate=len(parts)).step(parts, 1e-2)
     assert pieces.tokens == whole.tokens == sum(len(labels) for _, labels in rows)
     assert (pieces.loss, pieces.nll) == pytest.approx((whole.loss, whole.nll), rel=1e-6)
     assert pieces.gradient_norm == pytest.approx(whole.gradient_norm, rel=1e-6)
@@ -87,7 +92,7 @@ def test_layers_are_measured_once_however_many_batches_a_step_has() -> None:
     rows = random_rows(6, seed=4)
     one, three = LayerNorms(), LayerNorms()
     stepper_of().step([batch_of(rows)], 1e-2, one)
-    stepper_of().step([batch_of(rows)] * 3, 1e-2, three)
+    stepper_of(accumulate=3).step([batch_of(rows)] * 3, 1e-2, three)
     for norms in (one, three):
         for by_side in (norms.gradient, norms.update, norms.residual):
             assert {side: len(layers) for side, layers in by_side.items()} == {"encoder": 2, "decoder": 2}
@@ -112,15 +117,12 @@ def test_layer_norms_are_what_they_say() -> None:
 
 @pytest.mark.parametrize("largest", [0.0, 0.01, 1e6])
 def test_clipping_scales_the_whole_gradient_down_to_the_largest_norm(largest: float) -> None:
-    model = torch.nn.Linear(5, 5)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    norm = float(clip_gradients(model, largest))
-    assert norm == pytest.approx(math.sqrt(sum(float(each.square().sum()) for each in before)), rel=1e-5)
+    batch = batch_of(random_rows(4, seed=1))
+    before, clipped = gradients_of(stepper_of(), [batch]), gradients_of(stepper_of(clip=largest), [batch])
+    norm = math.sqrt(sum(float(each.square().sum()) for each in before.values()))
     scale = min(1.0, largest / norm) if largest else 1.0
-    for parameter, was in zip(model.parameters(), before, strict=True):
-        torch.testing.assert_close(parameter.grad, was * scale, rtol=1e-4, atol=1e-7)
+    for name, was in before.items():
+        torch.testing.assert_close(clipped[name], was * scale, rtol=1e-4, atol=1e-7)
 
 
 def test_a_step_says_that_it_was_clipped() -> None:
@@ -143,13 +145,13 @@ def poison_loss(stepper: Stepper, value: float) -> None:
 @pytest.mark.parametrize(("poison", "what"), [(poison_gradient, "the gradient"), (poison_loss, "the loss")])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_a_step_that_is_not_finite_changes_no_bit(poison: Any, what: str, value: float, clip: float) -> None:
-    stepper, batch = stepper_of(torch.float32, clip=clip), batch_of(random_rows(4, seed=1))
-    assert stepper.step([batch], 1e-2).fault is None
+    stepper, batch = stepper_of(torch.float32, clip=clip, accumulate=2), batch_of(random_rows(4, seed=1))
+    assert stepper.step([batch, batch], 1e-2).fault is None
     before = state_of(stepper)
     poison(stepper, value)
     assert stepper.step([batch, batch], 1e-2, LayerNorms()).fault == what
     assert state_of(stepper) == before
-    assert all(parameter.grad is None for parameter in stepper.model.parameters())
+    assert not any(gradient.any() for gradient in stepper.optimizer.gradients().values())
 
 
 def test_half_precision_steps_like_single_precision() -> None:
@@ -163,7 +165,7 @@ def test_half_precision_steps_like_single_precision() -> None:
         assert result.loss != exact.loss
         # The loss scale, 32768 in fp16, must be gone from the gradient.
         assert result.gradient_norm == pytest.approx(exact.gradient_norm, rel=5e-2)
-        assert all(parameter.dtype == torch.float32 for parameter in stepper.model.parameters())
+        assert all(tensor.dtype == torch.float32 for tensor in stepper.optimizer.precise().values())
 
 
 def test_the_loss_scale_halves_at_a_skip_and_doubles_after_good_steps() -> None:
@@ -257,7 +259,7 @@ def test_training_goes_on_after_a_skipped_step_and_says_which(
     last = last_checkpoint(run)
     assert last.state["guard"]["skipped"] == 4
     assert all(bool(torch.isfinite(tensor).all()) for tensor in last.model.values())
-    assert all(float(tensor) == 2 for name, tensor in last.optimizer.items() if name.endswith("/step"))
+    assert float(last.optimizer["updates"]) == 2
 
 
 def test_ten_bad_steps_in_a_row_end_the_run_with_advice(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

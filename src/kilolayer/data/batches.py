@@ -34,6 +34,11 @@ class Batch:
     tokens: int
     """Labels that are not padding: the weight of the batch's mean loss."""
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Source, target and labels."""
+        return self.source, self.target, self.labels
+
 
 @dataclass(frozen=True)
 class _Plan:

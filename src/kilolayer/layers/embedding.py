@@ -29,6 +29,7 @@ class Embedding(nn.Module):
     ) -> None:
         super().__init__()
         self.pad_id, self.gain = pad_id, gain
+        self.states_dtype: torch.dtype | None = None
         self.scale = dim**0.5 if scaled else 1.0
         self.weight = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
 
@@ -38,13 +39,13 @@ class Embedding(nn.Module):
             self.weight[self.pad_id].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Int [batch, length] to [batch, length, dim]."""
+        """Int [batch, length] to [batch, length, dim], in `states_dtype` where a lowered model has set it."""
         self._check(ids)
-        return F.embedding(ids, self.weight, padding_idx=self.pad_id) * self.scale
+        return F.embedding(ids, self.weight, padding_idx=self.pad_id).to(self.states_dtype or self.weight.dtype) * self.scale
 
     def scores(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to [batch, length, vocabulary]: the same table as output projection."""
-        return F.linear(states, self.weight)
+        return F.linear(states.to(self.weight.dtype), self.weight)
 
     def _check(self, ids: Tensor) -> None:
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2:
@@ -84,4 +85,4 @@ class VocabularyProjection(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to [batch, length, vocabulary]."""
-        return F.linear(states, self.weight)
+        return F.linear(states.to(self.weight.dtype), self.weight)

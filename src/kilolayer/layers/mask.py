@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -27,6 +28,19 @@ class Mask:
         else:
             return Mask(values=bias)
         return Mask(values=bias.masked_fill(~allowed, float("-inf")))
+
+    def as_bias(self, dtype: torch.dtype) -> Mask:
+        """The same view as a float bias: SDPA would turn a bool mask into one in every layer.
+
+        Its rows start at multiples of 16 elements, as the fused kernels want; they would copy it in every layer too.
+        """
+        if self.values is None or self.values.dtype == dtype:
+            return self
+        values = self.values
+        if values.dtype == torch.bool:
+            values = torch.zeros(values.shape, dtype=dtype, device=values.device).masked_fill_(~values, float("-inf"))
+        keys = values.shape[-1]
+        return Mask(values=F.pad(values.to(dtype), (0, -keys % 16))[..., :keys])
 
 
 def causal_grid(queries: int, keys: int, past: int, device: torch.device) -> Tensor:

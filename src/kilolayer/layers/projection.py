@@ -40,8 +40,8 @@ class Projection(nn.Module):
             self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., sum of rows]."""
-        return F.linear(x, self.weight, self.bias)
+        """[..., inputs] to [..., sum of rows], in the dtype of the weights."""
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{role}: {rows} x {self.weight.shape[1]}" for role, rows in self.parts)

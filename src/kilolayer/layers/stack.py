@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as shape_config
 
 from kilolayer.errors import InputError
+from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, CrossBlock, View
 from kilolayer.layers.cache import Cache
 from kilolayer.layers.mask import Mask, cross_mask, self_mask
@@ -59,6 +62,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.side: Side = side
+        self.compiled: Callable[..., Tensor] | None = None
         top = recipe.top(side, depths)
         kind = CrossBlock if side == "decoder" and depths.paired else Block
         self.positions = Positions(options, side, device, dtype)
@@ -73,6 +77,20 @@ class Stack(nn.Module):
         self.top_shift = make_shift(top.shift, device, dtype)
         self.top_scale = make_scale(Learned(1.0, "scalar") if top.scale else 1.0, options.dim, device, dtype)
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """Of the matrix products, and so of queries, keys and values; the states between layers may be in more."""
+        attention = self.sublayers()[0].f
+        assert isinstance(attention, Attention)
+        return attention.output.weight.dtype
+
+    def compile_layer(self) -> None:
+        """Compile the layers' forward, once for all of them and all batch shapes, for training."""
+        # A number that all layers share is a constant; sizes that happen to be equal are still two sizes.
+        torch._dynamo.config.specialize_float = True
+        shape_config.use_duck_shape = False
+        self.compiled = torch.compile(type(self.blocks[0]).forward, dynamic=True, fullgraph=True)
+
     def sublayers(self) -> list[Sublayer]:
         """All sublayers in the order of the forward; a compiled block is looked into."""
         blocks = [cast("Block", getattr(block, "_orig_mod", block)) for block in self.blocks]
@@ -85,8 +103,9 @@ class Stack(nn.Module):
         view, x = self._look(inputs, memory, cache)
         kept = [x]
         history = self.stream.write([], x)
+        run = nn.Module.__call__ if self.compiled is None or not self.training or cache is not None else self.compiled
         for index, block in enumerate(self.blocks):
-            x = block(self.stream.read(history), view, cache.layers[index] if cache else None)
+            x = run(block, self.stream.read(history), view, cache.layers[index] if cache else None)
             history = self.stream.write(history, x)
             if hidden_states:
                 kept.append(x)
@@ -103,7 +122,7 @@ class Stack(nn.Module):
         if cache is not None and segments is not None:
             raise InputError("packed documents cannot be decoded step by step", fix="give each document its own row")
         if cache is not None and cache.seen is not None:
-            places, mask = self._look_along_branches(length, x.dtype, cache)
+            places, mask = self._look_along_branches(length, cache)
         else:
             real = cache.extend(length, inputs.real) if cache else inputs.real
             everywhere = position_ids(past + length, device=device, real=real, segments=segments)
@@ -111,19 +130,21 @@ class Stack(nn.Module):
             places = everywhere[:, past:]
             mask = self_mask(length, causal=self.side == "decoder", device=device, real=real, segments=segments, past=past)
             if self.positions.bias is not None:
-                mask = mask.with_bias(self.positions.bias(places, everywhere).to(x.dtype))
-        rotation = None if self.positions.rotary is None else self.positions.rotary(places, x.dtype)
+                mask = mask.with_bias(self.positions.bias(places, everywhere))
+        dtype = self.product_dtype
+        mask = mask.as_bias(dtype)
+        rotation = None if self.positions.rotary is None else self.positions.rotary(places, dtype)
         x = self.dropout(self.positions.at_input(x, places))
         if memory is None:
             return View(mask, rotation, past), x
         reading = cross_mask(real=memory.real, segments=segments, memory_segments=memory.segments)
-        return View(mask, rotation, past, memory.states, reading), x
+        return View(mask, rotation, past, memory.states, reading.as_bias(dtype)), x
 
-    def _look_along_branches(self, branches: int, dtype: torch.dtype, cache: Cache) -> tuple[Tensor, Mask]:
+    def _look_along_branches(self, branches: int, cache: Cache) -> tuple[Tensor, Mask]:
         """Places and mask of one token for each branch of the cache."""
         self.positions.check_length(len(cache.widths) + 1)
         places, seen = cache.extend_branches(branches)
         mask = Mask(values=seen[:, None])
         if self.positions.bias is not None:
-            mask = mask.with_bias(self.positions.bias(places, cache.places().to(places.device)).to(dtype))
+            mask = mask.with_bias(self.positions.bias(places, cache.places().to(places.device)))
         return places, mask

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
+from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_scale
@@ -17,9 +18,16 @@ from kilolayer.recipes.base import Plan
 class DropPath(nn.Module):
     """Drops a branch for whole samples while training; what stays is scaled so that the mean is kept."""
 
-    def __init__(self, chance: float) -> None:
+    chance: Tensor
+
+    def __init__(self, chance: float, device: torch.device | None = None) -> None:
         super().__init__()
-        self.chance = chance
+        self.start = chance
+        # A tensor: one compiled layer serves all layers, and a number of each layer's own would be compiled in.
+        self.register_buffer("chance", torch.full((), chance, device=device), persistent=False)
+
+    def fill(self, noise: Noise) -> None:
+        self.chance.fill_(self.start)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         if not self.training:
@@ -56,7 +64,7 @@ class Sublayer(nn.Module):
         self.in_scale = make_scale(plan.in_scale, options.dim, device, dtype)
         self.skip = make_scale(plan.skip, options.dim, device, dtype)
         self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.drop_path = DropPath(drop_path, device) if drop_path else nn.Identity()
         if layer_branch is None:
             self.branch = make_scale(plan.branch, options.dim, device, dtype)
         else:

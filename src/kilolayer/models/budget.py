@@ -202,18 +202,17 @@ class FusedAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            return _FusedAttention.apply(*args, (kwargs or {}).get("attn_mask"))
+            return _FusedAttention.apply(*args)
         return func(*args, **(kwargs or {}))
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps queries, keys, values, the output, one fp32 number a head and query, and its own float copy of a bool mask."""
+    """Keeps queries, keys, values, the output, and one fp32 number a head and query."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = torch.empty_like(query)
-        bias = query.new_empty(mask.shape) if mask is not None and mask.dtype == torch.bool else None
-        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32), bias)
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
         return out
 
 
@@ -224,7 +223,8 @@ def _view(positions: Positions, x: Tensor, memory: Tensor, real: Tensor | None, 
     if positions.bias is not None:
         mask = mask.with_bias(positions.bias(places, places))
     rotation = None if positions.rotary is None else positions.rotary(places, x.dtype)
-    return View(mask, rotation, 0, memory, cross_mask(real=real, segments=None, memory_segments=None))
+    reading = cross_mask(real=real, segments=None, memory_segments=None)
+    return View(mask.as_bias(x.dtype), rotation, 0, memory, reading.as_bias(x.dtype))
 
 
 def _tensors(view: View) -> Iterator[Tensor]:

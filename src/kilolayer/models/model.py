@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kilolayer.errors import InputError
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialise import draw_seed, initialise
+from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Sequences, Stack
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Side
@@ -67,6 +68,21 @@ class Model(nn.Module):
         if dtype is not None:
             self.to(dtype)
         return self.initialise()
+
+    def lower(self, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
+        """Hold matrices and tables in `dtype`, so that products are computed in it; return them as they were.
+
+        Norms, scales and the states between layers stay as they are.
+        """
+        precise = {}
+        for module in self.modules():
+            if isinstance(module, Embedding):
+                module.states_dtype = module.weight.dtype
+            if isinstance(module, Embedding | VocabularyProjection | Projection):
+                for parameter in module.parameters(recurse=False):
+                    precise[parameter] = parameter.data
+                    parameter.data = parameter.data.to(dtype)
+        return precise
 
     def stacks(self) -> list[Stack]:
         """The stacks in the order of the forward."""

@@ -51,7 +51,9 @@ class TrainConfig:
     clip: float = 0.0
     """Largest gradient norm; 0: no clipping."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the matrix products; weights and optimizer stay in fp32. fp16 scales the loss."""
+    """Of the matrix products, and of the matrices; the optimizer keeps these in fp32 too. fp16 scales the loss."""
+    eager: bool = False
+    """Run one operation at a time on a GPU too, without compiled layers and recorded steps: slow, for debugging."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto: the GPU where there is one."""
     threads: int = 0

@@ -22,11 +22,13 @@ from kilolayer.train.checkpoint import Checkpoint
 from kilolayer.train.guard import Guard
 from kilolayer.train.metrics import Metrics
 from kilolayer.train.norms import LayerNorms
-from kilolayer.train.optimizer import load_optimizer, make_optimizer, optimizer_tensors
+from kilolayer.train.optimizer import Optimizer
 from kilolayer.train.progress import Progress
 from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights, vocabulary_digest
 from kilolayer.train.schedule import learning_rate
 from kilolayer.train.step import Stepper, StepResult
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -106,7 +108,6 @@ class Trainer:
         model = build_model(run.config.model, device=self.device, seed=config.seed)
         assert isinstance(model, EncoderDecoder)
         self.model = model.train()
-        self.optimizer = make_optimizer(model, config)
         self.guard = Guard(scaled=config.precision == "fp16")
         self.batches, self.filtered = task.training_batches(config.seed)
         self.best = Best()
@@ -114,6 +115,19 @@ class Trainer:
         self.step = 0
         self.saved: int | None = None
         self.seconds = 0.0
+
+    def begin(self, saved: Checkpoint | None) -> None:
+        """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
+        if saved is None:
+            self.calibrate()
+        else:
+            check_vocabulary(saved.state["vocabulary"], self.task.tokenizers, self.run.folder)
+            load_weights(self.model, saved.model, self.run.folder)
+        dtype = DTYPES.get(self.config.precision)
+        precise = None if dtype is None else self.model.lower(dtype)
+        self.optimizer = Optimizer(self.model, self.config, precise, sums=self.config.accumulate > 1)
+        if saved is not None:
+            self.restore(saved)
 
     def state(self) -> Checkpoint:
         """All that a resumed run needs to go on as if it had not stopped."""
@@ -128,18 +142,16 @@ class Trainer:
             "seconds": self.seconds,
             "vocabulary": vocabulary_digest(self.task.tokenizers),
         }
-        tensors = optimizer_tensors(self.model, self.optimizer) | random
-        return Checkpoint(self.step, dict(self.model.state_dict()), tensors, values)
+        weights = self.model.state_dict() | self.optimizer.precise()
+        return Checkpoint(self.step, weights, self.optimizer.tensors() | random, values)
 
     def restore(self, saved: Checkpoint) -> None:
-        """Put back what `state` gave."""
-        check_vocabulary(saved.state["vocabulary"], self.task.tokenizers, self.run.folder)
-        load_weights(self.model, saved.model, self.run.folder)
+        """Put back what `state` gave, but for the weights, which `begin` loads."""
         tensors = dict(saved.optimizer)
         torch.set_rng_state(tensors.pop("random.cpu"))
         if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda, self.device)
-        load_optimizer(self.model, self.optimizer, tensors)
+        self.optimizer.load(tensors)
         self.guard.load_state(saved.state["guard"])
         self.batches.load_state(saved.state["batches"])
         self.best = Best(**saved.state["best"])
@@ -162,13 +174,10 @@ def train(run: Run, task: TranslationTask, resume: bool = False) -> int:
     with _signals() as stop:
         trainer = Trainer(run, task)
         newest = checkpoint.newest(run.checkpoints) if resume else None
-        if newest is not None:
-            trainer.restore(checkpoint.load(newest))
+        trainer.begin(None if newest is None else checkpoint.load(newest))
         metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard)
         progress = Progress(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
-        if newest is None:
-            trainer.calibrate()
         _loop(trainer, metrics, progress, stop)
         _save(trainer)
         progress.close()
@@ -180,7 +189,7 @@ def train(run: Run, task: TranslationTask, resume: bool = False) -> int:
 
 def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop) -> None:
     config = trainer.config
-    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device)
+    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, progress.say)
     while trainer.step < config.steps and not stop.signal:
         if config.patience and trainer.best.waited >= config.patience:
             progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")

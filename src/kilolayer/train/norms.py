@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.models.model import Model
+from kilolayer.train.optimizer import Optimizer
 
 ByLayer = dict[str, list[float]]
+Layers = dict[str, list[list[Tensor]]]
 
 
 @dataclass
@@ -27,8 +29,11 @@ class LayerNorms:
 def watch_residuals(model: Model, norms: LayerNorms) -> Iterator[None]:
     """Fill `norms.residual` from the forwards run inside: one value a layer, the mean of its forwards."""
     handles = []
+    # A layer compiled for all layers is called without their hooks.
+    compiled = {stack: stack.compiled for stack in model.stacks()}
     seen: dict[str, list[list[float]]] = {}
     for stack in model.stacks():
+        stack.compiled = None
         seen[stack.side] = [[] for _ in stack.blocks]
         for block, values in zip(stack.blocks, seen[stack.side], strict=True):
 
@@ -41,33 +46,44 @@ def watch_residuals(model: Model, norms: LayerNorms) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        for stack, function in compiled.items():
+            stack.compiled = function
     norms.residual = {side: [sum(values) / len(values) for values in layers] for side, layers in seen.items()}
 
 
-def gradient_norms(model: Model) -> ByLayer:
-    """The gradient's norm, layer by layer; absent gradients count as 0."""
+def gradient_norms(model: Model, optimizer: Optimizer, factor: float) -> ByLayer:
+    """The norm of the gradient times `factor`, layer by layer; absent gradients count as 0."""
     return {
-        stack.side: [_norm([p.grad for p in block.parameters() if p.grad is not None]) for block in stack.blocks]
-        for stack in model.stacks()
+        side: [factor * _norm(tensors) for tensors in layers]
+        for side, layers in _by_layer(model, optimizer.gradients()).items()
     }
 
 
-def copy_layers(model: Model) -> dict[str, list[list[Tensor]]]:
+def copy_layers(model: Model, optimizer: Optimizer) -> Layers:
     """The weights of each layer as they are now, for `update_norms` after the step."""
-    return {
-        stack.side: [[p.detach().clone() for p in block.parameters()] for block in stack.blocks] for stack in model.stacks()
-    }
+    weights = _by_layer(model, optimizer.precise())
+    return {side: [[tensor.clone() for tensor in tensors] for tensors in layers] for side, layers in weights.items()}
 
 
-def update_norms(model: Model, before: dict[str, list[list[Tensor]]]) -> ByLayer:
+def update_norms(model: Model, optimizer: Optimizer, before: Layers) -> ByLayer:
     """The norm of what a step changed, layer by layer."""
     return {
-        stack.side: [
-            _norm([new.detach() - old for new, old in zip(block.parameters(), weights, strict=True)])
-            for block, weights in zip(stack.blocks, before[stack.side], strict=True)
+        side: [
+            _norm([new - old for new, old in zip(news, olds, strict=True)])
+            for news, olds in zip(layers, before[side], strict=True)
         ]
-        for stack in model.stacks()
+        for side, layers in _by_layer(model, optimizer.precise()).items()
     }
+
+
+def _by_layer(model: Model, named: Mapping[str, Tensor]) -> Layers:
+    """Tensors by the name of a weight, sorted into stacks and layers."""
+    layers: Layers = {stack.side: [[] for _ in stack.blocks] for stack in model.stacks()}
+    for name, tensor in named.items():
+        side, *path = name.split(".")
+        if path[0] == "blocks":
+            layers[side][int(path[1])].append(tensor)
+    return layers
 
 
 def _norm(tensors: list[Tensor]) -> float:

@@ -1,8 +1,12 @@
-"""Optimizers, and their state by parameter name."""
+"""Adam, AdamW and RAdam on all weights at once, with fp32 masters for weights that are held in less."""
+
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,43 +14,216 @@ from torch import Tensor, nn
 from kilolayer.errors import InputError
 from kilolayer.train.config import TrainConfig
 
+if TYPE_CHECKING:
+    from kilolayer.train.update_kernel import UpdateKernel
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Adam, AdamW or RAdam over the trained parameters; matrices and tables are decayed, vectors and scalars are not."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in trained if parameter.dim() <= 1], "weight_decay": 0.0},
+ALIGNMENT = 64  # elements: each tensor's part of a flat buffer starts where wide loads may start
+
+
+@dataclass
+class Group:
+    """Weights of one dtype that are decayed alike. Moments and masters lie in one buffer each, in the weights' order."""
+
+    names: list[str]
+    weights: list[nn.Parameter]
+    decay: float
+    starts: list[int] = field(init=False)
+    means: list[Tensor] = field(init=False)
+    squares: list[Tensor] = field(init=False)
+    masters: list[Tensor] | None = field(init=False, default=None)
+    sums: list[Tensor] | None = field(init=False, default=None)
+    buffers: dict[str, Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ends = torch.tensor([-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in self.weights]).cumsum(0).tolist()
+        self.starts, self.size = [0, *ends[:-1]], ends[-1]
+        self.means, self.squares = self._buffer("means"), self._buffer("squares")
+
+    def keep_masters(self, precise: Mapping[nn.Parameter, Tensor]) -> None:
+        """Hold a copy of each weight before it was rounded."""
+        self.masters = self._buffer("masters")
+        for master, weight in zip(self.masters, self.weights, strict=True):
+            master.copy_(precise[weight])
+
+    def keep_sums(self) -> None:
+        """Make room for gradients that are added up over batches."""
+        self.sums = self._buffer("sums")
+
+    @property
+    def gradients(self) -> list[Tensor | None]:
+        """What the next update reads: the sums over batches where they are kept, else the last backward's."""
+        return list(self.sums) if self.sums is not None else [weight.grad for weight in self.weights]
+
+    def _buffer(self, name: str) -> list[Tensor]:
+        """A tensor for each weight, at least in fp32: views of one zeroed buffer."""
+        dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
+        flat = self.buffers[name] = torch.zeros(self.size, dtype=dtype, device=self.weights[0].device)
+        return [
+            flat[start : start + weight.numel()].view(weight.shape)
+            for start, weight in zip(self.starts, self.weights, strict=True)
+        ]
+
+
+class Optimizer:
+    """w <- (1 - lr decay) w - step * mean / (root * sqrt(square) + offset), the decay on matrices and tables alone.
+
+    mean and square are the running means of the gradient and of its square. With t updates, Adam has step = lr / (1 - beta1^t),
+    root = 1 / sqrt(1 - beta2^t), offset = eps. RAdam multiplies by its rectification and leaves the denominator out until that
+    is defined. AdamW decays as written; the others add decay * w to the gradient.
+    `lr` is a tensor, so that a captured step reads its value of the moment.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, precise: Mapping[nn.Parameter, Tensor] | None = None, sums: bool = False
+    ) -> None:
+        """precise: the weights of a lowered model before rounding. sums: gradients are added up over several batches."""
+        self.config = config
+        self.groups = _group(model, config)
+        self.device = self.groups[0].weights[0].device
+        for group in self.groups:
+            if precise is not None and group.weights[0] in precise:
+                group.keep_masters(precise)
+            if sums:
+                group.keep_sums()
+        self.kernel = _make_kernel(self.groups, config) if self.device.type == "cuda" else None
+        self.lr = torch.tensor(config.lr, dtype=torch.float64, device=self.device)
+        self.taken = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def collect(self) -> None:
+        """Add the last backward's gradients to the sums."""
+        for group in self.groups:
+            if group.sums is not None:
+                found = [(total, weight.grad) for total, weight in zip(group.sums, group.weights, strict=True)]
+                present = [(total, gradient) for total, gradient in found if gradient is not None]
+                torch._foreach_add_([total for total, _ in present], [gradient for _, gradient in present])
+                for weight in group.weights:
+                    weight.grad = None
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for group in self.groups:
+            if group.sums is not None:
+                group.buffers["sums"].zero_()
+            for weight in group.weights:
+                weight.grad = None
+
+    def norm(self) -> Tensor:
+        """The norm of all gradients together: fp32 []."""
+        parts = [
+            torch.stack(torch._foreach_norm(present, 2, dtype=torch.promote_types(present[0].dtype, torch.float32))).norm()
+            for group in self.groups
+            if (present := [gradient for gradient in group.gradients if gradient is not None])
+        ]
+        return torch.stack(parts).norm() if parts else torch.zeros((), device=self.device)
+
+    def coefficients(self, scale: Tensor) -> Tensor:
+        """lr, step, root, offset and the factor on the gradient, for the update after `taken` ones: fp64 [5]."""
+        beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
+        count = self.taken + 1
+        left1, left2 = 1 - beta1**count, 1 - beta2**count
+        if self.config.optimizer != "radam":
+            return torch.stack([self.lr, self.lr / left1, left2.rsqrt(), torch.full_like(count, eps), scale.double()])
+        longest = 2 / (1 - beta2) - 1
+        length = longest - 2 * count * beta2**count / left2
+        rectified = length > 5
+        ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        step = self.lr / left1 * torch.where(rectified, (ratio.clamp(min=0) * left2).sqrt(), 1.0)
+        return torch.stack([self.lr, step, rectified.double(), torch.where(rectified, eps, 1.0), scale.double()])
+
+    def update(self, scale: Tensor, finite: Tensor) -> None:
+        """Change the weights by the gradients times `scale`, where `finite`; otherwise nothing. Both are tensors []."""
+        factors = self.coefficients(scale)
+        if self.kernel is not None:
+            self.kernel.update(factors.float(), finite)
+            self.taken += finite
+        elif bool(finite):
+            for group in self.groups:
+                update_lists(group, factors.tolist(), self.config)
+            self.taken += 1
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What the next update reads, by the name of the weight."""
+        return {
+            name: gradient
+            for group in self.groups
+            for name, gradient in zip(group.names, group.gradients, strict=True)
+            if gradient is not None
+        }
+
+    def precise(self) -> dict[str, Tensor]:
+        """Every trained weight by name, as exact as it is held."""
+        return {
+            name: weight.detach()
+            for group in self.groups
+            for name, weight in zip(group.names, group.masters or group.weights, strict=True)
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state but for the masters: `embedding.weight/mean`, `embedding.weight/square`, and `updates`."""
+        slots = {"mean": lambda group: group.means, "square": lambda group: group.squares}
+        named = {
+            f"{name}/{slot}": tensor
+            for group in self.groups
+            for slot, of in slots.items()
+            for name, tensor in zip(group.names, of(group), strict=True)
+        }
+        return named | {"updates": self.taken}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        ours = self.tensors()
+        if missing := sorted(set(ours) ^ set(tensors)):
+            raise InputError(
+                f"the optimizer's state does not fit the model: {missing[0]!r} is in one of them alone",
+                fix="resume with the configuration of the run",
+            )
+        for name, tensor in ours.items():
+            tensor.copy_(tensors[name])
+
+
+def update_lists(group: Group, factors: list[float], config: TrainConfig) -> None:
+    """The update of one group, tensor by tensor: what runs on the CPU, and what the kernel is tested against."""
+    lr, step, root, offset, scale = factors
+    present = [index for index, gradient in enumerate(group.gradients) if gradient is not None]
+    if not present:
+        return
+    weights, means, squares, rounded = (
+        [tensors[index] for index in present]
+        for tensors in (group.masters or group.weights, group.means, group.squares, group.weights)
+    )
+    gradients = [gradient.to(group.means[0].dtype) for gradient in group.gradients if gradient is not None]
+    with torch.no_grad():
+        if scale != 1.0:
+            gradients = torch._foreach_mul(gradients, scale)
+        if group.decay and config.optimizer == "adamw":
+            torch._foreach_mul_(weights, 1 - lr * group.decay)
+        elif group.decay:
+            gradients = torch._foreach_add(gradients, weights, alpha=group.decay)
+        torch._foreach_lerp_(means, gradients, 1 - config.beta1)
+        torch._foreach_mul_(squares, config.beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - config.beta2)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(roots, root)
+        torch._foreach_add_(roots, offset)
+        torch._foreach_addcdiv_(weights, means, roots, -step)
+        if group.masters is not None:
+            torch._foreach_copy_(rounded, weights)
+
+
+def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | None:
+    try:
+        from kilolayer.train.update_kernel import UpdateKernel
+    except ImportError:  # torch for some systems comes without Triton
+        return None
+    return UpdateKernel(groups, config)
+
+
+def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
+    members: dict[tuple[torch.dtype, bool], list[tuple[str, nn.Parameter]]] = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            members.setdefault((weight.dtype, weight.dim() > 1), []).append((name, weight))
+    return [
+        Group([name for name, _ in few], [weight for _, weight in few], config.weight_decay if decayed else 0.0)
+        for (_, decayed), few in members.items()
     ]
-    settings = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps, "foreach": True}
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
-    return kinds[config.optimizer]([group for group in groups if group["params"]], **settings)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter/slot`, such as `embedding.weight/exp_avg`."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[parameter]}/{slot}": value
-        for parameter, slots in optimizer.state.items()
-        for slot, value in slots.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave."""
-    parameters = dict(model.named_parameters())
-    for key, value in tensors.items():
-        name, _, slot = key.rpartition("/")
-        if name not in parameters:
-            raise InputError(f"the optimizer's state names {name!r}, which the model does not have")
-        # Adam counts its steps on the CPU; the moments live beside their parameter.
-        device = value.device if value.dim() == 0 else parameters[name].device
-        optimizer.state[parameters[name]][slot] = value.to(device)

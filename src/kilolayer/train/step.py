@@ -1,24 +1,23 @@
-"""One training step: forward, backward, guard, clip, update."""
+"""One training step: forward, backward, guard, clip, update. On a GPU it is recorded once for each batch shape."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kilolayer.data.batches import Batch
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.tasks.translation import token_losses
-from kilolayer.train.clip import clip_gradients
 from kilolayer.train.config import TrainConfig
+from kilolayer.train.graph import Graphs
 from kilolayer.train.guard import Guard
 from kilolayer.train.norms import LayerNorms, copy_layers, gradient_norms, update_norms, watch_residuals
-from kilolayer.train.optimizer import set_learning_rate
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from kilolayer.train.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -34,51 +33,128 @@ class StepResult:
 
 
 class Stepper:
-    """Runs steps on a model and its optimizer."""
+    """Runs steps on a model and its optimizer. Nothing is read back from the device before a step has ended."""
 
     def __init__(
-        self, model: EncoderDecoder, optimizer: torch.optim.Optimizer, config: TrainConfig, guard: Guard, device: torch.device
+        self,
+        model: EncoderDecoder,
+        optimizer: Optimizer,
+        config: TrainConfig,
+        guard: Guard,
+        device: torch.device,
+        say: Callable[[str], None] = print,
     ) -> None:
-        self.model, self.optimizer, self.config, self.guard, self.device = model, optimizer, config, guard, device
+        self.model, self.optimizer, self.config, self.guard, self.device, self.say = (
+            model,
+            optimizer,
+            config,
+            guard,
+            device,
+            say,
+        )
+        self.token_losses = token_losses
+        self.totals = torch.zeros(2, device=device)
+        self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / target tokens of the step
+        self.scale = torch.ones((), dtype=torch.float64, device=device)  # of the loss
+        self.measured = torch.zeros(3, dtype=torch.float64, device=device)
+        self.graphs: Graphs | None = None
+        self.warm = False
+        if device.type == "cuda" and not config.eager:
+            self._compile()
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
         """One update from `batches`; with `norms`, also measure each layer."""
         tokens = sum(batch.tokens for batch in batches)
-        with nullcontext() if norms is None else watch_residuals(self.model, norms):
-            loss, nll = self._accumulate(batches, tokens)
-        if self.guard.scale != 1.0:
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(self.guard.scale)
+        self.optimizer.lr.fill_(lr)
+        self.share.fill_(1 / tokens)
+        self.scale.fill_(self.guard.scale)
         if norms is not None:
-            norms.gradient = gradient_norms(self.model)
-        norm = float(clip_gradients(self.model, self.config.clip))
+            self._step_and_measure(batches, norms)
+        elif self.graphs is None or not self.warm:
+            self._step_eagerly(batches)
+            self.warm = True
+        else:
+            self._step_by_graphs(self.graphs, batches)
+        loss, nll, norm = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
-        if fault is None:
-            before = None if norms is None else copy_layers(self.model)
-            set_learning_rate(self.optimizer, lr)
-            self.optimizer.step()
-            if norms is not None and before is not None:
-                norms.update = update_norms(self.model, before)
-        self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, nll, tokens, norm, 0 < self.config.clip < norm, fault)
 
-    def _accumulate(self, batches: Sequence[Batch], tokens: int) -> tuple[float, float]:
-        """Add up the gradients of all batches, each token with the same weight; return the means of both losses."""
-        losses = []
-        for batch in batches:
-            source, target, labels = (
-                part.to(self.device, non_blocking=True) for part in (batch.source, batch.target, batch.labels)
-            )
-            with self._precision():
-                logits = self.model(source, target).logits
-            loss, nll = token_losses(logits, labels, self.config.label_smoothing)
-            (loss * (self.guard.scale / tokens)).backward()
-            losses.append(torch.stack([loss.detach(), nll.detach()]))
-        mean = torch.stack(losses).sum(dim=0) / tokens
-        return float(mean[0]), float(mean[1])
+    def _compile(self) -> None:
+        """One compiled layer for all layers, a compiled loss, and room for recordings."""
+        if self.optimizer.kernel is None:
+            self.say("steps run one operation at a time, because Triton is not installed")
+            return
+        # Advice to the compiler's authors is not for the user.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
+        for stack in self.model.stacks():
+            stack.compile_layer()
+        self.token_losses = torch.compile(token_losses, dynamic=True)
+        self.graphs = Graphs()
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.config.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, DTYPES[self.config.precision])
+    def _step_eagerly(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._read(*(part.to(self.device, non_blocking=True) for part in batch.parts))
+        self._update()
+
+    def _step_and_measure(self, batches: Sequence[Batch], norms: LayerNorms) -> None:
+        with watch_residuals(self.model, norms):
+            for batch in batches:
+                self._read(*(part.to(self.device, non_blocking=True) for part in batch.parts))
+        norms.gradient = gradient_norms(self.model, self.optimizer, 1 / self.guard.scale)
+        before = copy_layers(self.model, self.optimizer)
+        self._update()
+        norms.update = update_norms(self.model, self.optimizer, before)
+
+    def _step_by_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
+        """One graph for a step of one batch; for several, one graph for each batch and one for the update."""
+        if len(batches) == 1:
+            work = [(self._read_and_update, batches[0].parts)]
+        else:
+            work = [*((self._read, batch.parts) for batch in batches), (self._update, ())]
+        keys = [(function.__name__, *(tuple(part.shape) for part in parts)) for function, parts in work]
+        try:
+            for key, (function, parts) in zip(keys, work, strict=True):
+                if key not in graphs.recordings:
+                    self._record(graphs, key, function, parts)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.say(f"steps run one operation at a time, because recording failed: {str(error).splitlines()[0]}")
+            self.graphs = None
+            self._step_eagerly(batches)
+            return
+        for key, (_, parts) in zip(keys, work, strict=True):
+            graphs.replay(key, parts)
+
+    def _record(self, graphs: Graphs, key: Hashable, function: Callable[..., None], parts: tuple[Tensor, ...]) -> None:
+        assert self.optimizer.kernel is not None
+        try:
+            with self.optimizer.kernel.recording():
+                graphs.record(key, function, parts)
+        finally:
+            # What a recording left behind has a place in the pool but no value.
+            for weight in self.model.parameters():
+                weight.grad = None
+
+    def _read_and_update(self, source: Tensor, target: Tensor, labels: Tensor) -> None:
+        self._read(source, target, labels)
+        self._update()
+
+    def _read(self, source: Tensor, target: Tensor, labels: Tensor) -> None:
+        """Forward and backward of one batch: adds to the gradients and to the sums of both losses."""
+        loss, nll = self.token_losses(self.model(source, target).logits, labels, self.config.label_smoothing)
+        (loss * (self.scale * self.share).to(loss.dtype)).backward()
+        self.totals += torch.stack([loss.detach(), nll.detach()])
+        self.optimizer.collect()
+
+    def _update(self) -> None:
+        """Clip and update where all is finite; leave the means of both losses and the gradient's norm in `measured`."""
+        means, norm = self.totals * self.share, self.optimizer.norm() / self.scale
+        finite = means[0].isfinite() & norm.isfinite()
+        factor = 1 / self.scale
+        if self.config.clip:
+            factor = factor * (self.config.clip / (norm + 1e-6)).clamp(max=1.0)
+        self.optimizer.update(factor, finite)
+        self.measured.copy_(torch.stack([*means.double(), norm.double()]))
+        self.totals.zero_()
+        self.optimizer.clear()

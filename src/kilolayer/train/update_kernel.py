@@ -1,0 +1,168 @@
+"""The optimizer's update of many tensors in one launch. `update_lists` in optimizer.py is its reference.
+
+Each program takes one chunk of one tensor. Gradients and weights are found through tables of addresses, because they are
+thousands of tensors; moments and masters lie in flat buffers. A program reads and writes each number once.
+"""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kilolayer.train.config import TrainConfig
+from kilolayer.train.optimizer import Group
+
+CHUNK = 2048
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+class UpdateKernel:
+    """The launches of an optimizer's groups.
+
+    The addresses of the gradients go into tables. While a step is recorded no table can be written: `recording` gives it tables
+    of its own and writes them afterwards.
+    """
+
+    def __init__(self, groups: list[Group], config: TrainConfig) -> None:
+        self.groups, self.config = groups, config
+        self.chunks = [Chunks(group) for group in groups]
+        self.tables = self._new_tables()
+        self.noted: list[Tensor] = []
+        self.recorded: list[list[Tensor]] = []
+
+    def update(self, factors: Tensor, finite: Tensor) -> None:
+        """One launch a group. factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
+        self.noted = [addresses(group.gradients) for group in self.groups]
+        if not torch.cuda.is_current_stream_capturing():
+            self._write()
+        for group, chunks, table in zip(self.groups, self.chunks, self.tables, strict=True):
+            update_chunks(group, chunks, table, factors, finite, self.config)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Around the recording of a step with an update in it."""
+        usual, self.tables = self.tables, self._new_tables()
+        self.noted = []
+        try:
+            yield
+            if self.noted:
+                self._write()
+                self.recorded.append(self.tables)
+        finally:
+            self.tables = usual
+
+    def _new_tables(self) -> list[Tensor]:
+        return [torch.zeros_like(chunks.weights) for chunks in self.chunks]
+
+    def _write(self) -> None:
+        for table, noted in zip(self.tables, self.noted, strict=True):
+            table.copy_(noted)
+
+
+class Chunks:
+    """Where the chunks of a group are."""
+
+    def __init__(self, group: Group) -> None:
+        device = group.weights[0].device
+        chunks = [(index, start) for index, weight in enumerate(group.weights) for start in range(0, weight.numel(), CHUNK)]
+        self.tensor_of, self.start_of = (torch.tensor(column, device=device) for column in zip(*chunks, strict=True))
+        self.sizes = torch.tensor([weight.numel() for weight in group.weights], device=device)
+        self.places = torch.tensor(group.starts, device=device)
+        self.weights = addresses(list(group.weights)).to(device)
+
+
+def addresses(tensors: list[Tensor | None]) -> Tensor:
+    """int64 [tensors], 0 where a tensor is absent."""
+    return torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+
+
+def update_chunks(
+    group: Group, chunks: Chunks, gradients: Tensor, factors: Tensor, finite: Tensor, config: TrainConfig
+) -> None:
+    """One launch. gradients: the addresses, on the device; factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
+    gradient = next((each for each in group.gradients if each is not None), None)
+    if gradient is None:
+        return
+    means, squares = group.buffers["means"], group.buffers["squares"]
+    _update[(len(chunks.tensor_of),)](
+        chunks.tensor_of,
+        chunks.start_of,
+        chunks.sizes,
+        chunks.places,
+        gradients,
+        chunks.weights,
+        means,
+        squares,
+        group.buffers.get("masters", means),
+        factors,
+        finite,
+        config.beta1,
+        config.beta2,
+        group.decay,
+        GRADIENT=TYPES[gradient.dtype],
+        WEIGHT=TYPES[group.weights[0].dtype],
+        HAS_MASTER=group.masters is not None,
+        DECOUPLED=config.optimizer == "adamw",
+        SIZE=CHUNK,
+        num_warps=8,
+    )
+
+
+@triton.jit
+def _update(
+    tensor_of,
+    start_of,
+    sizes,
+    places,
+    gradients,
+    weights,
+    means,
+    squares,
+    masters,
+    factors,
+    finite,
+    beta1,
+    beta2,
+    decay,
+    GRADIENT: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    HAS_MASTER: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    index = tl.load(tensor_of + tl.program_id(0))
+    address = tl.load(gradients + index)
+    if (tl.load(finite) != 0) & (address != 0):
+        start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
+        place = tl.multiple_of(tl.load(places + index), 64) + start
+        offsets = tl.arange(0, SIZE)
+        inside = start + offsets < tl.load(sizes + index)
+        lr, step, root = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+        offset, scale = tl.load(factors + 3), tl.load(factors + 4)
+        gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16) + offsets
+        weight_at = tl.multiple_of(tl.load(weights + index).to(tl.pointer_type(WEIGHT)) + start, 16) + offsets
+        mean_at, square_at, master_at = means + place + offsets, squares + place + offsets, masters + place + offsets
+
+        gradient = tl.load(gradient_at, mask=inside, other=0.0).to(tl.float32) * scale
+        weight = tl.load(master_at if HAS_MASTER else weight_at, mask=inside, other=0.0).to(tl.float32)
+        if DECOUPLED:
+            weight = weight * (1 - lr * decay)
+        else:
+            gradient = gradient + decay * weight
+        mean = tl.load(mean_at, mask=inside, other=0.0)
+        mean = mean + (1 - beta1) * (gradient - mean)
+        square = beta2 * tl.load(square_at, mask=inside, other=0.0) + (1 - beta2) * gradient * gradient
+        weight = weight - step * mean / (root * tl.sqrt(square) + offset)
+
+        tl.store(mean_at, mean, mask=inside)
+        tl.store(square_at, square, mask=inside)
+        if HAS_MASTER:
+            tl.store(master_at, weight, mask=inside)
+        tl.store(weight_at, weight.to(WEIGHT), mask=inside)
