@@ -2,102 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
-from kilolayer.cli.main import main
 from kilolayer.config import build, load
-from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import train_tokenizer
 from kilolayer.train import checkpoint
 from kilolayer.train.config import RunConfig
 from kilolayer.train.metrics import read_metrics
-
-CONFIG = """\
-[model]
-layers = 2
-dim = 16
-heads = 2
-ffn_dim = 32
-dropout = 0.1
-
-[data]
-folder = "{corpus}"
-directions = ["en-de"]
-valid = "valid"
-test = "test"
-
-[tokenizer]
-vocab_size = 90
-byte_fallback = false
-character_coverage = 1.0
-
-[batches]
-tokens = 400
-shapes = 3
-
-[train]
-steps = 6
-lr = 1e-2
-warmup_steps = 3
-log_every = 2
-layers_every = 3
-valid_every = 3
-valid_bleu = true
-save_every = 3
-device = "cpu"
-
-[search]
-method = "greedy"
-max_length_factor = 1.0
-max_length_extra = 4
-"""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration file beside its text."""
-    folder = tmp_path_factory.mktemp("corpus")
-    sentences = list(pairs(240, seed=1, unseen=False))
-    for part, chosen in {"train": sentences[:200], "valid": sentences[200:220], "test": sentences[220:230]}.items():
-        for side, language in enumerate(("en", "de")):
-            (folder / f"{part}.{language}").write_text("".join(f"{pair[side]}\n" for pair in chosen), encoding="utf-8")
-    (folder / "small.toml").write_text(CONFIG.format(corpus=folder), encoding="utf-8")
-    return folder / "small.toml"
-
-
-def quietly(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
-
-
-@pytest.fixture(scope="module")
-def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A finished run, and what it printed."""
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    code, out, err = quietly("train", config, "--run", folder, "--train.lr", "8e-3")
-    assert code == 0, err
-    return folder, out, err
 
 
 def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]) -> None:
@@ -179,17 +100,6 @@ def test_scores_as_json(trained: tuple[Path, str, str]) -> None:
     assert json.loads(out) == {"test": json.loads((trained[0] / "scores.json").read_text())["test"]}
 
 
-def refused(*words: object) -> list[str]:
-    """What is said, in three lines: what, where, what to do."""
-    code, out, err = quietly(*words)
-    lines = err.splitlines()
-    assert code == 2, err
-    assert out == ""
-    assert lines[0].startswith("kilolayer: ")
-    assert len(lines) == 3, err
-    return lines
-
-
 def test_folders_that_cannot_be_used_are_refused_in_three_lines(trained: tuple[Path, str, str], config: Path) -> None:
     assert "not empty" in refused("train", config, "--run", trained[0])[0]
     assert "is a file" in refused("train", config, "--run", config)[0]
@@ -199,21 +109,23 @@ def test_folders_that_cannot_be_used_are_refused_in_three_lines(trained: tuple[P
         assert str(config.parent) in lines[1]
 
 
-def test_mistakes_are_told_before_any_work_and_leave_no_run(config: Path, tmp_path: Path) -> None:
+def test_mistakes_are_told_before_any_work_and_leave_no_run(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     assert "did you mean 'steps'" in refused("train", config, "--run", folder, "--train.stepz", "5")[0]
     assert "did you mean 'cosine'" in refused("train", config, "--run", folder, "--train.schedule", "cosin")[0]
+    assert not folder.exists()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
+        nowhere = ["--data.folder", "absent"]  # so that whoever looks at the data first says so
+        lines = refused("train", config, "--run", folder, "--train.tensorboard", "true", *nowhere)
+        assert "tensorboard is not installed" in lines[0]
     assert not folder.exists()
     assert quietly("train", config, "--run", folder, "--data.test", "absent")[0] == 2
     assert quietly("train", config, "--run", folder, "--train.steps", "1")[0] == 0  # the folder is still good for a run
     code, _, err = quietly("train", "--resume", folder, "--train.steps", "9")
     assert (code, "--resume takes no configuration" in err) == (2, True)
-
-
-def translate(monkeypatch: pytest.MonkeyPatch, data: bytes, *words: object) -> tuple[int, list[str], str]:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    code, out, err = quietly("translate", *words)
-    return code, out.split("\n")[:-1], err
 
 
 LINES = [b"The dog sleeps.", b"", b"A cat sees the ball.", b"   ", b"\xff\xfe\x80 dog", "Zoë\u2028\x0b\x00 漢字".encode(), b"."]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import pickle
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -156,6 +159,60 @@ def test_a_killed_build_leaves_no_folder_in_its_place(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script, str(folder)], check=False).returncode == -9
     assert not folder.exists()
     assert damage(built(folder, build)) is None
+
+
+BUILDER = """
+import sys
+from pathlib import Path
+from kilolayer.data.cache import built
+
+def build(draft):
+    (draft / "one").write_text("1")
+    print("building", flush=True)
+    sys.stdin.readline()
+
+built(Path(sys.argv[1]), build)
+"""
+
+
+def start_builder(folder: Path) -> subprocess.Popen[str]:
+    """A process that stands in the middle of a build, until it reads a line."""
+    command = [sys.executable, "-c", BUILDER, str(folder)]
+    builder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert builder.stdout is not None
+    assert builder.stdout.readline() == "building\n"
+    return builder
+
+
+def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    living, dead = start_builder(tmp_path / "slow"), start_builder(tmp_path / "made")
+    dead.send_signal(signal.SIGKILL)
+    dead.communicate()
+    assert {path.name.split(".")[1] for path in tmp_path.iterdir()} == {"slow", "made"}
+    built(tmp_path / "other", build)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {name.split(".")[1] for name in left - {"other"}} == {"slow"}
+    living.communicate("go on\n")
+    assert living.returncode == 0
+    assert damage(tmp_path / "slow") is None
+    assert {path.name for path in tmp_path.iterdir()} == {"other", "slow"}
+
+
+def test_a_draft_that_is_taken_for_abandoned_before_its_lock_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, stolen = fcntl.flock, []
+
+    def lose_the_first(file: IO[str], how: int) -> None:
+        if not stolen:
+            stolen.append(file.name)
+            Path(file.name).unlink()  # what another process does that was quicker
+        lock(file, how)
+
+    monkeypatch.setattr("kilolayer.data.cache.fcntl.flock", lose_the_first)
+    assert damage(built(tmp_path / "made", build)) is None
+    assert stolen
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_keys_follow_content_and_settings_not_names(tmp_path: Path) -> None:

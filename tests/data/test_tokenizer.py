@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
-from kilolayer.data.tokenizer import Tokenizer, TokenizerConfig, Tokenizers, tokenizers_for, train_tokenizer
+from kilolayer.data.tokenizer import Tokenizer, TokenizerConfig, Tokenizers, _sampled, tokenizers_for, train_tokenizer
 from kilolayer.errors import InputError, KilolayerError, OptionError
 
 WORDS = [
@@ -258,3 +259,63 @@ def test_a_fault_in_the_text_is_told_as_such() -> None:
 
     with pytest.raises(InputError, match="line 7, byte 5"):
         train_tokenizer(broken(), TokenizerConfig(vocab_size=20))
+
+
+def many(folder: Path, temperature: float) -> Corpora:
+    """4,000 pairs of English and German, 40 of English and a language in a script of its own; all made up."""
+    letters = {"en": "abcdefghij", "de": "ABCDEFGHIJ", "bg": "абцдефгхий"}
+    for name, count in {"en-de.en": 4000, "en-de.de": 4000, "en-bg.en": 40, "en-bg.bg": 40}.items():
+        source, alphabet = random.Random(name), letters[name[-2:]]
+        words = ["".join(source.choices(alphabet, k=5)) for _ in range(100)]
+        text = "".join(" ".join(source.choices(words, k=6)) + "\n" for _ in range(count))
+        (folder / f"train.{name}").write_text(text, encoding="utf-8")
+    config = DataConfig(folder=str(folder), directions=["en-de", "de-en", "en-bg"], temperature=temperature)
+    return find_corpora(config)
+
+
+def shown(texts: Corpora, limit: int, temperature: float) -> Counter[str]:
+    """How often the vocabulary's training sees each line."""
+    return Counter(line for side in _sampled(texts.train, (0, 1), limit, temperature) for line in side.lines())
+
+
+@pytest.mark.parametrize("limit", [1_000_000, 2000])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_languages_share_the_vocabularys_text_by_temperature(tmp_path: Path, limit: int, temperature: float) -> None:
+    counts = shown(many(tmp_path, temperature), limit, temperature)
+    found = {
+        "bg": sum(count for line, count in counts.items() if not line.isascii()),
+        "de": sum(count for line, count in counts.items() if line.isupper() and line.isascii()),
+        "en": sum(count for line, count in counts.items() if not line.isupper() and line.isascii()),
+    }
+    sizes = {"en": 4040, "de": 4000, "bg": 40}  # English has two files, and each counts once
+    total = sum(found.values())
+    assert 0.8 * min(limit, 8080) <= total <= min(limit, 8080) + 4
+    for language, size in sizes.items():
+        share = size ** (1 / temperature) / sum(each ** (1 / temperature) for each in sizes.values())
+        assert found[language] == pytest.approx(share * total, rel=0.01, abs=3), language
+    if temperature == 5:
+        own = [count for line, count in counts.items() if not line.isascii()]
+        assert min(own) > 1  # all of its lines, again and again
+
+
+def test_a_small_language_gets_its_pieces_by_temperature(tmp_path: Path) -> None:
+    config = TokenizerConfig(vocab_size=300, kind="bpe", byte_fallback=False, character_coverage=1.0)
+    lengths = []
+    for temperature in (1.0, 5.0):
+        trained = tokenizers_for(many(tmp_path, temperature), config, tmp_path / "cache")
+        lines = (tmp_path / "train.en-bg.bg").read_text(encoding="utf-8").splitlines()
+        lengths.append(sum(map(len, trained.source.encode(lines))))
+        again = tokenizers_for(many(tmp_path, temperature), config, tmp_path / f"cache {temperature}")
+        assert again.source.model == trained.source.model
+    assert lengths[1] < 0.7 * lengths[0], lengths
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_temperature_changes_nothing_for_one_direction(tmp_path: Path, shared: bool) -> None:
+    config = TokenizerConfig(sentences=100, shared=shared, **{**SMALL, "kind": "bpe"})
+    for temperature in (1.0, 3.0, 5.0):
+        corpora(tmp_path, "en-de")
+        texts = find_corpora(DataConfig(folder=str(tmp_path), directions=["en-de"], temperature=temperature))
+        tokenizers_for(texts, config, tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 1

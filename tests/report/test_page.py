@@ -199,6 +199,8 @@ def test_damage_is_named_and_survived(tmp_path: Path) -> None:
         {"test": {"bleu": {"value": "high"}}},
         {"test": 3, "length_buckets": {}, "frequency_buckets": [1, {}]},
         {"test": {"bleu": {"value": 12.5}}},
+        {"test a": {"bleu": {"value": 1}}, "test b": {"bleu": {}, "ter": {"value": 2}}, "averages": 3, "frequency_buckets": {}},
+        {"averages": {"xx-en": 3}, "frequency_buckets": {"test a": 3, "test b": [{"f1": "x"}]}, "length_buckets": {"a": []}},
     ],
 )
 def test_scores_of_any_form_do_not_stop_the_page(tmp_path: Path, scores: object) -> None:

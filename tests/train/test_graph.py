@@ -63,7 +63,8 @@ def losses(stepper: Stepper, steps: int) -> list[float]:
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"clip": 0.1, "optimizer": "radam"}, {"optimizer": "adamw"}])
 def test_recorded_training_follows_eager_training(options: dict[str, Any]) -> None:
     recorded, eager = stepper_of(**options), stepper_of(**options, eager=True)
-    assert losses(recorded, 200) == pytest.approx(losses(eager, 200), rel=1e-5)
+    ours, theirs = losses(recorded, 200), losses(eager, 200)
+    assert max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)) < 1e-5
     assert recorded.graphs is not None
     assert len(recorded.graphs.recordings) == len(SHAPES) + (options.get("accumulate", 1) > 1)
 

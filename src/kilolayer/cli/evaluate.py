@@ -1,4 +1,5 @@
-"""kilolayer evaluate: a run's test scores with their signatures; with others, whether the differences are significant."""
+"""kilolayer evaluate: a run's test scores with their signatures and where its errors lie; with others, whether the differences
+are significant."""
 
 from __future__ import annotations
 
@@ -8,11 +9,21 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.output import show_json, show_scores, show_table
-from kilolayer.errors import InputError
+from kilolayer.cli.output import show_errors, show_json, show_scores, show_table, tables_of_tests
+from kilolayer.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from kilolayer.train.run import Run
+    from kilolayer.data.parallel import Direction
+    from kilolayer.evaluate.scores import Metric
+    from kilolayer.evaluate.significance import Comparison
+
+
+@dataclasses.dataclass(frozen=True)
+class Translated:
+    """The test part of a direction, as a run has translated it."""
+
+    references: list[str]
+    hypotheses: list[str]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,55 +31,85 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same test part")
     parser.add_argument("--samples", type=int, default=1000, help="of the bootstrap [1000]")
+    parser.add_argument("--spbleu", type=Path, metavar="MODEL", help="add spBLEU on the pieces of a SentencePiece model")
+    parser.add_argument("--meteor", action="store_true", help="add METEOR; needs nltk and its WordNet data")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Print scores and comparisons."""
-    from kilolayer.errors import unknown
-    from kilolayer.evaluate.significance import comparison_matrix, paired_bootstrap
+    """Print scores, error analysis and comparisons."""
+    from kilolayer.evaluate.scores import score_all
+    from kilolayer.train.score import add_scores
 
     if typed:
-        raise unknown(typed[0], ["--against", "--device", "--json", "--samples"])
-    tested = {str(path): _translations(path, options.device) for path in [options.run, *options.against]}
-    first, (references, hypotheses) = next(iter(tested.items()))
-    for name, (other, _) in tested.items():
-        if other != references:
-            raise InputError(f"{first} and {name} have different test parts", fix="compare runs on the same data.test")
-    scores = json.loads((options.run / "scores.json").read_text(encoding="utf-8"))
-    tests = {name: entry for name, entry in scores.items() if name.startswith("test")}
-    systems = {name: lines for name, (_, lines) in tested.items()}
-    comparisons = [
-        (name, paired_bootstrap(lines, hypotheses, references, samples=options.samples))
-        for name, lines in systems.items()
-        if name != first
-    ]
+        raise unknown(typed[0], ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu"])
+    metrics = _metrics(options)
+    runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
+    own = runs[str(options.run)]
+    more = {direction: score_all(each.hypotheses, each.references, metrics) for direction, each in own.items()}
+    scores = add_scores(json.loads((options.run / "scores.json").read_text(encoding="utf-8")), more)
+    references, systems = _lines(runs)
+    comparisons = _comparisons(references, systems, options.samples)
     if options.json:
-        show_json({"scores": tests, "against": {name: dataclasses.asdict(each) for name, each in comparisons}})
+        kept = {name: scores[name] for name in ("averages", "frequency_buckets", "length_buckets") if name in scores}
+        against = {name: dataclasses.asdict(each) for name, each in comparisons.items()}
+        show_json({"scores": tables_of_tests(scores), **kept, "against": against})
         return 0
-    show_scores(tests)
-    for name, each in comparisons:
+    show_scores(scores)
+    show_errors(scores)
+    for name, each in comparisons.items():
         print(f"against {name}: {each}")
     if len(systems) > 2:
+        from kilolayer.evaluate.significance import comparison_matrix
+
         matrix = comparison_matrix(systems, references, samples=options.samples)
         print()
         show_table("+ row better than column, - worse, = no significant difference (p < 0.05)", matrix.rows())
     return 0
 
 
-def _translations(folder: Path, device: str) -> tuple[list[str], list[str]]:
-    """References and hypotheses of all test parts of a run; translated now where they have not been."""
+def _metrics(options: argparse.Namespace) -> list[Metric]:
+    """The scores that were asked for beyond those that a run has."""
+    from kilolayer.evaluate.scores import Meteor, SpBleu
+
+    return [*([SpBleu(options.spbleu)] if options.spbleu else []), *([Meteor()] if options.meteor else [])]
+
+
+def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
+    """The test part of each direction of a run; translated now where it has not been."""
     from kilolayer.data.text import read_lines
     from kilolayer.train.run import Run, cache_folder, choose_device
     from kilolayer.train.score import hypotheses_path, score_test, write_results
 
-    run: Run = Run.open(folder)
+    run = Run.open(folder)
     task = run.task(cache_folder())
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
     if not (folder / "scores.json").exists():
         write_results(run, task, score_test(run.load_model(choose_device(device)), task, run.config.search))
-    tested = {direction: pairs for direction in task.corpora.directions if (pairs := task.corpora.test_of(direction))}
-    references = [target for pairs in tested.values() for _, target in pairs]
-    return references, [line for direction in tested for line in read_lines(hypotheses_path(folder, direction))]
+    return {
+        direction: Translated([target for _, target in pairs], list(read_lines(hypotheses_path(folder, direction))))
+        for direction in task.corpora.directions
+        if (pairs := task.corpora.test_of(direction))
+    }
+
+
+def _lines(runs: dict[str, dict[Direction, Translated]]) -> tuple[list[str], dict[str, list[str]]]:
+    """The references of all directions, one behind the other, and the hypotheses of each run in the same order."""
+    references = {name: [line for part in parts.values() for line in part.references] for name, parts in runs.items()}
+    first = next(iter(runs))
+    for name, lines in references.items():
+        if lines != references[first]:
+            raise InputError(f"{first} and {name} have different test parts", fix="compare runs on the same data.test")
+    return references[first], {
+        name: [line for part in parts.values() for line in part.hypotheses] for name, parts in runs.items()
+    }
+
+
+def _comparisons(references: list[str], systems: dict[str, list[str]], samples: int) -> dict[str, Comparison]:
+    """The first system against each of the others."""
+    from kilolayer.evaluate.significance import paired_bootstrap
+
+    (_, own), *others = systems.items()
+    return {name: paired_bootstrap(lines, own, references, samples=samples) for name, lines in others}

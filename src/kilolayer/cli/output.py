@@ -30,14 +30,64 @@ def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] 
     print()
 
 
-def show_scores(tests: dict[str, dict[str, Any]]) -> None:
+def tables_of_tests(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of what scores.json holds, the scores of each test part."""
+    return {name: entry for name, entry in scores.items() if name.startswith("test")}
+
+
+def show_scores(scores: dict[str, Any]) -> None:
     """The scores of each test part, as scores.json holds them, with their signatures; what could not be had, with why."""
+    tests = tables_of_tests(scores)
+    if len(tests) > 1:
+        _show_directions(tests, scores.get("averages", {}))
+        return
     for name, entry in tests.items():
-        rows = [(each["name"], f"{each['value']:.2f}", each["signature"]) for each in entry.values() if "value" in each]
-        show_table(name, rows)
-        for each in entry.values():
-            if "reason" in each:
-                print(f"{each['name']}: {each['reason']}")
+        show_table(name, [(each["name"], _two_digits(each), _how(each)) for each in entry.values()])
+
+
+def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
+    """One row a direction, then the averages; how each score was computed is said once."""
+    names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
+    rows = [[part, *(_two_digits(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
+    for side, values in averages.items():
+        rows.append([f"average {side}", *(_two_digits({"value": values[key]} if key in values else {}) for key in names)])
+    show_table("scores by direction", rows, ["", *names.values()])
+    for line in dict.fromkeys(f"{each['name']}: {_how(each)}" for entry in tests.values() for each in entry.values()):
+        print(line)
+    print()
+
+
+def _two_digits(score: dict[str, Any]) -> str:
+    return f"{score['value']:.2f}" if "value" in score else "-"
+
+
+def _how(score: dict[str, Any]) -> str:
+    return score["signature"] if "value" in score else f"not available: {score['reason']}"
+
+
+def show_errors(scores: dict[str, Any]) -> None:
+    """Where the errors lie, as scores.json holds it: word accuracy by training frequency, BLEU by sentence length."""
+    counts = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis"}
+    frequency, length = scores.get("frequency_buckets", []), scores.get("length_buckets", [])
+    _show_buckets("word accuracy (F1) by times seen in training", frequency, counts, ("f1", "F1", 3))
+    _show_buckets("BLEU by words of the reference", length, {"sentences": "sentences"}, ("bleu", "BLEU", 1))
+
+
+def _show_buckets(title: str, buckets: Any, counts: dict[str, str], score: tuple[str, str, int]) -> None:
+    """A row a bucket, with its counts; of several directions, given by name, a row a direction and a column a bucket."""
+    key, name, digits = score
+
+    def shown(bucket: dict[str, Any]) -> str:
+        return "-" if bucket[key] is None else f"{bucket[key]:.{digits}f}"
+
+    if isinstance(buckets, list):
+        rows = [[each["label"], *(f"{each[count]:,}" for count in counts), shown(each)] for each in buckets]
+        header = ["", *counts.values(), name]
+    else:
+        rows = [[part, *map(shown, each)] for part, each in buckets.items()]
+        header = ["", *(each["label"] for each in next(iter(buckets.values()), []))]
+    if rows:
+        show_table(title, rows, header)
 
 
 def show_json(result: Any) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import describe_options, read
-from kilolayer.cli.output import show_json, show_scores
+from kilolayer.cli.output import show_json, show_scores, tables_of_tests
 from kilolayer.config import Table
 from kilolayer.errors import OptionError
 
 if TYPE_CHECKING:
+    from kilolayer.train.config import TrainConfig
     from kilolayer.train.run import Run
 
 EMBEDDED = Path(str(files("kilolayer.tasks") / "quickstart.toml"))
@@ -57,11 +58,11 @@ def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
     from kilolayer.data.grammar import write_corpus
     from kilolayer.tasks.translation import TranslationTask
     from kilolayer.train.config import RunConfig
-    from kilolayer.train.run import Run, cache_folder, check_new, choose_device, locked
+    from kilolayer.train.run import Run, cache_folder, check_new, locked
 
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
-    choose_device(config.train.device)
+    _check_machine(config.train)
     check_new(folder)
     with locked(folder):
         if path == EMBEDDED:
@@ -71,10 +72,21 @@ def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
         yield Run.create(folder, resolved, task.tokenizers)
 
 
+def _check_machine(config: TrainConfig) -> None:
+    """Refuse what this machine does not have: a device, a package."""
+    from kilolayer.train.metrics import summary_writer
+    from kilolayer.train.run import choose_device
+
+    choose_device(config.device)
+    if config.tensorboard:
+        summary_writer()
+
+
 def _train(run: Run, resume: bool) -> int:
     if (run.folder / "scores.json").exists():
         print(f"{run.folder} is finished: nothing to do", file=sys.stderr)
         return 0
+    _check_machine(run.config.train)
     from kilolayer.train.loop import train
     from kilolayer.train.run import cache_folder
 
@@ -94,14 +106,14 @@ def _finish(run: Run, as_json: bool) -> int:
         write_results(run, task, results)
     report = write_report(run.folder)
     scores = json.loads(path.read_text(encoding="utf-8"))
-    tests = {name: entry for name, entry in scores.items() if name.startswith("test")}
+    tests = tables_of_tests(scores)
     if as_json:
         show_json(tests)
         return 0
     for sample in json.loads((run.folder / "samples.json").read_text(encoding="utf-8"))[:5]:
         print(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
     print()
-    show_scores(tests)
+    show_scores(scores)
     print(f"report: {report}", file=sys.stderr)
     print(f"next: kilolayer translate {run.folder} < text, or your own text: kilolayer train --help", file=sys.stderr)
     if len(tests) == 1:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from kilolayer.cli.configuration import describe_options
 from kilolayer.config import Table, build, merge, overrides, table_of
@@ -14,6 +18,7 @@ from kilolayer.errors import OptionError, unknown
 
 if TYPE_CHECKING:
     from kilolayer.data.tokenizer import Tokenizers
+    from kilolayer.generate.translate import Translation
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,22 +51,31 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     tokenizers = Tokenizers.load(opened.folder)
     prefix = _tag(opened.config.data.directions, options.direction, tokenizers)
     model = opened.load_model(choose_device(options.device))
-    lines = _lines(sys.stdin.buffer)
+    source = Input(sys.stdin.buffer)
+    answers = translate_lines(model, SidedTokenizer(tokenizers), source.lines(), search, prefix=prefix)
+    try:
+        cut = _print_answers(answers, source, options.n_best)
+    finally:
+        source.live.clear()
+    if cut:
+        print(f"{cut} lines were longer than search.max_source_length tokens and were cut", file=sys.stderr)
+    return 0
+
+
+def _print_answers(answers: Iterator[Translation], source: Input, n_best: bool) -> int:
+    """Print each answer as it comes; return how many lines were cut."""
     cut = 0
-    for number, answer in enumerate(translate_lines(model, SidedTokenizer(tokenizers), lines, search, prefix=prefix), 1):
+    for number, answer in enumerate(answers, 1):
+        source.answered()
         cut += answer.cut
-        if options.n_best:
+        if n_best:
             for score, text in zip(answer.scores, answer.texts, strict=True):
                 print(number, f"{score:.4f}", text, sep="\t")
         else:
             print(answer.text)
         if number % 100 == 0:
             sys.stdout.flush()
-            if sys.stderr.isatty():
-                print(f"\r{number} lines", end="", file=sys.stderr, flush=True)
-    if cut:
-        print(f"{cut} lines were longer than search.max_source_length tokens and were cut", file=sys.stderr)
-    return 0
+    return cut
 
 
 def _tag(directions: list[str], chosen: str | None, tokenizers: Tokenizers) -> list[int]:
@@ -86,7 +100,50 @@ def _applicable(settings: Table, typed: Table) -> Table:
     return {name: value for name, value in settings.items() if name not in foreign}
 
 
-def _lines(stream: Iterator[bytes]) -> Iterator[str]:
-    """Lines of standard input, split at line feeds alone; bytes that are no UTF-8 become U+FFFD."""
-    for line in stream:
-        yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")
+class Input:
+    """Lines to translate, and on a terminal how many of them are done: with their speed and, of a file, the time left."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        from kilolayer.train.progress import LiveLine
+
+        self.stream = stream
+        self.size = _bytes_ahead(stream)
+        self.live = LiveLine()
+        self.start = time.monotonic()
+        self.waiting: deque[int] = deque()
+        """The bytes of each line that was read and not answered: a search reads a window of lines ahead."""
+        self.lines_done = self.bytes_done = 0
+
+    def lines(self) -> Iterator[str]:
+        """The lines, split at line feeds alone; bytes that are no UTF-8 become U+FFFD."""
+        for line in self.stream:
+            if self.live.due:
+                self.live.show(self.state())
+            self.waiting.append(len(line))
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")
+
+    def answered(self) -> None:
+        """The first line that waits has its answer, which is about to be printed."""
+        self.lines_done += 1
+        self.bytes_done += self.waiting.popleft()
+        if sys.stdout.isatty():
+            self.live.clear()
+
+    def state(self) -> str:
+        """How far it is."""
+        seconds = time.monotonic() - self.start
+        text = f"{self.lines_done:,} lines, {self.lines_done / seconds:,.1f} lines/s"
+        if not self.size or not self.bytes_done:
+            return text
+        share = min(self.bytes_done / self.size, 1.0)
+        return f"{text}, {share:.0%} done, {timedelta(seconds=round(seconds / share - seconds))} left"
+
+
+def _bytes_ahead(stream: BinaryIO) -> int:
+    """From here to the end of a file; 0 where there is no end to be seen, as in a pipe."""
+    if not stream.seekable():
+        return 0
+    here = stream.tell()
+    end = stream.seek(0, io.SEEK_END)
+    stream.seek(here)
+    return end - here

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -186,7 +186,8 @@ def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (
     for number, shape in enumerate(shapes):
         own = np.flatnonzero(kinds == number)
         for place in range(0, len(own), shape.rows):
-            yield _batch(mixture, own[place : place + shape.rows], shape)
+            few = own[place : place + shape.rows]
+            yield _batch(mixture, few, replace(shape, rows=len(few)))
 
 
 def _better_shape(shapes: Sequence[Shape], number: int, left: int) -> int | None:

@@ -1,23 +1,28 @@
 """Folders that are built once and verified whenever they are used again: token files, vocabularies, split tables.
 
-A folder is written beside its place, sealed by a manifest and renamed: it is there whole, or not at all.
+A folder is written beside its place as a hidden draft, sealed by a manifest and renamed: it is there whole, or not at all. Who
+writes a draft holds the lock of the file beside it; the system frees the lock of a process that dies, and so the next build can
+tell what may be removed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kilolayer.errors import InputError
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
 log = logging.getLogger(__name__)
 
 
@@ -43,17 +48,16 @@ def built(folder: Path, build: Callable[[Path], None]) -> Path:
         if fault is None:
             return folder
         log.warning("%s is damaged (%s): building it again", folder, fault)
-    draft = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     try:
-        draft.mkdir(parents=True)
-        build(draft)
-        _seal(draft)
-        _move(draft, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder.parent)
+        with _locked_draft(folder) as draft:
+            build(draft)
+            _seal(draft)
+            _move(draft, folder)
     except OSError as error:
         need = "free some space there, or choose another cache folder"
         raise InputError(f"the cache cannot be written: {error.strerror or error}", where=str(folder), fix=need) from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return folder
 
 
@@ -75,6 +79,49 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+@contextmanager
+def _locked_draft(folder: Path) -> Iterator[Path]:
+    """A new empty folder beside `folder`, ours as long as this process lives, and removed afterwards."""
+    draft = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+    with open(f"{draft}{LOCK}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.fstat(lock.fileno()).st_nlink:  # taken for abandoned between its creation and its lock
+            with _locked_draft(folder) as another:
+                yield another
+            return
+        try:
+            draft.mkdir()
+            yield draft
+        finally:
+            _remove_draft(draft)
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """Remove the drafts of processes that are dead: those whose lock is free."""
+    for path in cache.glob(f".*{LOCK}"):
+        try:
+            with open(path, "r+") as lock:  # NFS locks only what may be written
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_draft(path.with_suffix(""))
+        except OSError:
+            continue  # its builder lives, another process has just removed it, or it is another user's
+
+
+def _remove_draft(draft: Path) -> None:
+    """The lock goes last: what a kill leaves behind can still be told."""
+    for path in (draft, _damaged(draft)):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    Path(f"{draft}{LOCK}").unlink(missing_ok=True)
+
+
+def _damaged(draft: Path) -> Path:
+    """Where the draft's predecessor is put out of the way."""
+    return draft.with_name(f"{draft.name}.damaged")
+
+
 def _seal(draft: Path) -> None:
     files = {}
     for path in sorted(draft.iterdir()):
@@ -88,12 +135,7 @@ def _seal(draft: Path) -> None:
 def _move(draft: Path, folder: Path) -> None:
     """Put the draft in its place; where another process was quicker, its folder stays."""
     if folder.exists() and damage(folder) is not None:
-        damaged = draft.with_name(f"{draft.name}.damaged")
-        folder.rename(damaged)
-        if damaged.is_dir():
-            shutil.rmtree(damaged)
-        else:
-            damaged.unlink()
+        folder.rename(_damaged(draft))
     try:
         draft.rename(folder)
     except OSError:

@@ -96,7 +96,8 @@ class DataConfig:
     upsample: float = 1.0
     """How often an epoch shows each pair of the corpora in `train` (those in `synthetic`: once)."""
     temperature: float = 1.0
-    """Directions are drawn with p ~ pairs^(1/temperature): 1 as they are, 5 closer to equal (many languages)."""
+    """Directions are drawn with p ~ pairs^(1/temperature): 1 as they are, 5 closer to equal (many languages).
+    Languages share the text that the vocabulary is trained on in the same way."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """What is left out of the training text."""
 
@@ -121,6 +122,8 @@ class Corpora:
     train: list[ParallelText]
     valid: list[ParallelText]
     test: list[ParallelText]
+    temperature: float = 1.0
+    """As in the configuration: it levels the directions of a mixture, and the languages of a vocabulary's text."""
 
     def valid_of(self, direction: Direction) -> list[ParallelText]:
         """The validation text of one direction."""
@@ -153,7 +156,8 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
     if config.manifest is not None and config.directions:
         directions = _chosen(config.directions, declared, "data.directions, beside the manifest")
     finder = _Finder(base, declared, directions, cache)
-    corpora = Corpora(directions, *([*finder.find(part)] for part in (manifest.train, manifest.valid, manifest.test)))
+    parts = [[*finder.find(part)] for part in (manifest.train, manifest.valid, manifest.test)]
+    corpora = Corpora(directions, *parts, temperature=config.temperature)
     for direction in directions:
         if not any(text.direction == direction for text in corpora.train):
             raise InputError(

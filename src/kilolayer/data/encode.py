@@ -45,7 +45,7 @@ def encode_training(corpora: Corpora, tokenizers: Tokenizers, config: DataConfig
     """The training text of all directions, filtered and encoded, as one mixture."""
     tagged = bool(corpora.tags)
     encoded = [(text, encode_text(text, tokenizers, cache, tagged=tagged, filters=config.filters)) for text in corpora.train]
-    return Mixture([Part(pairs, text.direction.name, text.upsample) for text, pairs in encoded], config.temperature)
+    return Mixture([Part(pairs, text.direction.name, text.upsample) for text, pairs in encoded], corpora.temperature)
 
 
 def _write(text: ParallelText, tokenizers: Tokenizers, draft: Path, tagged: bool, filters: FilterConfig | None) -> None:

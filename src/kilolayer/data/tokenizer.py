@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +52,7 @@ class TokenizerConfig:
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = "nmt_nfkc"
     """What is made equal before cutting: Unicode NFKC and white space, NFKC alone, or nothing."""
     sentences: int = 2_000_000
-    """Most sentences to train on; of more, every n-th is taken."""
+    """Most sentences to train on; of more, every n-th is taken. data.temperature levels the languages."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -180,14 +180,17 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
         raise OptionError("two vocabularies cannot serve several directions", where="tokenizer", fix="set shared = true")
     texts = [text for text in corpora.train if not text.synthetic] or corpora.train
     tags = [*(f"<2{language}>" for language in corpora.tags), SYNTHETIC]
+    parts = {SHARED_FILE: (0, 1)} if config.shared else {name: (side,) for side, name in enumerate(SIDE_FILES)}
+    samples = {name: _sampled(texts, sides, config.sentences, corpora.temperature) for name, sides in parts.items()}
     uses = [(text.direction.name, text.columns) for text in texts]
-    settings = [dataclasses.asdict(config), tags, uses, sentencepiece.__version__]
+    rates = [[str(each.rate) for each in sides] for sides in samples.values()]
+    settings = [dataclasses.asdict(config), tags, uses, rates, sentencepiece.__version__]
     key = content_key(settings, [file for text in texts for file in text.files])
 
     def build(draft: Path) -> None:
-        parts = {SHARED_FILE: (0, 1)} if config.shared else {name: (side,) for side, name in enumerate(SIDE_FILES)}
-        for name, sides in parts.items():
-            (draft / name).write_bytes(train_tokenizer(_sample(texts, sides, config.sentences), config, tags))
+        for name, sides in samples.items():
+            lines = (line for side in sides for line in side.lines())
+            (draft / name).write_bytes(train_tokenizer(lines, config, tags))
 
     return Tokenizers.load(built(cache / f"tokenizer-{key}", build))
 
@@ -228,17 +231,46 @@ def _noting(lines: Iterable[str], faults: list[KilolayerError]) -> Iterator[str]
         raise
 
 
-def _sample(texts: Sequence[ParallelText], sides: Sequence[int], limit: int) -> Iterator[str]:
-    """Every n-th line of the given sides (0 source, 1 target) of the texts; a file used in several directions counts once."""
+@dataclass(frozen=True)
+class _SampledSide:
+    """One side (0 source, 1 target) of a text, and how often a line is shown: 1/6 is every sixth, 5/2 is 3 times, then 2."""
+
+    text: ParallelText
+    side: int
+    rate: Fraction
+
+    def lines(self) -> Iterator[str]:
+        files = self.text.files
+        lines = read_lines(files[self.side]) if len(files) == 2 else (pair[self.side] for pair in self.text.pairs())
+        owed = 0
+        for line in lines:
+            owed += self.rate.numerator
+            while owed > 0:
+                yield line
+                owed -= self.rate.denominator
+
+
+def _sampled(texts: Sequence[ParallelText], sides: Sequence[int], limit: int, temperature: float) -> list[_SampledSide]:
+    """The given sides of the texts, about `limit` lines at most; a file used in several directions counts once.
+
+    Languages share the lines by p ~ n^(1/temperature), as directions share an epoch. So one that has little text is shown
+    several times, and gets its pieces.
+    """
     files: dict[tuple[Path, str], tuple[ParallelText, int]] = {}
     for text in texts:
         for side, language in enumerate((text.direction.source, text.direction.target)):
             if side in sides:
                 files.setdefault((text.files[side % len(text.files)], language), (text, side))
-    every = -(-sum(text.size for text, _ in files.values()) // limit)
-    for text, side in files.values():
-        lines = read_lines(text.files[side]) if len(text.files) == 2 else (pair[side] for pair in text.pairs())
-        yield from islice(lines, 0, None, every)
+    sizes: dict[str, int] = {}
+    for (_, language), (text, _) in files.items():
+        sizes[language] = sizes.get(language, 0) + text.size
+    total = sum(sizes.values())
+    every = -(-total // limit)
+    levelled = {language: size ** (1 / temperature) for language, size in sizes.items()}
+    scale = total / sum(levelled.values())
+    # Rounded, so that the last bit of a power does not decide which lines are shown.
+    rates = {language: Fraction(scale * levelled[language] / size).limit_denominator(1000) for language, size in sizes.items()}
+    return [_SampledSide(text, side, rates[language] / every) for (_, language), (text, side) in files.items()]
 
 
 def _untrainable(message: str, config: TokenizerConfig) -> OptionError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
+from kilolayer.data.parallel import Direction
 from kilolayer.errors import InputError, OptionError, unknown
 
 Lines = Sequence[str]
@@ -184,15 +185,16 @@ class SpBleu(SacreScore):
     def __post_init__(self) -> None:
         if not self.model.is_file():
             raise OptionError("the SentencePiece model of spBLEU does not exist", where=str(self.model), fix="check the path")
+        try:
+            self._processor  # noqa: B018  a file that is no model is refused at once
+        except (OSError, RuntimeError):
+            raise OptionError("not a SentencePiece model", where=str(self.model), fix="give a trained .model file") from None
 
     @cached_property
     def _processor(self) -> Any:
         from sentencepiece import SentencePieceProcessor
 
-        try:
-            return SentencePieceProcessor(model_file=str(self.model))
-        except (OSError, RuntimeError):
-            raise OptionError("not a SentencePiece model", where=str(self.model), fix="give a trained .model file") from None
+        return SentencePieceProcessor(model_file=str(self.model))
 
     def _pieces(self, lines: Lines) -> list[str]:
         cased = [line.lower() if self.lowercase else line for line in lines]
@@ -264,6 +266,27 @@ def score_all(hypotheses: Lines, references: Lines, metrics: Sequence[Metric] = 
         reason = metric.missing()
         found[metric.key] = Unavailable(metric.name, reason) if reason else metric.score(hypotheses, references)
     return found
+
+
+def pivot_averages(values: Mapping[Direction, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Means over directions, each counting once, into and out of the language that all of them share: "xx-en" and "en-xx".
+
+    values: the scores of each direction by their keys; those are averaged that all directions of a side have.
+    Empty where no single language stands in every direction.
+    """
+    shared = set.intersection(*({each.source, each.target} for each in values)) if values else set[str]()
+    if len(shared) != 1:
+        return {}
+    (pivot,) = shared
+    sides = {
+        f"xx-{pivot}": [scores for direction, scores in values.items() if direction.target == pivot],
+        f"{pivot}-xx": [scores for direction, scores in values.items() if direction.source == pivot],
+    }
+    return {
+        name: {key: sum(scores[key] for scores in side) / len(side) for key in side[0] if all(key in scores for scores in side)}
+        for name, side in sides.items()
+        if side
+    }
 
 
 def _bleu(sums: Numbers) -> Numbers:

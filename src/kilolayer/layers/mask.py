@@ -32,7 +32,8 @@ class Mask:
     def as_bias(self, dtype: torch.dtype) -> Mask:
         """The same view as a float bias: SDPA would turn a bool mask into one in every layer.
 
-        Its rows start at multiples of 16 elements, as the fused kernels want; they would copy it in every layer too.
+        Its rows start at multiples of 16 elements, as the fused kernels want; they would copy it in every layer too. There is
+        always a gap between rows, so that a compiled layer sees one layout for all lengths.
         """
         if self.values is None or self.values.dtype == dtype:
             return self
@@ -40,7 +41,7 @@ class Mask:
         if values.dtype == torch.bool:
             values = torch.zeros(values.shape, dtype=dtype, device=values.device).masked_fill_(~values, float("-inf"))
         keys = values.shape[-1]
-        return Mask(values=F.pad(values.to(dtype), (0, -keys % 16))[..., :keys])
+        return Mask(values=F.pad(values.to(dtype), (0, 16 - keys % 16))[..., :keys])
 
 
 def causal_grid(queries: int, keys: int, past: int, device: torch.device) -> Tensor:

@@ -84,12 +84,12 @@ class Stack(nn.Module):
         assert isinstance(attention, Attention)
         return attention.output.weight.dtype
 
-    def compile_layer(self) -> None:
+    def compile_layer(self, backend: str = "inductor") -> None:
         """Compile the layers' forward, once for all of them and all batch shapes, for training."""
         # A number that all layers share is a constant; sizes that happen to be equal are still two sizes.
         torch._dynamo.config.specialize_float = True
         shape_config.use_duck_shape = False
-        self.compiled = torch.compile(type(self.blocks[0]).forward, dynamic=True, fullgraph=True)
+        self.compiled = torch.compile(type(self.blocks[0]).forward, dynamic=True, fullgraph=True, backend=backend)
 
     def sublayers(self) -> list[Sublayer]:
         """All sublayers in the order of the forward; a compiled block is looked into."""

@@ -31,6 +31,12 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
+def folded_if_long(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of directions; of many, one that shows when it is clicked."""
+    body = table(header, rows)
+    return body if len(rows) <= 12 else folded(f"{len(rows)} directions", body)
+
+
 def bullets(items: Sequence[str]) -> str:
     """A list; nothing where there are no items."""
     return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else ""

@@ -13,7 +13,18 @@ from typing import Any
 from kilolayer.config import build
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import ModelConfig
-from kilolayer.report.markup import bullets, folded, pre, rest, section, show_count, show_duration, show_number, table
+from kilolayer.report.markup import (
+    bullets,
+    folded,
+    folded_if_long,
+    pre,
+    rest,
+    section,
+    show_count,
+    show_duration,
+    show_number,
+    table,
+)
 from kilolayer.report.panels import curves, errors, layers
 from kilolayer.report.record import Entry, Record, number, read_record
 
@@ -193,12 +204,29 @@ def _score_sets(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _scores(scores: dict[str, Any]) -> str:
+    sets = _score_sets(scores)
+    if len(sets) > 1:
+        return _scores_by_direction(sets, scores.get("averages"))
     head = '<tr><th scope="col">score</th><th scope="col" class="number">value</th><th scope="col">signature</th></tr>'
     tables: list[str] = []
-    for name, entries in _score_sets(scores):
+    for name, entries in sets:
         rows = [_score_row(key, score) for key, score in entries.items() if isinstance(score, dict)]
         tables.append(f"<h3>{escape(name)}</h3>\n<table>{head}{''.join(rows)}</table>")
     return "\n".join(tables)
+
+
+def _scores_by_direction(sets: Sequence[tuple[str, dict[str, Any]]], averages: Any) -> str:
+    """The averages, a row a direction, and once how each score was computed."""
+    found = [(key, score) for _, entries in sets for key, score in entries.items() if isinstance(score, dict)]
+    names = {key: str(score.get("name") or SCORE_NAMES.get(key, key)) for key, score in found}
+    header = ["", *names.values()]
+    means = averages if isinstance(averages, dict) else {}
+    averaged = [[f"average {side}", *(show_number(number(means, side, key)) for key in names)] for side in means]
+    rows = [[part, *(show_number(number(entries, key, "value")) for key in names)] for part, entries in sets]
+    how = [
+        f"{names[key]}: {score.get('signature') or 'not available: ' + str(score.get('reason', ''))}" for key, score in found
+    ]
+    return (table(header, averaged) if averaged else "") + folded_if_long(header, rows) + bullets(list(dict.fromkeys(how)))
 
 
 def _score_row(key: str, score: Entry) -> str:
@@ -219,9 +247,7 @@ def _directions(valid: Sequence[Entry]) -> str:
     rows = [
         [name, *(show_number(number(last, "directions", name, key)) for key in ("loss", "bleu"))] for name in last["directions"]
     ]
-    body = table(["direction", "loss", "BLEU"], rows)
-    note = f"<p>Validation at step {int(last['step']):,}.</p>"
-    return note + (body if len(rows) <= 12 else folded(f"{len(rows)} directions", body))
+    return f"<p>Validation at step {int(last['step']):,}.</p>" + folded_if_long(["direction", "loss", "BLEU"], rows)
 
 
 def _samples(samples: Sequence[Entry]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from kilolayer.report.markup import folded, show_number, table
+from kilolayer.report.markup import folded, folded_if_long, show_number, table
 from kilolayer.report.plots import Series, bar_plot, line_plot
 from kilolayer.report.record import Entry, Record, number
 
@@ -85,8 +85,12 @@ def layers(entries: Sequence[Entry]) -> str:
 
 
 def errors(scores: dict[str, Any]) -> str:
-    """Word accuracy by training frequency and BLEU by sentence length, each as a plot with its table."""
-    frequency, length = _buckets(scores, "frequency_buckets"), _buckets(scores, "length_buckets")
+    """Word accuracy by training frequency and BLEU by sentence length, each as a plot with its table; tables of directions."""
+    if isinstance(scores.get("frequency_buckets"), dict):
+        return _by_direction(scores, "frequency_buckets", "f1", "Word accuracy (F1) by times seen in training") + _by_direction(
+            scores, "length_buckets", "bleu", "BLEU by words of the reference"
+        )
+    frequency, length = _buckets(scores.get("frequency_buckets")), _buckets(scores.get("length_buckets"))
     accuracy = bar_plot(
         "by-frequency",
         [str(bucket.get("label", "")) for bucket in frequency],
@@ -116,8 +120,18 @@ def errors(scores: dict[str, Any]) -> str:
     )
 
 
-def _buckets(scores: dict[str, Any], key: str) -> list[Entry]:
-    buckets = scores.get(key)
+def _by_direction(scores: dict[str, Any], key: str, value: str, title: str) -> str:
+    """A row a direction, a column a bucket."""
+    parts = scores.get(key)
+    rows = {name: _buckets(buckets) for name, buckets in parts.items()} if isinstance(parts, dict) else {}
+    if not any(rows.values()):
+        return ""
+    header = ["", *(str(bucket.get("label", "")) for bucket in next(filter(None, rows.values())))]
+    cells = [[name, *(show_number(number(bucket, value)) for bucket in buckets)] for name, buckets in rows.items()]
+    return f"<h3>{escape(title)}</h3>\n{folded_if_long(header, cells)}"
+
+
+def _buckets(buckets: Any) -> list[Entry]:
     return [bucket for bucket in buckets if isinstance(bucket, dict)] if isinstance(buckets, list) else []
 
 

@@ -25,7 +25,7 @@ class Graphs:
         self.recordings: dict[Hashable, Recording] = {}
 
     def record(self, key: Hashable, work: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
-        """Record `work(*inputs)` without doing it. It must have been done before, in any shape: its kernels must be there."""
+        """Record `work(*inputs)` without doing it. It must have been done before on these shapes: its kernels must be there."""
         places = tuple(given.to("cuda") for given in inputs)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):

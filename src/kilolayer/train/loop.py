@@ -178,9 +178,12 @@ def train(run: Run, task: TranslationTask, resume: bool = False) -> int:
         metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard)
         progress = Progress(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
-        _loop(trainer, metrics, progress, stop)
-        _save(trainer)
-        progress.close()
+        try:
+            _loop(trainer, metrics, progress, stop)
+            _save(trainer)
+        finally:
+            progress.close()
+            metrics.close()
     if stop.signal:
         progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
         return 128 + stop.signal
@@ -214,6 +217,8 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop) ->
             trainer.guard.check(step)
         if step % config.log_every == 0 or step == config.steps:
             _log(trainer, lr, metrics, progress)
+        else:
+            progress.refresh(step, lambda: _shown(trainer.window.summary()))
         due = step % config.valid_every == 0 or step == config.steps
         improved = due and _validate(trainer, metrics, progress)
         if improved or step % config.save_every == 0:
@@ -236,8 +241,11 @@ def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> N
     trainer.window = Window()
     epoch = trainer.batches.epoch + trainer.batches.index / len(trainer.batches)
     metrics.write("train", trainer.step, **summary, lr=lr, epoch=epoch, seconds=trainer.seconds)
-    shown = {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
-    progress.update(trainer.step, shown, logged=True)
+    progress.update(trainer.step, _shown(summary), logged=True)
+
+
+def _shown(summary: dict[str, float]) -> dict[str, str]:
+    return {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
 
 
 def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
@@ -266,10 +274,12 @@ def _save(trainer: Trainer) -> None:
 
 @contextmanager
 def _signals() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a wish to stop at the next step."""
+    """Turn SIGINT and SIGTERM into a wish to stop at the next step; a second one does not wait for it."""
     stop = Stop()
 
     def note(number: int, _: FrameType | None) -> None:
+        if stop.signal:
+            raise KeyboardInterrupt
         stop.signal = number
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -20,7 +20,8 @@ class Metrics:
         partial = self.path.with_suffix(".partial")
         partial.write_text(text, encoding="utf-8")
         partial.replace(self.path)
-        self.board = _open_board(folder) if tensorboard else None
+        # TensorBoard forgets the events of this step and later: a resumed run writes them again.
+        self.board = summary_writer()(str(folder / "tensorboard"), purge_step=step + 1) if tensorboard else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One line; numbers that are not finite are written as null."""
@@ -31,6 +32,11 @@ class Metrics:
             for name, value in values.items():
                 if isinstance(value, int | float):
                     self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Write out what TensorBoard still holds back."""
+        if self.board is not None:
+            self.board.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -58,11 +64,14 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def _open_board(folder: Path) -> Any:
+def summary_writer() -> Any:
+    """TensorBoard's writer, a class; refuses where the package is missing."""
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
         raise OptionError(
-            "train.tensorboard needs the package tensorboard", fix="pip install tensorboard, or leave it out"
+            "the package tensorboard is not installed",
+            where="train.tensorboard",
+            fix="pip install tensorboard, or set it to false",
         ) from None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter

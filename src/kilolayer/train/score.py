@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kilolayer.data.parallel import Direction
 from kilolayer.evaluate.buckets import accuracy_by_frequency, bleu_by_length, word_frequencies
-from kilolayer.evaluate.scores import STANDARD, Score, Unavailable, score_all
+from kilolayer.evaluate.scores import STANDARD, Score, Unavailable, pivot_averages, score_all
 from kilolayer.generate.config import SearchConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.tasks.translation import TranslationTask
@@ -48,20 +48,10 @@ def score_test(
 
 def write_results(run: Run, task: TranslationTask, results: list[TestResult]) -> None:
     """Leave scores.json, samples.json and the hypotheses in the run folder, for the report and for comparisons."""
-    document: dict[str, Any] = {}
     for result in results:
-        name = "test" if len(results) == 1 else f"test {result.direction.name}"
-        document[name] = {key: asdict(score) for key, score in result.scores.items()}
         hypotheses_path(run.folder, result.direction).write_text(
             "".join(f"{line}\n" for line in result.hypotheses), encoding="utf-8"
         )
-    if len(results) == 1:
-        result = results[0]
-        seen = word_frequencies(target for text in task.corpora.train for _, target in text.pairs())
-        buckets = accuracy_by_frequency(result.hypotheses, result.references, seen)
-        document["frequency_buckets"] = [bucket.to_json() for bucket in buckets]
-        lengths = bleu_by_length(result.hypotheses, result.references)
-        document["length_buckets"] = [bucket.to_json() for bucket in lengths]
     samples = [
         {"source": source, "reference": reference, "hypothesis": hypothesis}
         for result in results
@@ -70,12 +60,53 @@ def write_results(run: Run, task: TranslationTask, results: list[TestResult]) ->
         ]
     ]
     (run.folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False), encoding="utf-8")
+    document = add_scores({}, {result.direction: result.scores for result in results}) | _error_analysis(task, results)
     # Last and at once: a run with this file is finished.
     partial = run.folder / "scores.partial"
     partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
     partial.replace(run.folder / "scores.json")
 
 
+def add_scores(document: Mapping[str, Any], scores: Mapping[Direction, Mapping[str, Score | Unavailable]]) -> dict[str, Any]:
+    """What scores.json holds, with more scores: a table for each test part and, where directions share a language, averages."""
+    names = part_names(list(scores))
+    tables = {
+        name: {**document.get(name, {}), **{key: asdict(score) for key, score in scores[direction].items()}}
+        for direction, name in names.items()
+    }
+    averages = pivot_averages(
+        {
+            direction: {key: each["value"] for key, each in tables[name].items() if "value" in each}
+            for direction, name in names.items()
+        }
+    )
+    return {**document, **tables, **({"averages": averages} if averages else {})}
+
+
+def part_names(directions: Sequence[Direction]) -> dict[Direction, str]:
+    """What scores.json calls the test part of each direction: "test" where there is one, else "test en-de"."""
+    return {direction: "test" if len(directions) == 1 else f"test {direction.name}" for direction in directions}
+
+
 def hypotheses_path(folder: Path, direction: Direction) -> Path:
     """Where a run keeps its translations of the test part."""
     return folder / f"test.{direction.name}.txt"
+
+
+def _error_analysis(task: TranslationTask, results: list[TestResult]) -> dict[str, Any]:
+    """Buckets of words by training frequency, of sentences by length: lists or, where there are several, a list a test part."""
+    names = part_names([result.direction for result in results])
+    frequency: dict[str, Any] = {}
+    length: dict[str, Any] = {}
+    for language in dict.fromkeys(result.direction.target for result in results):
+        texts = [text for text in task.corpora.train if text.direction.target == language]
+        seen = word_frequencies(target for text in texts for _, target in text.pairs())
+        for result in results:
+            if result.direction.target == language:
+                words = accuracy_by_frequency(result.hypotheses, result.references, seen)
+                sentences = bleu_by_length(result.hypotheses, result.references)
+                frequency[names[result.direction]] = [bucket.to_json() for bucket in words]
+                length[names[result.direction]] = [bucket.to_json() for bucket in sentences]
+    if len(results) == 1:
+        return {"frequency_buckets": frequency["test"], "length_buckets": length["test"]}
+    return {"frequency_buckets": frequency, "length_buckets": length}

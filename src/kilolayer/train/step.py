@@ -58,7 +58,7 @@ class Stepper:
         self.scale = torch.ones((), dtype=torch.float64, device=device)  # of the loss
         self.measured = torch.zeros(3, dtype=torch.float64, device=device)
         self.graphs: Graphs | None = None
-        self.warm = False
+        self.seen: set[Hashable] = set()
         if device.type == "cuda" and not config.eager:
             self._compile()
 
@@ -70,9 +70,8 @@ class Stepper:
         self.scale.fill_(self.guard.scale)
         if norms is not None:
             self._step_and_measure(batches, norms)
-        elif self.graphs is None or not self.warm:
+        elif self.graphs is None or not self.seen.issuperset(map(_shape, batches)):
             self._step_eagerly(batches)
-            self.warm = True
         else:
             self._step_by_graphs(self.graphs, batches)
         loss, nll, norm = self.measured.tolist()
@@ -92,8 +91,10 @@ class Stepper:
         self.graphs = Graphs()
 
     def _step_eagerly(self, batches: Sequence[Batch]) -> None:
+        """Also what a shape needs before it is recorded: kernels are compiled and chosen when they first run."""
         for batch in batches:
             self._read(*(part.to(self.device, non_blocking=True) for part in batch.parts))
+            self.seen.add(_shape(batch))
         self._update()
 
     def _step_and_measure(self, batches: Sequence[Batch], norms: LayerNorms) -> None:
@@ -158,3 +159,7 @@ class Stepper:
         self.measured.copy_(torch.stack([*means.double(), norm.double()]))
         self.totals.zero_()
         self.optimizer.clear()
+
+
+def _shape(batch: Batch) -> Hashable:
+    return tuple(tuple(part.shape) for part in batch.parts)

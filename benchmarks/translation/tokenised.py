@@ -1,0 +1,62 @@
+"""Multi30k English-German on tokenised, lower-cased text, to compare with a public figure: 41.0 BLEU (see tokenised.toml).
+
+    python benchmarks/translation/tokenised.py prepare FOLDER    # FOLDER/multi30k_tok, of KILOLAYER_DATA/multi30k
+    python benchmarks/translation/tokenised.py select OUT        # learning rates x warm-ups, validation loss alone
+    python benchmarks/translation/tokenised.py final OUT         # the chosen ones, three seeds, scored once on the test part
+
+`prepare` needs sacremoses. The others read KILOLAYER_DATA/multi30k_tok; their runs go side by side (side_by_side.py). In
+the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_tokens` counts the tokens as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from side_by_side import Benchmark, System
+
+from kilolayer.data.text import read_lines
+from kilolayer.evaluate.scores import Bleu
+
+TEST = "test_2016_flickr"
+DEEPNORM = ["--model.recipe", "deepnorm"]
+SMALL = (2.5e-3, 5e-3), (2000,)  # learning rates, warm-ups
+DEEP = (1e-3, 2e-3), (2000, 4000)
+SYSTEMS = {
+    "deepnorm-18L": System([*DEEPNORM, "--model.layers", "18"], *DEEP),
+    "deepnorm-12L-256d": System([*DEEPNORM, "--model.layers", "12", "--model.dim", "256", "--model.ffn_dim", "512"], *DEEP),
+    "deepnorm-12L": System([*DEEPNORM, "--model.layers", "12"], *DEEP),
+    "deepnorm-4L": System([*DEEPNORM, "--model.layers", "4"], *SMALL),
+    "post_ln-4L": System(["--model.recipe", "post_ln", "--model.layers", "4"], *SMALL),
+}
+FINAL = ["--train.average", "10", "--data.test", TEST]
+
+
+def prepare(folder: Path) -> None:
+    """Normalise punctuation, tokenise and lower-case each side of each part."""
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # pyright: ignore[reportMissingImports]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for language in ("en", "de"):
+        normaliser, tokeniser = MosesPunctNormalizer(language), MosesTokenizer(language)
+        for part in ("train", "val", TEST):
+            lines = read_lines(Path(os.environ["KILOLAYER_DATA"]) / "multi30k" / f"{part}.{language}.gz")
+            tokens = (tokeniser.tokenize(normaliser.normalize(line), escape=False, return_str=True) for line in lines)
+            (folder / f"{part}.{language}").write_text("".join(f"{line.lower()}\n" for line in tokens), encoding="utf-8")
+
+
+def score_tokens(run: Path) -> dict[str, Any]:
+    """BLEU of a run's translations, tokenised as they are, against the tokenised reference."""
+    reference = Path(os.environ["KILOLAYER_DATA"]) / "multi30k_tok" / f"{TEST}.de"
+    hypotheses = list(read_lines(run / "test.en-de.txt"))
+    return {"bleu_tokens": asdict(Bleu(tokenize="none").score(hypotheses, list(read_lines(reference))))}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["prepare"]:
+        prepare(Path(sys.argv[2]) / "multi30k_tok")
+    else:
+        Benchmark("tokenised", "multi30k_tok", SYSTEMS, FINAL, score_tokens).main("Multi30k, tokenised.", steps=4000)

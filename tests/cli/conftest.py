@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typed_commands import quietly, write_corpus
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A finished run, and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    code, out, err = quietly("train", config, "--run", folder, "--train.lr", "8e-3")
+    assert code == 0, err
+    return folder, out, err
