@@ -13,6 +13,7 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import HeadScale, make_shift
+from kilolayer.layers.short_attention import short_cross_attention, short_self_attention
 from kilolayer.recipes.base import Plan, Role
 
 
@@ -35,7 +36,7 @@ class Attention(nn.Module):
         return x_BLD.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def attend(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
-        """W_o LN(concat(g_h head_h)); the norm and the g_h where the plan has them. To [batch, queries, dim]."""
+        """softmax(q k^T / sqrt(head width)) v under the mask, and what `finish` does. To [batch, queries, dim]."""
         grouped = self.key_heads != self.heads
         if grouped and not _serves_groups(query_BHLD, mask):
             repeats = self.heads // self.key_heads
@@ -50,6 +51,10 @@ class Attention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=grouped,
         )
+        return self.finish(heads_BHLD)
+
+    def finish(self, heads_BHLD: Tensor) -> Tensor:
+        """W_o LN(concat(g_h head_h)); the norm and the g_h where the plan has them. To [batch, queries, dim]."""
         return self.output(self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2)))
 
 
@@ -72,8 +77,12 @@ class SelfAttention(Attention):
     def forward(
         self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: LayerCache | None = None, past: int = 0
     ) -> Tensor:
-        projected = self.query_key_value(self.input_shift(x)).split(self.query_key_value.rows, dim=-1)
-        query, key, value = (self.split_heads(part) for part in projected)
+        projected = self.query_key_value(self.input_shift(x))
+        if mask.short:
+            return self.finish(
+                self.split_heads(short_self_attention(projected, mask.keys, self.heads, self.key_heads, mask.causal))
+            )
+        query, key, value = (self.split_heads(part) for part in projected.split(self.query_key_value.rows, dim=-1))
         if rotation is not None:
             query, key = rotation.rotate_query(query), rotation.rotate_key(key)
         if cache is not None:
@@ -93,9 +102,12 @@ class CrossAttention(Attention):
         self.key_value = Projection(options.dim, [(Role.QUERY_KEY, key_width), (Role.VALUE, key_width)], plan, device, dtype)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Mask, cache: LayerCache | None = None) -> Tensor:
-        query = self.split_heads(self.query(self.input_shift(x)))
+        query = self.query(self.input_shift(x))
+        if mask.short:
+            packed = self.key_value(memory)
+            return self.finish(self.split_heads(short_cross_attention(query, packed, mask.keys, self.heads, self.key_heads)))
         key, value = self.read(memory, cache)
-        return self.attend(query, key, value, mask)
+        return self.attend(self.split_heads(query), key, value, mask)
 
     def read(self, memory: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, from the cache after the first step."""

@@ -14,10 +14,13 @@ class Mask:
     """`causal` alone lets SDPA choose its fastest kernel.
 
     `values` broadcasts to [batch, heads, queries, keys]: bool, True where a query may look, or a float bias.
+    `short`: the view is causal, or not, on keys with the bias `keys` [batch, keys], and short_attention.py serves it.
     """
 
     causal: bool = False
     values: Tensor | None = None
+    short: bool = False
+    keys: Tensor | None = None
 
     def with_bias(self, bias: Tensor) -> Mask:
         """The same view with a float bias [1, heads, queries, keys] on the scores."""
@@ -42,6 +45,14 @@ class Mask:
             values = torch.zeros(values.shape, dtype=dtype, device=values.device).masked_fill_(~values, float("-inf"))
         keys = values.shape[-1]
         return Mask(values=F.pad(values.to(dtype), (0, 16 - keys % 16))[..., :keys])
+
+
+def short_mask(*, causal: bool, real: Tensor | None, dtype: torch.dtype) -> Mask:
+    """The view of short sequences on keys of which some are padding; real: bool [batch, keys]."""
+    if real is None:
+        return Mask(causal=causal, short=True)
+    bias = torch.zeros(real.shape, dtype=dtype, device=real.device).masked_fill_(~real, float("-inf"))
+    return Mask(causal=causal, short=True, keys=bias)
 
 
 def causal_grid(queries: int, keys: int, past: int, device: torch.device) -> Tensor:

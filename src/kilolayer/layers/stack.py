@@ -14,11 +14,12 @@ from kilolayer.errors import InputError
 from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, CrossBlock, View
 from kilolayer.layers.cache import Cache
-from kilolayer.layers.mask import Mask, cross_mask, self_mask
+from kilolayer.layers.mask import Mask, cross_mask, self_mask, short_mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.scale import make_scale, make_shift
+from kilolayer.layers.short_attention import serves
 from kilolayer.layers.stream import make_stream
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.recipes.base import Depths, Learned, Recipe, Side
@@ -80,9 +81,15 @@ class Stack(nn.Module):
     @property
     def product_dtype(self) -> torch.dtype:
         """Of the matrix products, and so of queries, keys and values; the states between layers may be in more."""
-        attention = self.sublayers()[0].f
+        return self.attention.output.weight.dtype
+
+    @property
+    def attention(self) -> Attention:
+        """The first layer's: all layers have the same sizes."""
+        first = cast("Block", getattr(self.blocks[0], "_orig_mod", self.blocks[0]))
+        attention = first.self_attention.f
         assert isinstance(attention, Attention)
-        return attention.output.weight.dtype
+        return attention
 
     def compile_layer(self, backend: str = "inductor") -> None:
         """Compile the layers' forward, once for all of them and all batch shapes, for training."""
@@ -121,24 +128,38 @@ class Stack(nn.Module):
         past = cache.length if cache else 0
         if cache is not None and segments is not None:
             raise InputError("packed documents cannot be decoded step by step", fix="give each document its own row")
+        short, dtype = self._is_short(inputs, memory, cache), self.product_dtype
         if cache is not None and cache.seen is not None:
             places, mask = self._look_along_branches(length, cache)
         else:
             real = cache.extend(length, inputs.real) if cache else inputs.real
             everywhere = position_ids(past + length, device=device, real=real, segments=segments)
             self.positions.check_length(past + length if segments is None else everywhere)
-            places = everywhere[:, past:]
-            mask = self_mask(length, causal=self.side == "decoder", device=device, real=real, segments=segments, past=past)
+            places, causal = everywhere[:, past:], self.side == "decoder"
+            if short:
+                mask = short_mask(causal=causal, real=real, dtype=dtype)
+            else:
+                mask = self_mask(length, causal=causal, device=device, real=real, segments=segments, past=past)
             if self.positions.bias is not None:
                 mask = mask.with_bias(self.positions.bias(places, everywhere))
-        dtype = self.product_dtype
         mask = mask.as_bias(dtype)
         rotation = None if self.positions.rotary is None else self.positions.rotary(places, dtype)
         x = self.dropout(self.positions.at_input(x, places))
         if memory is None:
             return View(mask, rotation, past), x
-        reading = cross_mask(real=memory.real, segments=segments, memory_segments=memory.segments)
-        return View(mask, rotation, past, memory.states, reading.as_bias(dtype)), x
+        if short:
+            reading = short_mask(causal=False, real=memory.real, dtype=dtype)
+        else:
+            reading = cross_mask(real=memory.real, segments=segments, memory_segments=memory.segments).as_bias(dtype)
+        return View(mask, rotation, past, memory.states, reading), x
+
+    def _is_short(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> bool:
+        """Whether short_attention.py can serve all attention of this forward."""
+        plain = cache is None and inputs.segments is None and self.positions.rotary is None and self.positions.bias is None
+        if not plain or (self.training and self.attention.dropout):
+            return False
+        longest = max(inputs.states.shape[1], 0 if memory is None else memory.states.shape[1])
+        return serves(inputs.states.device, self.product_dtype, longest, self.attention.head_dim)
 
     def _look_along_branches(self, branches: int, cache: Cache) -> tuple[Tensor, Mask]:
         """Places and mask of one token for each branch of the cache."""

@@ -116,6 +116,45 @@ def update_chunks(
 
 
 @triton.jit
+def _update_chunk(
+    gradient_at,
+    weight_at,
+    mean_at,
+    square_at,
+    master_at,
+    factors,
+    beta1,
+    beta2,
+    decay,
+    left,
+    HAS_MASTER: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    offsets = tl.arange(0, SIZE)
+    inside = None if left is None else offsets < left
+    lr, step, root = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+    offset, scale = tl.load(factors + 3), tl.load(factors + 4)
+
+    gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32) * scale
+    weight = tl.load((master_at if HAS_MASTER else weight_at) + offsets, mask=inside).to(tl.float32)
+    if DECOUPLED:
+        weight = weight * (1 - lr * decay)
+    else:
+        gradient = gradient + decay * weight
+    mean = tl.load(mean_at + offsets, mask=inside)
+    mean = mean + (1 - beta1) * (gradient - mean)
+    square = beta2 * tl.load(square_at + offsets, mask=inside) + (1 - beta2) * gradient * gradient
+    weight = weight - step * mean / (root * tl.sqrt(square) + offset)
+
+    tl.store(mean_at + offsets, mean, mask=inside)
+    tl.store(square_at + offsets, square, mask=inside)
+    if HAS_MASTER:
+        tl.store(master_at + offsets, weight, mask=inside)
+    tl.store(weight_at + offsets, weight.to(weight_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _update(
     tensor_of,
     start_of,
@@ -142,27 +181,40 @@ def _update(
     if (tl.load(finite) != 0) & (address != 0):
         start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
         place = tl.multiple_of(tl.load(places + index), 64) + start
-        offsets = tl.arange(0, SIZE)
-        inside = start + offsets < tl.load(sizes + index)
-        lr, step, root = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
-        offset, scale = tl.load(factors + 3), tl.load(factors + 4)
-        gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16) + offsets
-        weight_at = tl.multiple_of(tl.load(weights + index).to(tl.pointer_type(WEIGHT)) + start, 16) + offsets
-        mean_at, square_at, master_at = means + place + offsets, squares + place + offsets, masters + place + offsets
-
-        gradient = tl.load(gradient_at, mask=inside, other=0.0).to(tl.float32) * scale
-        weight = tl.load(master_at if HAS_MASTER else weight_at, mask=inside, other=0.0).to(tl.float32)
-        if DECOUPLED:
-            weight = weight * (1 - lr * decay)
+        gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
+        weight_at = tl.multiple_of(tl.load(weights + index).to(tl.pointer_type(WEIGHT)) + start, 16)
+        mean_at, square_at, master_at = means + place, squares + place, masters + place
+        left = tl.load(sizes + index) - start
+        if left >= SIZE:
+            # Without a mask, loads and stores are 16 bytes wide.
+            _update_chunk(
+                gradient_at,
+                weight_at,
+                mean_at,
+                square_at,
+                master_at,
+                factors,
+                beta1,
+                beta2,
+                decay,
+                None,
+                HAS_MASTER,
+                DECOUPLED,
+                SIZE,
+            )
         else:
-            gradient = gradient + decay * weight
-        mean = tl.load(mean_at, mask=inside, other=0.0)
-        mean = mean + (1 - beta1) * (gradient - mean)
-        square = beta2 * tl.load(square_at, mask=inside, other=0.0) + (1 - beta2) * gradient * gradient
-        weight = weight - step * mean / (root * tl.sqrt(square) + offset)
-
-        tl.store(mean_at, mean, mask=inside)
-        tl.store(square_at, square, mask=inside)
-        if HAS_MASTER:
-            tl.store(master_at, weight, mask=inside)
-        tl.store(weight_at, weight.to(WEIGHT), mask=inside)
+            _update_chunk(
+                gradient_at,
+                weight_at,
+                mean_at,
+                square_at,
+                master_at,
+                factors,
+                beta1,
+                beta2,
+                decay,
+                left,
+                HAS_MASTER,
+                DECOUPLED,
+                SIZE,
+            )

@@ -1,0 +1,169 @@
+"""Attention over short sequences on a GPU: one program holds a whole head, forward and backward.
+
+Sentences are short, and then the time goes into launches and copies and not into products. Here queries, keys and values are
+read where the projection wrote them, padding is a bias on the keys, and the backward computes the weights again instead of
+loading them. On the CPU the same operators run `reference`, which is what the kernels are tested against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LONGEST = 128
+HEAD_DIMS = (16, 32, 64, 128)
+
+
+def serves(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
+    """Whether sequences up to `longest` can be attended to here."""
+    fits = longest <= LONGEST and head_dim in HEAD_DIMS
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and fits
+
+
+def reference(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, heads: int, causal: bool) -> Tensor:
+    """softmax(q k^T / sqrt(head width) + keys) v, all [batch, length, heads * head width]; 0 where a query may look nowhere."""
+    head_dim = query.shape[-1] // heads
+    query, key, value = (part.unflatten(-1, (-1, head_dim)).transpose(1, 2) for part in (query, key, value))
+    key, value = (part.repeat_interleave(heads // key.shape[1], dim=1) for part in (key, value))
+    scores = query @ key.mT * head_dim**-0.5
+    if keys is not None:
+        scores = scores + keys[:, None, None, :]
+    if causal:
+        scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), float("-inf"))
+    nowhere = (scores == float("-inf")).all(dim=-1, keepdim=True)
+    return (scores.masked_fill(nowhere, 0.0).softmax(dim=-1).masked_fill(nowhere, 0.0) @ value).transpose(1, 2).flatten(2)
+
+
+@torch.library.custom_op("kilolayer::short_self_attention", mutates_args=(), device_types="cuda")
+def short_self_attention(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+    """Mixed heads [batch, length, heads * head width] of queries, keys and values that lie side by side.
+
+    packed [batch, length, (heads + 2 key_heads) * head width]; keys: a bias on each key, [batch, length].
+    """
+    from kilolayer.layers.short_attention_kernel import attend
+
+    head_dim = packed.shape[-1] // (heads + 2 * key_heads)
+    query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
+    mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
+    attend(query, key, value, keys, mixed, heads, key_heads, causal)
+    return mixed
+
+
+@torch.library.custom_op("kilolayer::short_self_attention_backward", mutates_args=(), device_types="cuda")
+def short_self_attention_backward(
+    gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool
+) -> Tensor:
+    """The gradient of `packed`."""
+    from kilolayer.layers.short_attention_kernel import attend_backward
+
+    head_dim = packed.shape[-1] // (heads + 2 * key_heads)
+    sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
+    found = torch.empty_like(packed)
+    (query, key, value), (of_query, of_key, of_value) = (each.split(sizes, dim=-1) for each in (packed, found))
+    attend_backward(gradient, query, key, value, keys, of_query, of_key, of_value, heads, key_heads, causal)
+    return found
+
+
+@torch.library.custom_op("kilolayer::short_cross_attention", mutates_args=(), device_types="cuda")
+def short_cross_attention(query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int) -> Tensor:
+    """Mixed heads [batch, queries, heads * head width] as `query`; packed [batch, keys, 2 key_heads * head width]."""
+    from kilolayer.layers.short_attention_kernel import attend
+
+    mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
+    key, value = packed.chunk(2, dim=-1)
+    attend(query, key, value, keys, mixed, heads, key_heads, False)
+    return mixed
+
+
+@torch.library.custom_op("kilolayer::short_cross_attention_backward", mutates_args=(), device_types="cuda")
+def short_cross_attention_backward(
+    gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `query` and of `packed`."""
+    from kilolayer.layers.short_attention_kernel import attend_backward
+
+    of_query, found = torch.empty_like(query), torch.empty_like(packed)
+    (key, value), (of_key, of_value) = (each.chunk(2, dim=-1) for each in (packed, found))
+    attend_backward(gradient, query, key, value, keys, of_query, of_key, of_value, heads, key_heads, False)
+    return of_query, found
+
+
+@short_self_attention.register_kernel("cpu")
+def _(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+    head_dim = packed.shape[-1] // (heads + 2 * key_heads)
+    query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
+    return reference(query, key, value, keys, heads, causal).contiguous()
+
+
+@short_self_attention_backward.register_kernel("cpu")
+def _(gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+    head_dim = packed.shape[-1] // (heads + 2 * key_heads)
+    query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
+    _, backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, causal), query, key, value)
+    return torch.cat(backward(gradient), dim=-1)
+
+
+@short_cross_attention.register_kernel("cpu")
+def _(query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int) -> Tensor:
+    key, value = packed.chunk(2, dim=-1)
+    return reference(query, key, value, keys, heads, False).contiguous()
+
+
+@short_cross_attention_backward.register_kernel("cpu")
+def _(
+    gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
+) -> tuple[Tensor, Tensor]:
+    key, value = packed.chunk(2, dim=-1)
+    _, backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, False), query, key, value)
+    of_query, of_key, of_value = backward(gradient)
+    return of_query, torch.cat([of_key, of_value], dim=-1)
+
+
+@short_self_attention.register_fake
+def _(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+    width = packed.shape[-1] // (heads + 2 * key_heads) * heads
+    return packed.new_empty(packed.shape[0], packed.shape[1], width)
+
+
+@short_self_attention_backward.register_fake
+def _(gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+    return torch.empty_like(packed)
+
+
+@short_cross_attention.register_fake
+def _(query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@short_cross_attention_backward.register_fake
+def _(
+    gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(packed)
+
+
+def _keep_self(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    packed, keys, *ctx.numbers = inputs
+    ctx.save_for_backward(packed, keys)
+
+
+def _self_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    packed, keys = ctx.saved_tensors
+    return short_self_attention_backward(gradient.contiguous(), packed, keys, *ctx.numbers), None, None, None, None
+
+
+def _keep_cross(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    query, packed, keys, *ctx.numbers = inputs
+    ctx.save_for_backward(query, packed, keys)
+
+
+def _cross_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    query, packed, keys = ctx.saved_tensors
+    found = short_cross_attention_backward(gradient.contiguous(), query, packed, keys, *ctx.numbers)
+    return *found, None, None, None
+
+
+short_self_attention.register_autograd(_self_backward, setup_context=_keep_self)
+short_cross_attention.register_autograd(_cross_backward, setup_context=_keep_cross)

@@ -1,0 +1,135 @@
+"""Attention over short sequences against SDPA in fp64: the reference on the CPU, the kernels on a GPU."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kilolayer as kl
+from kilolayer.layers.short_attention import serves, short_cross_attention, short_self_attention
+
+pytestmark = pytest.mark.filterwarnings("default")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = {"cpu": torch.float64, "cuda": torch.bfloat16}
+TOLERANCE = {"cpu": 1e-12, "cuda": 2e-2}
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, causal: bool, head_dim: int) -> Tensor:
+    """SDPA in fp64 on [batch, length, heads * head width]."""
+    query, key, value = (part.unflatten(-1, (-1, head_dim)).transpose(1, 2) for part in (query, key, value))
+    mask = query.new_zeros(query.shape[0], 1, query.shape[2], key.shape[2])
+    if keys is not None:
+        mask = mask + keys.double()[:, None, None, :]
+    if causal:
+        mask = mask.masked_fill(~torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril(), -torch.inf)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+def padding(batch: int, length: int, dtype: torch.dtype, device: str) -> Tensor:
+    bias = torch.zeros(batch, length, dtype=dtype, device=device)
+    for row in range(1, batch):
+        bias[row, length - row % length :] = -torch.inf if row % length else 0
+    return bias
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert float((found.double() - expected).abs().max()) <= TOLERANCE[found.device.type] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize(("length", "head_dim"), list(product([1, 7, 16, 33, 64, 100, 128], [16, 64, 128])))
+@pytest.mark.parametrize(("key_heads", "causal", "padded"), [(4, True, True), (4, False, True), (2, True, False)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_self_attention(length: int, head_dim: int, key_heads: int, causal: bool, padded: bool, device: str) -> None:
+    batch, heads, dtype = 5, 4, DTYPES[device]
+    packed = torch.randn(batch, length, (heads + 2 * key_heads) * head_dim, device=device, dtype=dtype, requires_grad=True)
+    keys = padding(batch, length, dtype, device) if padded else None
+    exact = packed.detach().double().requires_grad_()
+    sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
+    expected = attention(*exact.split(sizes, dim=-1), keys, causal, head_dim)
+    found = short_self_attention(packed, keys, heads, key_heads, causal)
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    expected.backward(gradient.double())
+    close(found, expected)
+    assert packed.grad is not None
+    assert exact.grad is not None
+    close(packed.grad, exact.grad)
+
+
+@pytest.mark.parametrize(("queries", "length"), [(1, 1), (9, 30), (64, 17), (128, 128)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_cross_attention(queries: int, length: int, device: str) -> None:
+    batch, heads, key_heads, head_dim, dtype = 3, 4, 2, 32, DTYPES[device]
+    query = torch.randn(batch, queries, heads * head_dim, device=device, dtype=dtype, requires_grad=True)
+    packed = torch.randn(batch, length, 2 * key_heads * head_dim, device=device, dtype=dtype, requires_grad=True)
+    keys = padding(batch, length, dtype, device)
+    exact_query, exact = query.detach().double().requires_grad_(), packed.detach().double().requires_grad_()
+    expected = attention(exact_query, *exact.chunk(2, dim=-1), keys, False, head_dim)
+    found = short_cross_attention(query, packed, keys, heads, key_heads)
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    expected.backward(gradient.double())
+    for ours, theirs in ((found, expected), (query.grad, exact_query.grad), (packed.grad, exact.grad)):
+        assert ours is not None
+        assert theirs is not None
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_that_may_look_nowhere_is_zero(device: str) -> None:
+    packed = torch.randn(1, 4, 3 * 16, device=device, dtype=DTYPES[device], requires_grad=True)
+    keys = torch.full((1, 4), -torch.inf, device=device, dtype=DTYPES[device])
+    found = short_self_attention(packed, keys, 1, 1, True)
+    found.sum().backward()
+    assert packed.grad is not None
+    assert not found.any()
+    assert not packed.grad.any()
+
+
+def loss_and_gradient(model: kl.EncoderDecoder, source: Tensor, target: Tensor) -> tuple[float, Tensor]:
+    model.zero_grad()
+    logits = model(source, target).logits.float()
+    loss = F.cross_entropy(logits[target != 0], target[target != 0])
+    loss.backward()
+    return float(loss), torch.cat([weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None])
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "normformer"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    model = kl.EncoderDecoder(50, 64, 4, 128, 3, 3, recipe, kv_heads=2, device=device).train()
+    if device == "cuda":
+        model.lower(torch.bfloat16)
+    found = {}
+    for served in (False, True):
+        monkeypatch.setattr("kilolayer.layers.stack.serves", lambda *_, served=served: served)
+        if served and compiled:
+            torch._dynamo.utils.counters.clear()
+            for stack in model.stacks():
+                stack.compile_layer("aot_eager")
+        for length in (20, 33):
+            source, target = torch.randint(1, 50, (2, 6, length), generator=torch.Generator().manual_seed(length)).to(device)
+            source[2, 11:], target[3, 7:] = 0, 0
+            found[served, length] = loss_and_gradient(model, source, target)
+    for length in (20, 33):
+        (loss, gradient), (expected, expected_gradient) = found[True, length], found[False, length]
+        assert loss == pytest.approx(expected, rel=1e-2 if device == "cuda" else 1e-6)
+        assert float(F.cosine_similarity(gradient, expected_gradient, dim=0)) > (0.999 if device == "cuda" else 1 - 1e-6)
+    if compiled:
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_it_serves_short_sequences_in_half_precision_on_a_gpu() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert serves(gpu, torch.bfloat16, 128, 64)
+    assert serves(gpu, torch.float16, 1, 16)
+    assert not serves(cpu, torch.bfloat16, 128, 64)
+    assert not serves(gpu, torch.float32, 128, 64)
+    assert not serves(gpu, torch.bfloat16, 129, 64)
+    assert not serves(gpu, torch.bfloat16, 128, 48)
