@@ -101,7 +101,7 @@ def _(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: b
 def _(gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
     query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
-    _, backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, causal), query, key, value)
+    backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, causal), query, key, value)[1]
     return torch.cat(backward(gradient), dim=-1)
 
 
@@ -116,7 +116,7 @@ def _(
     gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
 ) -> tuple[Tensor, Tensor]:
     key, value = packed.chunk(2, dim=-1)
-    _, backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, False), query, key, value)
+    backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, False), query, key, value)[1]
     of_query, of_key, of_value = backward(gradient)
     return of_query, torch.cat([of_key, of_value], dim=-1)
 

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as partition_config
 from torch.fx.experimental import _config as shape_config
 
 from kilolayer.errors import InputError
@@ -18,6 +19,7 @@ from kilolayer.layers.mask import Mask, cross_mask, self_mask, short_mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions, position_ids
+from kilolayer.layers.recompute import Recompute, recomputed
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.short_attention import serves
 from kilolayer.layers.stream import make_stream
@@ -64,6 +66,7 @@ class Stack(nn.Module):
         super().__init__()
         self.side: Side = side
         self.compiled: Callable[..., Tensor] | None = None
+        self.recompute: Recompute = "none"
         top = recipe.top(side, depths)
         kind = CrossBlock if side == "decoder" and depths.paired else Block
         self.positions = Positions(options, side, device, dtype)
@@ -92,11 +95,17 @@ class Stack(nn.Module):
         return attention
 
     def compile_layer(self, backend: str = "inductor") -> None:
-        """Compile the layers' forward, once for all of them and all batch shapes, for training."""
+        """Compile the layers' forward, once for all of them and all batch shapes, for training with `recompute` as it is."""
         # A number that all layers share is a constant; sizes that happen to be equal are still two sizes.
         torch._dynamo.config.specialize_float = True
         shape_config.use_duck_shape = False
+        partition_config.activation_memory_budget = {"none": 1.0, "selective": 0.5, "layer": 0.0}[self.recompute]
         self.compiled = torch.compile(type(self.blocks[0]).forward, dynamic=True, fullgraph=True, backend=backend)
+
+    def _how_to_run(self, cache: Cache | None) -> Callable[..., Tensor]:
+        if not self.training or cache is not None:
+            return nn.Module.__call__
+        return recomputed(nn.Module.__call__, self.recompute) if self.compiled is None else self.compiled
 
     def sublayers(self) -> list[Sublayer]:
         """All sublayers in the order of the forward; a compiled block is looked into."""
@@ -110,7 +119,7 @@ class Stack(nn.Module):
         view, x = self._look(inputs, memory, cache)
         kept = [x]
         history = self.stream.write([], x)
-        run = nn.Module.__call__ if self.compiled is None or not self.training or cache is not None else self.compiled
+        run = self._how_to_run(cache)
         for index, block in enumerate(self.blocks):
             x = run(block, self.stream.read(history), view, cache.layers[index] if cache else None)
             history = self.stream.write(history, x)

@@ -69,19 +69,20 @@ class Model(nn.Module):
             self.to(dtype)
         return self.initialise()
 
-    def lower(self, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
-        """Hold matrices and tables in `dtype`, so that products are computed in it; return them as they were.
+    def lower(self, dtype: torch.dtype, residual: torch.dtype = torch.float32) -> dict[nn.Parameter, Tensor]:
+        """Hold matrices and tables in `dtype`, so that products are computed in it; return what was changed as it was.
 
-        Norms, scales and the states between layers stay as they are.
+        residual: the dtype of the states between layers, and so of norms and scales.
         """
         precise = {}
         for module in self.modules():
             if isinstance(module, Embedding):
-                module.states_dtype = module.weight.dtype
-            if isinstance(module, Embedding | VocabularyProjection | Projection):
-                for parameter in module.parameters(recurse=False):
+                module.states_dtype = residual
+            own = dtype if isinstance(module, Embedding | VocabularyProjection | Projection) else residual
+            for parameter in module.parameters(recurse=False):
+                if parameter.dtype != own:
                     precise[parameter] = parameter.data
-                    parameter.data = parameter.data.to(dtype)
+                    parameter.data = parameter.data.to(own)
         return precise
 
     def stacks(self) -> list[Stack]:

@@ -52,6 +52,10 @@ class TrainConfig:
     """Largest gradient norm; 0: no clipping."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the matrix products, and of the matrices; the optimizer keeps these in fp32 too. fp16 scales the loss."""
+    residual: Literal["fp32", "bf16"] = "fp32"
+    """Of the states between layers when precision is bf16: fp32 is exact at any depth, bf16 is faster."""
+    recompute: Literal["none", "selective", "layer"] = "none"
+    """What the backward pass computes again to save memory: nothing, what is cheap, or each layer from its input."""
     eager: bool = False
     """Run one operation at a time on a GPU too, without compiled layers and recorded steps: slow, for debugging."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -92,6 +96,8 @@ class TrainConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0 and below 1")
         self._check_schedule()
+        if self.residual == "bf16" and self.precision != "bf16":
+            raise OptionError(f'residual = "bf16" has no effect on precision {self.precision!r}', fix='set precision = "bf16"')
         if self.average > self.keep:
             raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
 

@@ -29,6 +29,7 @@ from kilolayer.train.schedule import learning_rate
 from kilolayer.train.step import Stepper, StepResult
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+RESIDUALS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -124,7 +125,7 @@ class Trainer:
             check_vocabulary(saved.state["vocabulary"], self.task.tokenizers, self.run.folder)
             load_weights(self.model, saved.model, self.run.folder)
         dtype = DTYPES.get(self.config.precision)
-        precise = None if dtype is None else self.model.lower(dtype)
+        precise = None if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
         self.optimizer = Optimizer(self.model, self.config, precise, sums=self.config.accumulate > 1)
         if saved is not None:
             self.restore(saved)

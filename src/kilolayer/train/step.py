@@ -59,6 +59,8 @@ class Stepper:
         self.measured = torch.zeros(3, dtype=torch.float64, device=device)
         self.graphs: Graphs | None = None
         self.seen: set[Hashable] = set()
+        for stack in model.stacks():
+            stack.recompute = config.recompute
         if device.type == "cuda" and not config.eager:
             self._compile()
 

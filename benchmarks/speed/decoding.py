@@ -1,0 +1,85 @@
+"""Decoding beside Hugging Face's `generate` on the same folded weights, by the functions of benchmarks/decoding."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import torch
+from jobs import Job
+
+import kilolayer as kl
+
+BEAM = 5
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NEVER = 50.0  # below the other scores, which are about N(0, 1)
+
+
+def decoding(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    """One round of both warms up; then rounds alternate. Every hypothesis has the full length: twice the source's."""
+    setting = job.setting
+    reference = _functions(
+        VOCABULARY=setting.vocabulary,
+        DIM=setting.dim,
+        HEADS=setting.heads,
+        FFN_DIM=setting.ffn_dim,
+        LAYERS=setting.layers,
+        MOST=2 * setting.length,
+    )
+    plain = _endless(job, reference.EOS)
+    marian = reference.as_marian(plain).to(device, DTYPES[job.system])
+    plain.to(device, DTYPES[job.system])
+    source = torch.randint(4, setting.vocabulary, (setting.rows, setting.length)).to(device)
+    systems: dict[str, Callable[[], list[list[int]]]] = {
+        "ours": lambda: reference.ours_on(plain, source, BEAM),
+        "theirs": lambda: reference.theirs_on(marian, source, BEAM),
+    }
+    outputs = {name: system() for name, system in systems.items()}
+    yield {}
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(3):
+        for name, system in systems.items():
+            start = time.perf_counter()
+            system()
+            seconds[name].append(time.perf_counter() - start)
+    ours, theirs = (median(seconds[name]) for name in ("ours", "theirs"))
+    yield {
+        "sentences_equal": sum(a == b for a, b in zip(outputs["ours"], outputs["theirs"], strict=True)),
+        "sentences": setting.rows,
+        "lengths": {name: sorted({len(row) for row in rows}) for name, rows in outputs.items()},
+        "sentences_per_s": setting.rows / ours,
+        "hf_sentences_per_s": setting.rows / theirs,
+        "times": theirs / ours,
+    }
+
+
+def _functions(**sizes: int) -> ModuleType:
+    """benchmarks/decoding/measure.py, its constants replaced by `sizes`."""
+    path = Path(__file__).parents[1] / "decoding" / "measure.py"
+    spec = importlib.util.spec_from_file_location("decoding_measure", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    vars(module).update(sizes)
+    return module
+
+
+def _endless(job: Job, end: int) -> kl.EncoderDecoder:
+    """An untrained model, folded, that never ends: a norm's output sums to that of its bias, so that the end scores -NEVER."""
+    setting = job.setting
+    torch.manual_seed(1)
+    model = kl.EncoderDecoder(
+        setting.vocabulary, setting.dim, setting.heads, setting.ffn_dim, setting.layers, setting.layers, setting.recipe
+    )
+    with torch.no_grad():
+        model.decoder.sublayers()[-1].out_norm.bias.fill_(NEVER / setting.dim)
+        model.embedding.weight[end] = -1.0
+    plain = kl.fold(model.eval())
+    assert isinstance(plain, kl.EncoderDecoder)
+    return plain

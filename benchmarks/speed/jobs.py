@@ -1,0 +1,214 @@
+"""What is measured: shapes, jobs in the order of their importance, and the rows of the table with their goals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Found = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model and its batch: `rows` x `length` tokens, a side in translation; `layers` a side."""
+
+    task: Literal["translation", "language"]
+    layers: int
+    rows: int
+    length: int
+    dim: int
+    heads: int
+    ffn_dim: int
+    vocabulary: int
+    recipe: str = "deepnorm"
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens a step."""
+        return self.rows * self.length
+
+    @property
+    def flops(self) -> int:
+        """Of one step: 6 for each weight and token that it sees, and for the scores of attention in the language model."""
+        dim, feedforward = self.dim, 2 * self.dim * self.ffn_dim
+        attention, scores = (12 * dim**2, 0) if self.task == "translation" else (4 * dim**2, dim * self.length)
+        sides = 2 if self.task == "translation" else 1
+        layer = attention + sides * feedforward + scores
+        return 6 * self.tokens * (self.layers * layer + dim * self.vocabulary)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process. gigabytes: about what it takes of the GPU, so that several can get ready side by side.
+
+    alone: with an empty compile cache and nothing beside it, because its start is timed. profile: the row to profile it for.
+    """
+
+    name: str
+    kind: Literal["training", "product", "decoding"]
+    system: str
+    setting: Setting
+    gigabytes: int
+    alone: bool = False
+    warm: int = 5
+    timed: int = 12
+    profile: int | None = None
+
+
+TRANSLATION = Setting("translation", 100, 64, 64, dim=512, heads=8, ffn_dim=2048, vocabulary=32_768)
+LARGE = replace(TRANSLATION, rows=256)
+LANGUAGE = Setting("language", 24, 32, 1024, dim=1024, heads=16, ffn_dim=4096, vocabulary=50_304)
+DECODED = replace(TRANSLATION, layers=18, length=32)
+
+
+def deep(layers: int) -> Setting:
+    return replace(TRANSLATION, layers=layers)
+
+
+def by(recipe: str) -> Setting:
+    return replace(TRANSLATION, recipe=recipe)
+
+
+JOBS = [
+    Job("product", "product", "torch", TRANSLATION, 3),
+    Job("kilolayer", "training", "kilolayer", TRANSLATION, 28, profile=1),
+    Job("torchscale", "training", "torchscale", TRANSLATION, 55),
+    Job("nn.Transformer", "training", "nn.Transformer", TRANSLATION, 40),
+    Job("kilolayer 256x64", "training", "kilolayer", LARGE, 66, profile=2),
+    Job("x-transformers", "training", "x-transformers", LANGUAGE, 62),
+    Job("kilolayer 500L", "training", "kilolayer", deep(500), 135, alone=True, warm=10),
+    Job("gpt2 compiled", "training", "gpt2 compiled", LANGUAGE, 60),
+    Job("x-transformers compiled", "training", "x-transformers compiled", LANGUAGE, 60),
+    Job("kilolayer language", "training", "kilolayer", LANGUAGE, 45, profile=4),
+    Job("kilolayer post_ln", "training", "kilolayer", by("post_ln"), 28),
+    Job("kilolayer pre_ln", "training", "kilolayer", by("pre_ln"), 28),
+    Job("kilolayer sub_ln", "training", "kilolayer", by("sub_ln"), 28),
+    Job("kilolayer admin", "training", "kilolayer", by("admin"), 28),
+    Job("kilolayer 25L", "training", "kilolayer", deep(25), 9),
+    Job("kilolayer 50L", "training", "kilolayer", deep(50), 15),
+    Job("kilolayer 200L", "training", "kilolayer", deep(200), 54),
+    Job("decoding fp32", "decoding", "fp32", DECODED, 8),
+    Job("decoding bf16", "decoding", "bf16", DECODED, 8),
+    Job("kilolayer 10L", "training", "kilolayer", deep(10), 8, alone=True),
+    Job("gpt2", "training", "gpt2", LANGUAGE, 88),
+    Job("marian", "training", "marian", TRANSLATION, 40),
+    Job("nn.Transformer 256x64", "training", "nn.Transformer", LARGE, 120),
+    Job("torchscale 256x64", "training", "torchscale", LARGE, 135),
+]
+
+
+def tiny(job: Job) -> Job:
+    """The same job in a size for any CPU."""
+    layers = max(2, job.setting.layers // 50)
+    setting = replace(job.setting, layers=layers, rows=4, length=8, dim=32, heads=4, ffn_dim=64, vocabulary=96)
+    return replace(job, setting=setting, warm=2, timed=3)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a number made of the results should be; `value` raises LookupError where a part of it was not measured."""
+
+    text: str
+    value: Callable[[Found], float]
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    jobs: tuple[str, ...]
+    goals: tuple[Goal, ...] = ()
+
+
+def times(fast: str, slow: str) -> Callable[[Found], float]:
+    return lambda found: found[slow]["ms"] / found[fast]["ms"]
+
+
+def memory(ours: str, *others: str) -> Callable[[Found], float]:
+    """Ours over the least of the others' that were measured."""
+    return lambda found: found[ours]["gigabytes"] / sorted(found[name]["gigabytes"] for name in others if name in found)[0]
+
+
+def spread(names: tuple[str, ...]) -> Callable[[Found], float]:
+    """The largest over the smallest time of a layer."""
+
+    def value(found: Found) -> float:
+        each = [found[name]["ms_per_layer"] for name in names]
+        return max(each) / min(each)
+
+    return value
+
+
+DEPTHS = ("kilolayer 25L", "kilolayer 50L", "kilolayer", "kilolayer 200L", "kilolayer 500L")
+LANGUAGE_PEERS = ("gpt2 compiled", "x-transformers compiled", "gpt2", "x-transformers")
+ROWS = {
+    1: Row(
+        "Translation 100L-100L, d 512, 64 x 64 tokens a side",
+        ("kilolayer", "torchscale", "nn.Transformer", "marian"),
+        (
+            Goal("times TorchScale (at least 11)", times("kilolayer", "torchscale")),
+            Goal("times nn.Transformer (at least 5.5)", times("kilolayer", "nn.Transformer")),
+        ),
+    ),
+    2: Row(
+        "Translation 100L-100L, d 512, 256 x 64 tokens a side",
+        ("kilolayer 256x64", "nn.Transformer 256x64", "torchscale 256x64"),
+        (Goal("TFLOP/s (at least 330)", lambda found: found["kilolayer 256x64"]["tflops"]),),
+    ),
+    3: Row(
+        "Translation 500L-500L, d 512, 64 x 64 tokens a side",
+        ("kilolayer 500L",),
+        (
+            Goal("times the step of 100L-100L (at most 5.2)", times("kilolayer", "kilolayer 500L")),
+            Goal("seconds to the end of step 10 (below 60)", lambda found: found["kilolayer 500L"]["ready_s"]),
+        ),
+    ),
+    4: Row(
+        "Language model, 24 layers, d 1024, 32 x 1,024 tokens",
+        ("kilolayer language", *LANGUAGE_PEERS),
+        (
+            Goal("times HF GPT-2 compiled (at least 1.3)", times("kilolayer language", "gpt2 compiled")),
+            Goal("times x-transformers compiled (at least 1.2)", times("kilolayer language", "x-transformers compiled")),
+            Goal("share of the product's rate (at least 0.62)", lambda found: found["kilolayer language"]["share"]),
+            Goal("memory over the least of the peers' (below 1)", memory("kilolayer language", *LANGUAGE_PEERS)),
+        ),
+    ),
+    5: Row(
+        "Depth: 25, 50, 100, 200 and 500 layers a side",
+        DEPTHS,
+        (Goal("largest over smallest time of a layer (at most 1.1)", spread(DEPTHS)),),
+    ),
+    6: Row(
+        "Recipes at 100L-100L",
+        ("kilolayer", "kilolayer sub_ln", "kilolayer admin", "kilolayer post_ln", "kilolayer pre_ln"),
+        (
+            Goal("deepnorm over post_ln (at most 1.03)", times("kilolayer post_ln", "kilolayer")),
+            Goal("admin over post_ln (at most 1.03)", times("kilolayer post_ln", "kilolayer admin")),
+            Goal("sub_ln over pre_ln (at most 1.08)", times("kilolayer pre_ln", "kilolayer sub_ln")),
+        ),
+    ),
+    7: Row(
+        "Compilation for 10 and for 500 layers, from an empty cache",
+        ("kilolayer 10L", "kilolayer 500L"),
+        (
+            Goal(
+                "seconds for 500 layers over 10 (about 1)",
+                lambda found: found["kilolayer 500L"]["compile_s"] / found["kilolayer 10L"]["compile_s"],
+            ),
+        ),
+    ),
+    9: Row(
+        "Decoding by beam 5, 18L-18L, d 512, 64 sentences",
+        ("decoding fp32", "decoding bf16"),
+        (
+            Goal("times HF generate in fp32 (at least 5)", lambda found: found["decoding fp32"]["times"]),
+            Goal("times HF generate in bf16 (at least 5)", lambda found: found["decoding bf16"]["times"]),
+        ),
+    ),
+}
+
+
+def jobs_of(rows: list[int]) -> list[Job]:
+    """The jobs that these rows show, most important first; the product's rate stands in every table."""
+    wanted = {"product", *(name for row in rows for name in ROWS[row].jobs)}
+    return [job for job in JOBS if job.name in wanted]

@@ -1,0 +1,137 @@
+"""One job in a process of its own: gets ready, reports it, waits for a line on stdin, and measures. Started by run.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from jobs import Job, Setting
+from torch.profiler import ProfilerActivity, profile
+
+Step = Callable[[], Any]
+
+
+def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Steps one by one until all is compiled and recorded; then steps timed on the device, end to end."""
+    from systems import SYSTEMS
+
+    step = SYSTEMS[job.system](job.setting, device)
+    first = [_seconds(step, device) for _ in range(job.warm)]
+    yield {"first_s": first[0], "warm_steps_s": _rounded(first)}
+    marks = [_mark(device)]
+    for _ in range(job.timed):
+        step()
+        marks.append(_mark(device))
+    _wait(device)
+    all_ms = [_ms(before, after) for before, after in pairwise(marks)]
+    ms = median(all_ms)
+    facts: dict[str, Any] = {
+        "ms": ms,
+        "all_ms": _rounded(all_ms),
+        "ms_per_layer": ms / job.setting.layers,
+        "tokens_per_s": job.setting.tokens / ms * 1e3,
+        "tflops": job.setting.flops / ms / 1e9,
+        "compile_s": first[0] - ms / 1e3,
+    }
+    if device.type == "cuda":
+        facts["gigabytes"] = torch.cuda.max_memory_allocated() / 2**30
+        facts["reserved_gigabytes"] = torch.cuda.max_memory_reserved() / 2**30
+    yield facts
+    if job.profile is not None:
+        yield {"profile": _profile(step, device)}
+
+
+def product(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    """The rate of a product of two matrices [8192, 8192] in bf16: what a model's products can hope for."""
+    size = 8192 if device.type == "cuda" else 256
+    left, right = torch.randn(2, size, size, device=device).bfloat16()
+    for _ in range(5):
+        left @ right
+    _wait(device)
+    yield {}
+    marks = [_mark(device)]
+    for _ in range(50):
+        left @ right
+        marks.append(_mark(device))
+    _wait(device)
+    ms = median(_ms(before, after) for before, after in pairwise(marks))
+    yield {"ms": ms, "tflops": 2 * size**3 / ms / 1e9}
+
+
+def decoding(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    from decoding import decoding
+
+    return decoding(job, device)
+
+
+def _profile(step: Step, device: torch.device) -> str:
+    """The 25 kernels that take most of a step."""
+    with profile(activities=[getattr(ProfilerActivity, device.type.upper())]) as profiler:
+        step()
+        _wait(device)
+    return profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=25, max_name_column_width=90)
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    start = time.perf_counter()
+    step()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _mark(device: torch.device) -> Any:
+    """A moment on the device's clock."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _ms(before: Any, after: Any) -> float:
+    return (after - before) * 1e3 if isinstance(before, float) else before.elapsed_time(after)
+
+
+def _rounded(values: list[float]) -> list[float]:
+    return [round(value, 3) for value in values]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+KINDS = {"training": training, "product": product, "decoding": decoding}
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    job = Job(**{**order["job"], "setting": Setting(**order["job"]["setting"])})
+    warnings.simplefilter("ignore")
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
+    hardware = torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores"
+    facts: dict[str, Any] = {"hardware": hardware}
+    report = Path(order["report"])
+    for part, found in enumerate(KINDS[job.kind](job, device)):
+        if part == 0:
+            facts["ready_s"] = time.time() - order["started"]
+        beside = report.with_suffix(".part")
+        beside.write_text(json.dumps(facts := facts | found))
+        beside.replace(report)
+        if part == 0:
+            sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()
