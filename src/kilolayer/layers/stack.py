@@ -67,6 +67,8 @@ class Stack(nn.Module):
         self.side: Side = side
         self.compiled: Callable[..., Tensor] | None = None
         self.recompute: Recompute = "none"
+        self.residuals: list[Tensor] | None = None
+        """A list that the root mean square of each layer's output goes to, where someone wants to know it."""
         top = recipe.top(side, depths)
         kind = CrossBlock if side == "decoder" and depths.paired else Block
         self.positions = Positions(options, side, device, dtype)
@@ -123,6 +125,8 @@ class Stack(nn.Module):
         for index, block in enumerate(self.blocks):
             x = run(block, self.stream.read(history), view, cache.layers[index] if cache else None)
             history = self.stream.write(history, x)
+            if self.residuals is not None:
+                self.residuals.append(x.detach().double().square().mean().sqrt())
             if hidden_states:
                 kept.append(x)
         if cache is not None:

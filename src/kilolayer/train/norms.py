@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kilolayer.models.model import Model
 from kilolayer.train.optimizer import Optimizer
 
 ByLayer = dict[str, list[float]]
-Layers = dict[str, list[list[Tensor]]]
 
 
 @dataclass
@@ -25,66 +24,63 @@ class LayerNorms:
     residual: ByLayer = field(default_factory=dict)
 
 
-@contextmanager
-def watch_residuals(model: Model, norms: LayerNorms) -> Iterator[None]:
-    """Fill `norms.residual` from the forwards run inside: one value a layer, the mean of its forwards."""
-    handles = []
-    # A layer compiled for all layers is called without their hooks.
-    compiled = {stack: stack.compiled for stack in model.stacks()}
-    seen: dict[str, list[list[float]]] = {}
-    for stack in model.stacks():
-        stack.compiled = None
-        seen[stack.side] = [[] for _ in stack.blocks]
-        for block, values in zip(stack.blocks, seen[stack.side], strict=True):
+class Meter:
+    """Measures layers while a step runs, without reading anything back, so that a recorded step can do it too.
 
-            def note(_: nn.Module, __: object, output: Tensor, values: list[float] = values) -> None:
-                values.append(float(output.detach().float().square().mean().sqrt()))
+    `found` [3, layers + 1]: squares of gradient and update norms, and sums over batches of the residual's root mean square, of
+    all stacks one after the other; the last column gathers what is in no layer.
+    """
 
-            handles.append(block.register_forward_hook(note))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for stack, function in compiled.items():
-            stack.compiled = function
-    norms.residual = {side: [sum(values) / len(values) for values in layers] for side, layers in seen.items()}
-
-
-def gradient_norms(model: Model, optimizer: Optimizer, factor: float) -> ByLayer:
-    """The norm of the gradient times `factor`, layer by layer; absent gradients count as 0."""
-    return {
-        side: [factor * _norm(tensors) for tensors in layers]
-        for side, layers in _by_layer(model, optimizer.gradients()).items()
-    }
-
-
-def copy_layers(model: Model, optimizer: Optimizer) -> Layers:
-    """The weights of each layer as they are now, for `update_norms` after the step."""
-    weights = _by_layer(model, optimizer.precise())
-    return {side: [[tensor.clone() for tensor in tensors] for tensors in layers] for side, layers in weights.items()}
-
-
-def update_norms(model: Model, optimizer: Optimizer, before: Layers) -> ByLayer:
-    """The norm of what a step changed, layer by layer."""
-    return {
-        side: [
-            _norm([new - old for new, old in zip(news, olds, strict=True)])
-            for news, olds in zip(layers, before[side], strict=True)
+    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        self.stacks, self.optimizer = model.stacks(), optimizer
+        starts = {
+            stack.side: sum(len(other.blocks) for other in self.stacks[:index]) for index, stack in enumerate(self.stacks)
+        }
+        layers = sum(len(stack.blocks) for stack in self.stacks)
+        self.found = torch.zeros(3, layers + 1, dtype=torch.float64, device=optimizer.device)
+        self.columns = [
+            torch.tensor([_column(name, starts, layers) for name in group.names], device=optimizer.device)
+            for group in optimizer.groups
         ]
-        for side, layers in _by_layer(model, optimizer.precise()).items()
-    }
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note the residual stream of the forward inside."""
+        for stack in self.stacks:
+            stack.residuals = []
+        try:
+            yield
+            sizes = [size for stack in self.stacks for size in stack.residuals or []]
+            self.found[2, :-1] += torch.stack(sizes)
+        finally:
+            for stack in self.stacks:
+                stack.residuals = None
+
+    def note_gradients(self) -> None:
+        """Before the update."""
+        self._note(0, self.optimizer.gradient_norms())
+
+    def note_update(self, factors: Tensor) -> None:
+        """After the update, with its coefficients."""
+        self._note(1, self.optimizer.update_norms(factors))
+
+    def read(self, norms: LayerNorms, batches: int, scale: float) -> None:
+        """Put what was found into `norms`, and forget it; gradients were `scale` times too large."""
+        gradient, update, residual = self.found.tolist()
+        self.found.zero_()
+        norms.gradient = self._by_stack([value**0.5 / scale for value in gradient])
+        norms.update = self._by_stack([value**0.5 for value in update])
+        norms.residual = self._by_stack([value / batches for value in residual])
+
+    def _note(self, row: int, norms: list[Tensor]) -> None:
+        for columns, each in zip(self.columns, norms, strict=True):
+            self.found[row].index_add_(0, columns, each.double().square())
+
+    def _by_stack(self, values: list[float]) -> ByLayer:
+        rest = iter(values)
+        return {stack.side: [next(rest) for _ in stack.blocks] for stack in self.stacks}
 
 
-def _by_layer(model: Model, named: Mapping[str, Tensor]) -> Layers:
-    """Tensors by the name of a weight, sorted into stacks and layers."""
-    layers: Layers = {stack.side: [[] for _ in stack.blocks] for stack in model.stacks()}
-    for name, tensor in named.items():
-        side, *path = name.split(".")
-        if path[0] == "blocks":
-            layers[side][int(path[1])].append(tensor)
-    return layers
-
-
-def _norm(tensors: list[Tensor]) -> float:
-    return float(torch.stack([tensor.float().norm() for tensor in tensors]).norm()) if tensors else 0.0
+def _column(name: str, starts: dict[str, int], layers: int) -> int:
+    side, *path = name.split(".")
+    return starts[side] + int(path[1]) if path[0] == "blocks" else layers

@@ -17,6 +17,7 @@ from kilolayer.train.config import TrainConfig
 if TYPE_CHECKING:
     from kilolayer.train.update_kernel import UpdateKernel
 
+AT_ONCE = 64
 ALIGNMENT = 64  # elements: each tensor's part of a flat buffer starts where wide loads may start
 
 
@@ -107,14 +108,42 @@ class Optimizer:
             for weight in group.weights:
                 weight.grad = None
 
+    def gradient_norms(self) -> list[Tensor]:
+        """The norm of each weight's gradient, group by group, 0 where there is none: fp32 [weights of the group] each."""
+        norms = []
+        for group in self.groups:
+            zero = torch.zeros((), dtype=group.means[0].dtype, device=self.device)
+            present = [gradient for gradient in group.gradients if gradient is not None]
+            found = iter(torch._foreach_norm(present, 2, dtype=zero.dtype) if present else ())
+            norms.append(torch.stack([zero if gradient is None else next(found) for gradient in group.gradients]))
+        return norms
+
     def norm(self) -> Tensor:
-        """The norm of all gradients together: fp32 []."""
-        parts = [
-            torch.stack(torch._foreach_norm(present, 2, dtype=torch.promote_types(present[0].dtype, torch.float32))).norm()
+        """The norm of all gradients together: []."""
+        return torch.stack([norms.norm() for norms in self.gradient_norms()]).norm()
+
+    def update_norms(self, factors: Tensor) -> list[Tensor]:
+        """The norm of what the update with these coefficients changed in each weight, from the moments that it left behind."""
+        return [
+            torch.cat([self._changes(group, start, factors) for start in range(0, len(group.weights), AT_ONCE)])
             for group in self.groups
-            if (present := [gradient for gradient in group.gradients if gradient is not None])
         ]
-        return torch.stack(parts).norm() if parts else torch.zeros((), device=self.device)
+
+    def _changes(self, group: Group, start: int, factors: Tensor) -> Tensor:
+        """Norms of the changes of a few weights: more at once would hold a second copy of the model."""
+        few = slice(start, start + AT_ONCE)
+        weights, means, squares = (group.masters or list(group.weights))[few], group.means[few], group.squares[few]
+        lr, step, root, offset, _ = factors.to(means[0].dtype)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(roots, root)
+        torch._foreach_add_(roots, offset)
+        changes = torch._foreach_div(means, roots)
+        torch._foreach_mul_(changes, step)
+        if group.decay and self.config.optimizer == "adamw":
+            # w' = (1 - lr decay) w - change, so that w - w' = (change + lr decay w') / (1 - lr decay).
+            for change, weight in zip(changes, weights, strict=True):
+                change.add_(weight.detach() * (lr * group.decay)).div_(1 - lr * group.decay)
+        return torch.stack(torch._foreach_norm(changes, 2))
 
     def coefficients(self, scale: Tensor) -> Tensor:
         """lr, step, root, offset and the factor on the gradient, for the update after `taken` ones: fp64 [5]."""
@@ -130,8 +159,11 @@ class Optimizer:
         step = self.lr / left1 * torch.where(rectified, (ratio.clamp(min=0) * left2).sqrt(), 1.0)
         return torch.stack([self.lr, step, rectified.double(), torch.where(rectified, eps, 1.0), scale.double()])
 
-    def update(self, scale: Tensor, finite: Tensor) -> None:
-        """Change the weights by the gradients times `scale`, where `finite`; otherwise nothing. Both are tensors []."""
+    def update(self, scale: Tensor, finite: Tensor) -> Tensor:
+        """Change the weights by the gradients times `scale`, where `finite`; otherwise nothing. Both are tensors [].
+
+        Returns the coefficients, for `update_norms`.
+        """
         factors = self.coefficients(scale)
         if self.kernel is not None:
             self.kernel.update(factors.float(), finite)
@@ -140,15 +172,7 @@ class Optimizer:
             for group in self.groups:
                 update_lists(group, factors.tolist(), self.config)
             self.taken += 1
-
-    def gradients(self) -> dict[str, Tensor]:
-        """What the next update reads, by the name of the weight."""
-        return {
-            name: gradient
-            for group in self.groups
-            for name, gradient in zip(group.names, group.gradients, strict=True)
-            if gradient is not None
-        }
+        return factors
 
     def precise(self) -> dict[str, Tensor]:
         """Every trained weight by name, as exact as it is held."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from kilolayer.tasks.translation import token_losses
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.graph import Graphs
 from kilolayer.train.guard import Guard
-from kilolayer.train.norms import LayerNorms, copy_layers, gradient_norms, update_norms, watch_residuals
+from kilolayer.train.norms import LayerNorms, Meter
 from kilolayer.train.optimizer import Optimizer
 
 
@@ -59,6 +60,7 @@ class Stepper:
         self.measured = torch.zeros(3, dtype=torch.float64, device=device)
         self.graphs: Graphs | None = None
         self.seen: set[Hashable] = set()
+        self.meter, self.measures = Meter(model, optimizer), False
         for stack in model.stacks():
             stack.recompute = config.recompute
         if device.type == "cuda" and not config.eager:
@@ -70,12 +72,13 @@ class Stepper:
         self.optimizer.lr.fill_(lr)
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
-        if norms is not None:
-            self._step_and_measure(batches, norms)
-        elif self.graphs is None or not self.seen.issuperset(map(_shape, batches)):
+        self.measures = norms is not None
+        if self.graphs is None or not self.seen.issuperset(map(_shape, batches)):
             self._step_eagerly(batches)
         else:
             self._step_by_graphs(self.graphs, batches)
+        if norms is not None:
+            self.meter.read(norms, len(batches), self.guard.scale)
         loss, nll, norm = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
         return StepResult(loss, nll, tokens, norm, 0 < self.config.clip < norm, fault)
@@ -99,22 +102,13 @@ class Stepper:
             self.seen.add(_shape(batch))
         self._update()
 
-    def _step_and_measure(self, batches: Sequence[Batch], norms: LayerNorms) -> None:
-        with watch_residuals(self.model, norms):
-            for batch in batches:
-                self._read(*(part.to(self.device, non_blocking=True) for part in batch.parts))
-        norms.gradient = gradient_norms(self.model, self.optimizer, 1 / self.guard.scale)
-        before = copy_layers(self.model, self.optimizer)
-        self._update()
-        norms.update = update_norms(self.model, self.optimizer, before)
-
     def _step_by_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
         """One graph for a step of one batch; for several, one graph for each batch and one for the update."""
         if len(batches) == 1:
             work = [(self._read_and_update, batches[0].parts)]
         else:
             work = [*((self._read, batch.parts) for batch in batches), (self._update, ())]
-        keys = [(function.__name__, *(tuple(part.shape) for part in parts)) for function, parts in work]
+        keys = [(function.__name__, self.measures, *(tuple(part.shape) for part in parts)) for function, parts in work]
         try:
             for key, (function, parts) in zip(keys, work, strict=True):
                 if key not in graphs.recordings:
@@ -145,19 +139,25 @@ class Stepper:
 
     def _read(self, source: Tensor, target: Tensor, labels: Tensor) -> None:
         """Forward and backward of one batch: adds to the gradients and to the sums of both losses."""
-        loss, nll = self.token_losses(self.model(source, target).logits, labels, self.config.label_smoothing)
+        with self.meter.watch() if self.measures else nullcontext():
+            logits = self.model(source, target).logits
+        loss, nll = self.token_losses(logits, labels, self.config.label_smoothing)
         (loss * (self.scale * self.share).to(loss.dtype)).backward()
         self.totals += torch.stack([loss.detach(), nll.detach()])
         self.optimizer.collect()
 
     def _update(self) -> None:
         """Clip and update where all is finite; leave the means of both losses and the gradient's norm in `measured`."""
+        if self.measures:
+            self.meter.note_gradients()
         means, norm = self.totals * self.share, self.optimizer.norm() / self.scale
         finite = means[0].isfinite() & norm.isfinite()
         factor = 1 / self.scale
         if self.config.clip:
             factor = factor * (self.config.clip / (norm + 1e-6)).clamp(max=1.0)
-        self.optimizer.update(factor, finite)
+        factors = self.optimizer.update(factor, finite)
+        if self.measures:
+            self.meter.note_update(factors)
         self.measured.copy_(torch.stack([*means.double(), norm.double()]))
         self.totals.zero_()
         self.optimizer.clear()
