@@ -100,8 +100,9 @@ def loss_and_gradient(model: kl.EncoderDecoder, source: Tensor, target: Tensor) 
     return float(loss), torch.cat([weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None])
 
 
-@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "normformer"])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("recipe", "compiled"), [("deepnorm", False), ("sub_ln", False), ("normformer", False), ("deepnorm", True)]
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()

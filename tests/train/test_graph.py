@@ -130,3 +130,40 @@ def test_a_run_that_was_interrupted_goes_on(
     for name, tensor in a.model.items():
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(b.model[name], tensor, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_recorded_is_run_and_said_once() -> None:
+    said: list[str] = []
+    stepper = stepper_of({"dropout": 0.1})
+    stepper.say = said.append
+    stepper.model.register_forward_hook(lambda *call: call[2].logits.sum().item() and None)
+    found = [stepper.step([some_batch(0)], 1e-3) for _ in range(6)]
+    assert all(result.fault is None for result in found)
+    assert found[-1].loss < found[0].loss
+    assert len(said) == 1
+    assert "recording failed" in said[0]
+    assert float(stepper.optimizer.taken) == 6
+
+
+@pytest.mark.gpu
+def test_a_step_without_room_beside_the_recordings_takes_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper = stepper_of()
+    losses(stepper, 8)
+    assert stepper.graphs is not None
+    assert stepper.graphs.recordings
+    read, calls = stepper._read, []
+
+    def scarce(*parts: torch.Tensor) -> None:
+        calls.append(len(stepper.graphs.recordings) if stepper.graphs else 0)
+        if calls[-1]:
+            raise torch.OutOfMemoryError("no room")
+        read(*parts)
+
+    monkeypatch.setattr(stepper, "_read", scarce)
+    assert stepper.step([some_batch(0)], 1e-3, LayerNorms()).fault is None
+    assert calls == [4, 0]
+    monkeypatch.undo()
+    losses(stepper, 8)
+    assert float(stepper.optimizer.taken) == 17
+    assert stepper.graphs.recordings

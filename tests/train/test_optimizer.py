@@ -32,7 +32,9 @@ def some_steps(model: nn.Module, optimizer: Any, count: int, seed: int) -> None:
             if parameter.requires_grad:
                 parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
         if isinstance(optimizer, Optimizer):
+            optimizer.collect()
             optimizer.update(ONE.to(optimizer.device), YES.to(optimizer.device))
+            optimizer.clear()
         else:
             optimizer.step()
 
@@ -47,10 +49,11 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beta2", [0.95, 0.5])  # RAdam's rectification starts after 5 updates, or never
-def test_it_follows_torchs_own(kind: Any, beta2: float) -> None:
+@pytest.mark.parametrize("sums", [False, True])
+def test_it_follows_torchs_own(kind: Any, beta2: float, sums: bool) -> None:
     config = TrainConfig(optimizer=kind, lr=0.1, beta1=0.8, beta2=beta2, eps=1e-6, weight_decay=0.3)
     model, peer = small_model(), small_model()
-    optimizer = Optimizer(model, config)
+    optimizer = Optimizer(model, config, sums=sums)
     trained = [parameter for parameter in peer.parameters() if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in trained if parameter.dim() >= 2], "weight_decay": 0.3},
@@ -77,15 +80,18 @@ def test_a_scale_on_the_gradient_is_a_smaller_gradient() -> None:
     assert same(weights(model), weights(peer))
 
 
-def test_rounded_weights_move_by_steps_that_they_could_not_hold() -> None:
+@pytest.mark.parametrize("sums", [False, True])
+def test_rounded_weights_move_by_steps_that_they_could_not_hold(sums: bool) -> None:
     model = nn.Linear(8, 8, bias=False)
     start = model.weight.detach().clone()
     precise = {model.weight: start}
     model.weight.data = start.bfloat16()
-    optimizer = Optimizer(model, TrainConfig(lr=1e-5), precise)
+    optimizer = Optimizer(model, TrainConfig(lr=1e-5), precise, sums=sums)
     for _ in range(100):
         model.weight.grad = torch.ones(8, 8, dtype=torch.bfloat16)
+        optimizer.collect()
         optimizer.update(ONE, YES)
+        optimizer.clear()
     torch.testing.assert_close(optimizer.precise()["weight"], start - 100 * 1e-5, rtol=0, atol=1e-5)
     assert torch.equal(model.weight, optimizer.precise()["weight"].bfloat16())
 

@@ -49,7 +49,7 @@ def stepper_of(dtype: torch.dtype = torch.float64, **options: Any) -> Stepper:
     assert isinstance(model, kl.EncoderDecoder)
     guard = Guard(scaled=config.precision == "fp16")
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
-    optimizer = Optimizer(model.train(), config, precise, sums=config.accumulate > 1)
+    optimizer = Optimizer(model.train(), config, precise, sums=True)
     return Stepper(model, optimizer, config, guard, torch.device("cpu"))
 
 

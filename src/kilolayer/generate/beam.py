@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.generate.hypothesis import Hypothesis, refuse_nan
-from kilolayer.generate.reader import EOS, Reader, without_gaps
+from kilolayer.generate.reader import EOS, Reads, without_gaps
 from kilolayer.generate.top import top
 
 
@@ -48,7 +48,7 @@ class _Sentence:
 
 
 def beam_search(
-    reader: Reader, limits: list[int], *, beam: int, length_penalty: float, n_best: int = 1, early_stop: bool = True
+    reader: Reads, limits: list[int], *, beam: int, length_penalty: float, n_best: int = 1, early_stop: bool = True
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of each sentence, best first; fewer where there are not so many of the allowed length.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,23 +17,35 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 PAD, BOS, EOS = 0, 2, 3
 
 
-class Reader:
+class Reads(Protocol):
     """What all searches ask of a model: the log-probabilities after one token more of each hypothesis.
 
-    first: int64 [batch, 1], the token that each sentence starts with. max_length: what the model's positions allow.
+    first: int64 [batch, 1], the token that each sentence starts with. max_length: the most tokens that may follow it.
     """
+
+    first: Tensor
+    max_length: int
+
+    def branch(self, parents: Tensor) -> None:
+        """The next tokens continue these hypotheses: int64 [batch, hypotheses]."""
+        ...
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Int64 [batch, hypotheses] to log-probabilities [batch, hypotheses, vocabulary]; padding and start have none."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Let only these sentences go on: int64 [rows]."""
+        ...
+
+
+class Reader:
+    """Reads with a cache that grows step by step."""
 
     def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
         self.model = model
         before = 0 if isinstance(model, EncoderDecoder) else source.shape[1] - 1
-        if model.config.max_length is not None:
-            max_length = min(max_length, model.config.max_length - before)
-        if max_length < 1:
-            raise InputError(
-                f"the model has learned {model.config.max_length} positions, and the text before takes {before + 1}",
-                fix="give a shorter one",
-            )
-        self.max_length = max_length
+        max_length = self.max_length = allowed_length(model, max_length, before)
         self.cache: Cache = model.new_cache(before + 1 + width * (max_length - 1))
         self.memory: Sequences | None = None
         if isinstance(model, EncoderDecoder):
@@ -45,29 +58,40 @@ class Reader:
                 model(text[:, :-1], cache=self.cache)
 
     def branch(self, parents: Tensor) -> None:
-        """The next tokens continue these hypotheses: int64 [batch, hypotheses]."""
         self.cache.branch(parents)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Int64 [batch, hypotheses] to log-probabilities [batch, hypotheses, vocabulary]; padding and start have none.
-
-        Those two keep their share of the sum: a score is the model's own.
-        """
         if isinstance(self.model, EncoderDecoder):
             assert self.memory is not None
             logits = self.model.decode(tokens, self.memory, cache=self.cache).logits
         else:
             logits = self.model(tokens, cache=self.cache).logits
-        log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
-        log_probabilities[..., PAD] = log_probabilities[..., BOS] = float("-inf")
-        return log_probabilities
+        return log_probabilities(logits)
 
     def keep(self, rows: Tensor) -> None:
-        """Let only these sentences go on: int64 [rows]."""
         self.cache.keep(rows)
         if self.memory is not None:
             real = self.memory.real
             self.memory = replace(self.memory, states=self.memory.states[rows], real=None if real is None else real[rows])
+
+
+def allowed_length(model: EncoderDecoder | Decoder, wanted: int, before: int) -> int:
+    """How many tokens may be written after `before` others: what is wanted, or what the model's positions allow."""
+    if model.config.max_length is not None:
+        wanted = min(wanted, model.config.max_length - before)
+    if wanted < 1:
+        raise InputError(
+            f"the model has learned {model.config.max_length} positions, and the text before takes {before + 1}",
+            fix="give a shorter one",
+        )
+    return wanted
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """At least in fp32. Padding and start have none, but keep their share of the sum: a score is the model's own."""
+    found = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    found[..., PAD] = found[..., BOS] = float("-inf")
+    return found
 
 
 def _right_aligned(tokens: Tensor) -> Tensor:

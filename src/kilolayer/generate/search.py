@@ -11,8 +11,9 @@ from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import EOS, PAD, Reader, without_gaps
+from kilolayer.generate.reader import EOS, PAD, Reader, Reads, without_gaps
 from kilolayer.generate.sample import draw, uniforms
+from kilolayer.generate.static import StaticReader
 from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -47,14 +48,16 @@ def generate(
     model.eval()
     try:
         limits = [config.max_length(length) for length in lengths]
-        reader = Reader(model, source, width=config.width, max_length=max(limits))
+        # On a GPU a step is recorded as a graph, in memory of fixed shape.
+        fixed = source.device.type == "cuda" and isinstance(model, EncoderDecoder)
+        reader = (StaticReader if fixed else Reader)(model, source, width=config.width, max_length=max(limits))
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
     finally:
         model.train(was_training)
 
 
-def _search(reader: Reader, limits: list[int], config: SearchConfig, indices: Sequence[int]) -> list[list[Hypothesis]]:
+def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Sequence[int]) -> list[list[Hypothesis]]:
     if config.method == "greedy":
         return greedy(reader, limits)
     if config.method == "beam":
@@ -72,13 +75,13 @@ def _search(reader: Reader, limits: list[int], config: SearchConfig, indices: Se
     )
 
 
-def greedy(reader: Reader, limits: list[int]) -> list[list[Hypothesis]]:
+def greedy(reader: Reads, limits: list[int]) -> list[list[Hypothesis]]:
     """The most probable token at each step."""
     return _follow(reader, limits, 1, lambda log_probabilities, rows, step: top(log_probabilities[:, 0], 1)[1])
 
 
 def sample(
-    reader: Reader,
+    reader: Reads,
     limits: list[int],
     *,
     samples: int,
@@ -97,7 +100,7 @@ def sample(
     return _follow(reader, limits, samples, choose)
 
 
-def _follow(reader: Reader, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
+def _follow(reader: Reads, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
     """Extend `width` hypotheses of each sentence token by token, each on its own, until all have ended."""
     found: list[list[Hypothesis]] = [[] for _ in limits]
     tokens, device = reader.first, reader.first.device

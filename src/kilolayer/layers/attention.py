@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kilolayer.layers.cache import LayerCache
+from kilolayer.layers.cache import KeptKeys
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
@@ -75,7 +75,7 @@ class SelfAttention(Attention):
         self.query_key_value = Projection(options.dim, parts, plan, device, dtype)
 
     def forward(
-        self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: LayerCache | None = None, past: int = 0
+        self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: KeptKeys | None = None, past: int | Tensor = 0
     ) -> Tensor:
         projected = self.query_key_value(self.input_shift(x))
         if mask.short:
@@ -101,7 +101,7 @@ class CrossAttention(Attention):
         self.query = Projection(options.dim, [(Role.QUERY_KEY, options.dim)], plan, device, dtype)
         self.key_value = Projection(options.dim, [(Role.QUERY_KEY, key_width), (Role.VALUE, key_width)], plan, device, dtype)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Mask, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, mask: Mask, cache: KeptKeys | None = None) -> Tensor:
         query = self.query(self.input_shift(x))
         if mask.short:
             packed = self.key_value(memory)
@@ -109,7 +109,7 @@ class CrossAttention(Attention):
         key, value = self.read(memory, cache)
         return self.attend(self.split_heads(query), key, value, mask)
 
-    def read(self, memory: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+    def read(self, memory: Tensor, cache: KeptKeys | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, from the cache after the first step."""
         if cache is not None and cache.memory is not None:
             return cache.memory

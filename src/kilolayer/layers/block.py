@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
-from kilolayer.layers.cache import LayerCache
+from kilolayer.layers.cache import KeptKeys
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.options import LayerOptions
@@ -26,7 +26,7 @@ class View:
 
     mask: Mask
     rotation: Rotation | None = None
-    past: int = 0
+    past: int | Tensor = 0
     memory: Tensor | None = None
     memory_mask: Mask | None = None
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         """The sublayers in their order."""
         return [getattr(self, kind) for kind in self.kinds()]
 
-    def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> Tensor:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         return self.feedforward(x)
 
@@ -93,7 +93,7 @@ class CrossBlock(Block):
     def kinds() -> tuple[Kind, ...]:
         return (Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD)
 
-    def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> Tensor:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         x = self.cross_attention(x, view.memory, view.memory_mask, cache)
         return self.feedforward(x)

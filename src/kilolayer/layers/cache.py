@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
 from kilolayer.errors import InputError
+
+
+class KeptKeys(Protocol):
+    """What attention asks of one layer's cache. `memory`: cross-attention's keys and values, once they are computed."""
+
+    memory: tuple[Tensor, Tensor] | None
+
+    def append(self, key: Tensor, value: Tensor, past: Any) -> tuple[Tensor, Tensor]:
+        """Write [batch, key heads, new, head width] behind what is `past`; return all that may be looked at."""
+        ...
 
 
 class LayerCache:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,7 +14,7 @@ from torch.fx.experimental import _config as shape_config
 from kilolayer.errors import InputError
 from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, CrossBlock, View
-from kilolayer.layers.cache import Cache
+from kilolayer.layers.cache import Cache, KeptKeys
 from kilolayer.layers.mask import Mask, cross_mask, self_mask, short_mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
@@ -104,8 +104,8 @@ class Stack(nn.Module):
         partition_config.activation_memory_budget = {"none": 1.0, "selective": 0.5, "layer": 0.0}[self.recompute]
         self.compiled = torch.compile(type(self.blocks[0]).forward, dynamic=True, fullgraph=True, backend=backend)
 
-    def _how_to_run(self, cache: Cache | None) -> Callable[..., Tensor]:
-        if not self.training or cache is not None:
+    def _how_to_run(self, caches: Sequence[KeptKeys] | None) -> Callable[..., Tensor]:
+        if not self.training or caches is not None:
             return nn.Module.__call__
         return recomputed(nn.Module.__call__, self.recompute) if self.compiled is None else self.compiled
 
@@ -119,18 +119,25 @@ class Stack(nn.Module):
     ) -> StackOutput:
         """Run the layers over embedded sequences; `memory` is the encoder's output, `cache` what was read before."""
         view, x = self._look(inputs, memory, cache)
+        out = self.run(x, view, cache.layers if cache else None, hidden_states=hidden_states)
+        if cache is not None:
+            cache.length += inputs.states.shape[1]
+        return out
+
+    def run(
+        self, x: Tensor, view: View, caches: Sequence[KeptKeys] | None = None, *, hidden_states: bool = False
+    ) -> StackOutput:
+        """The layers, and what stands on top, over [batch, length, dim] that has its positions."""
         kept = [x]
         history = self.stream.write([], x)
-        run = self._how_to_run(cache)
+        run = self._how_to_run(caches)
         for index, block in enumerate(self.blocks):
-            x = run(block, self.stream.read(history), view, cache.layers[index] if cache else None)
+            x = run(block, self.stream.read(history), view, caches[index] if caches else None)
             history = self.stream.write(history, x)
             if self.residuals is not None:
                 self.residuals.append(x.detach().double().square().mean().sqrt())
             if hidden_states:
                 kept.append(x)
-        if cache is not None:
-            cache.length += inputs.states.shape[1]
         states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history))))
         return StackOutput(states, tuple(kept) if hidden_states else None)
 

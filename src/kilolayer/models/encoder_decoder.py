@@ -115,6 +115,10 @@ class EncoderDecoder(Model):
         """Scores after `target`, int64 [batch, target], which continues what `cache` has read; mask as `target_mask`."""
         return self._decode(target, memory, mask, cache=cache)
 
+    def scores(self, states: Tensor) -> Tensor:
+        """The decoder's output [batch, target, dim] to [batch, target, vocabulary]."""
+        return self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states)
+
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for step-by-step decoding of up to `capacity` target positions."""
         return Cache(self.config.depths.decoder, capacity)
@@ -135,5 +139,4 @@ class EncoderDecoder(Model):
                 f"{inputs.states.shape[0]} targets for {memory.states.shape[0]} sources", fix="give as many of both"
             )
         out = self.decoder(inputs, memory=memory, cache=cache, hidden_states=hidden_states)
-        logits = self.embedding.scores(out.states) if self.vocabulary is None else self.vocabulary(out.states)
-        return DecoderOutput(out.states, logits, out.states.new_zeros(()), out.hidden_states)
+        return DecoderOutput(out.states, self.scores(out.states), out.states.new_zeros(()), out.hidden_states)

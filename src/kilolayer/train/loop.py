@@ -126,7 +126,8 @@ class Trainer:
             load_weights(self.model, saved.model, self.run.folder)
         dtype = DTYPES.get(self.config.precision)
         precise = None if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
-        self.optimizer = Optimizer(self.model, self.config, precise, sums=self.config.accumulate > 1)
+        sums = self.config.accumulate > 1 or self.device.type == "cpu"
+        self.optimizer = Optimizer(self.model, self.config, precise, sums=sums)
         if saved is not None:
             self.restore(saved)
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kilolayer.data.batches import Batch
+from kilolayer.layers.graph import Graphs
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.tasks.translation import token_losses
 from kilolayer.train.config import TrainConfig
-from kilolayer.train.graph import Graphs
 from kilolayer.train.guard import Guard
 from kilolayer.train.norms import LayerNorms, Meter
 from kilolayer.train.optimizer import Optimizer
@@ -45,14 +45,8 @@ class Stepper:
         device: torch.device,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.model, self.optimizer, self.config, self.guard, self.device, self.say = (
-            model,
-            optimizer,
-            config,
-            guard,
-            device,
-            say,
-        )
+        self.model, self.optimizer, self.config = model, optimizer, config
+        self.guard, self.device, self.say = guard, device, say
         self.token_losses = token_losses
         self.totals = torch.zeros(2, device=device)
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / target tokens of the step
@@ -73,8 +67,10 @@ class Stepper:
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
         self.measures = norms is not None
-        if self.graphs is None or not self.seen.issuperset(map(_shape, batches)):
+        if self.graphs is None:
             self._step_eagerly(batches)
+        elif not self.seen.issuperset(map(self._sight, batches)):
+            self._step_beside_graphs(self.graphs, batches)
         else:
             self._step_by_graphs(self.graphs, batches)
         if norms is not None:
@@ -99,8 +95,20 @@ class Stepper:
         """Also what a shape needs before it is recorded: kernels are compiled and chosen when they first run."""
         for batch in batches:
             self._read(*(part.to(self.device, non_blocking=True) for part in batch.parts))
-            self.seen.add(_shape(batch))
+            self.seen.add(self._sight(batch))
         self._update()
+
+    def _step_beside_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
+        try:
+            self._step_eagerly(batches)
+        except torch.OutOfMemoryError:
+            if not graphs.recordings:
+                raise
+            # There is no room for a step beside the recordings' pool: they are made anew when they are needed.
+            graphs.recordings.clear()
+            self._forget()
+            torch.cuda.empty_cache()
+            self._step_eagerly(batches)
 
     def _step_by_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
         """One graph for a step of one batch; for several, one graph for each batch and one for the update."""
@@ -118,6 +126,7 @@ class Stepper:
         except RuntimeError as error:
             self.say(f"steps run one operation at a time, because recording failed: {str(error).splitlines()[0]}")
             self.graphs = None
+            self._forget()
             self._step_eagerly(batches)
             return
         for key, (_, parts) in zip(keys, work, strict=True):
@@ -132,6 +141,16 @@ class Stepper:
             # What a recording left behind has a place in the pool but no value.
             for weight in self.model.parameters():
                 weight.grad = None
+
+    def _forget(self) -> None:
+        """Begin the step anew."""
+        self.optimizer.clear()
+        self.totals.zero_()
+        self.meter.found.zero_()
+
+    def _sight(self, batch: Batch) -> Hashable:
+        """What has to be run once before it is recorded."""
+        return self.measures, *(tuple(part.shape) for part in batch.parts)
 
     def _read_and_update(self, source: Tensor, target: Tensor, labels: Tensor) -> None:
         self._read(source, target, labels)
@@ -161,7 +180,3 @@ class Stepper:
         self.measured.copy_(torch.stack([*means.double(), norm.double()]))
         self.totals.zero_()
         self.optimizer.clear()
-
-
-def _shape(batch: Batch) -> Hashable:
-    return tuple(tuple(part.shape) for part in batch.parts)

@@ -28,8 +28,14 @@ class Graphs:
         """Record `work(*inputs)` without doing it. It must have been done before on these shapes: its kernels must be there."""
         places = tuple(given.to("cuda") for given in inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            work(*places)
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                work(*places)
+        except RuntimeError:
+            # Its random numbers would wait for the end of this recording for ever.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
         self.recordings[key] = Recording(graph, places)
 
     def replay(self, key: Hashable, inputs: tuple[Tensor, ...]) -> None:

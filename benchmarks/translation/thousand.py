@@ -1,0 +1,78 @@
+"""A thousand layers learn: 500L-500L DeepNorm on Multi30k, stopped once and continued, beside 6L-6L and 500L-500L Post-LN.
+
+    python benchmarks/translation/thousand.py SYSTEM OUT --seconds S [--train.lr ...]    # starts, or goes on after a stop
+
+A run that is out of time stops with a checkpoint in runs/thousand/SYSTEM, and the same command continues it. OUT gets
+thousand-SYSTEM.json: both losses by step, time, skipped steps, memory, and where the run was continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+SYSTEMS = {
+    "deepnorm-500L": ["--model.recipe", "deepnorm", "--model.layers", "500"],
+    "post_ln-500L": ["--model.recipe", "post_ln", "--model.layers", "500"],
+    "deepnorm-6L": ["--model.recipe", "deepnorm", "--model.layers", "6"],
+    "post_ln-6L": ["--model.recipe", "post_ln", "--model.layers", "6"],
+}
+
+
+def train(system: str, folder: Path, seconds: float, options: list[str]) -> int:
+    """Train for some time; the exit code of the run, 143 where it was stopped."""
+    data = ["--data.folder", str(Path(os.environ["KILOLAYER_DATA"]) / "multi30k")]
+    new = [str(HERE / "thousand.toml"), "--run", str(folder), *data, *SYSTEMS[system], *options]
+    arguments = ["--resume", str(folder)] if folder.exists() else new
+    with subprocess.Popen([sys.executable, "-m", "kilolayer", "train", *arguments]) as process:
+        try:
+            return process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            return process.wait()
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """What the run measured so far."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if row["kind"] == "train"]
+    log = (folder / "log.txt").read_text().splitlines()
+    return {
+        "steps": trained[-1]["step"],
+        "seconds": round(trained[-1]["seconds"], 1),
+        "skipped": sum(row["skipped"] for row in trained),
+        "continued": [line for line in log if line.startswith("resumed")],
+        "model": next(line for line in log if "parameters" in line),
+        "train": [(row["step"], row["nll"]) for row in trained],
+        "valid": [(row["step"], row["loss"]) for row in rows if row["kind"] == "valid"],
+        "seconds_by_step": [(row["step"], round(row["seconds"], 1)) for row in trained],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A thousand layers.", allow_abbrev=False)
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=500)
+    chosen, options = parser.parse_known_args()
+    folder = Path("runs") / "thousand" / chosen.system
+    code = train(chosen.system, folder, chosen.seconds, options)
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    command = " ".join(["python benchmarks/translation/thousand.py", chosen.system, "OUT", *options])
+    document = {"command": command, "hardware": hardware, "exit": code, **describe(folder)}
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    (chosen.out / f"thousand-{chosen.system}.json").write_text(json.dumps(document, indent=1) + "\n")
+    print({name: document[name] for name in ("steps", "seconds", "skipped", "continued", "exit")}, document["valid"][-1:])
+
+
+if __name__ == "__main__":
+    main()

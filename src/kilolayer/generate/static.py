@@ -1,0 +1,178 @@
+"""Decoding in memory of fixed shape and place, so that a step can be recorded as a CUDA graph.
+
+The hypotheses of a sentence lie side by side in one row, as in layers/cache.py: at step t the k-th one writes its keys and
+values into the entry t * width + k, and `seen` says which entries are its own past. So no key ever moves. Rows, lengths and
+sources are rounded up to a few sizes, and a room of each size serves batch after batch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilities
+from kilolayer.layers.attention import CrossAttention
+from kilolayer.layers.block import CrossBlock, View
+from kilolayer.layers.graph import Graphs
+from kilolayer.layers.mask import Mask
+from kilolayer.layers.stack import Sequences
+from kilolayer.models.encoder_decoder import EncoderDecoder
+
+ROOMS = 4  # kept of each model
+
+
+@dataclass(frozen=True)
+class Size:
+    """rows: sentences; width: hypotheses of each; steps: the longest output; source: the longest input."""
+
+    rows: int
+    width: int
+    steps: int
+    source: int
+
+    @classmethod
+    def holding(cls, rows: int, width: int, steps: int, source: int) -> Size:
+        """The smallest of a few sizes that holds all this."""
+        return cls(1 << (rows - 1).bit_length(), width, -(-steps // 32) * 32, -(-source // 32) * 32)
+
+
+class StaticKeys:
+    """One layer's keys and values: [rows, key heads, entries, head width] each; and those of the source."""
+
+    def __init__(self, entries: Tensor, memory: Tensor) -> None:
+        self.keys, self.values = entries
+        key, value = memory
+        self.memory: tuple[Tensor, Tensor] | None = (key, value)
+
+    def append(self, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Write into the entries int64 [new] of `past`; return all entries, also those that hold nothing yet."""
+        self.keys.index_copy_(2, past, key)
+        self.values.index_copy_(2, past, value)
+        return self.keys, self.values
+
+
+class Room:
+    """The memory of a batch of one size, and one step of a model in it."""
+
+    def __init__(self, model: EncoderDecoder, size: Size) -> None:
+        self.model, self.size = model, size
+        table = model.embedding.weight
+        self.dtype, self.device = model.decoder.product_dtype, table.device
+        layers, entries = len(model.decoder.blocks), size.steps * size.width
+        shape = (layers, 2, size.rows, model.config.key_heads)
+        kept = torch.zeros(*shape, entries, model.config.head_dim, dtype=self.dtype, device=self.device)
+        read = torch.zeros(*shape, size.source, model.config.head_dim, dtype=self.dtype, device=self.device)
+        self.layers = [StaticKeys(kept[layer], read[layer]) for layer in range(layers)]
+        self.memory_bias = torch.zeros(size.rows, 1, 1, size.source, dtype=self.dtype, device=self.device)
+        self.step = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.tokens = torch.full((size.rows, size.width), PAD, device=self.device)
+        self.itself = torch.arange(size.width, device=self.device).expand(size.rows, -1).contiguous()
+        self.parents = self.itself.clone()
+        self.seen = torch.zeros(size.rows, size.width, entries, dtype=torch.bool, device=self.device)
+        precise = torch.promote_types(table.dtype, torch.float32)
+        self.found = torch.zeros(size.rows, size.width, table.shape[0], dtype=precise, device=self.device)
+        self.ready = 0
+
+    def enter(self, memory: Sequences) -> None:
+        """Begin with the first step of a new batch, whose encoded sources are `memory`."""
+        rows, source = memory.states.shape[:2]
+        for keys, block in zip(self.layers, self.model.decoder.blocks, strict=True):
+            assert isinstance(block, CrossBlock)
+            attention = block.cross_attention.f
+            assert isinstance(attention, CrossAttention)
+            assert keys.memory is not None
+            for place, part in zip(keys.memory, attention.read(memory.states, None), strict=True):
+                place[:rows, :, :source] = part
+        self.memory_bias[:, ..., source:] = float("-inf")
+        bias = (
+            0.0
+            if memory.real is None
+            else torch.zeros_like(memory.real, dtype=self.dtype).masked_fill(~memory.real, -torch.inf)
+        )
+        self.memory_bias[:rows, 0, 0, :source] = bias
+        self.memory_bias[rows:, ..., :source] = 0.0
+        self.step.zero_()
+        self.seen.zero_()
+        self.tokens.fill_(PAD)
+        self.parents.copy_(self.itself)
+
+    def take_step(self) -> None:
+        """Read `tokens`, each after the hypothesis in `parents`; leave log-probabilities in `found`."""
+        width, entries = self.size.width, self.seen.shape[2]
+        self.seen.copy_(self.seen.gather(1, self.parents[..., None].expand(-1, -1, entries)))
+        new = self.step * width + self.itself[0]
+        self.seen.scatter_(2, new[None, :, None].expand(self.size.rows, -1, -1), True)
+        decoder, places = self.model.decoder, self.step.expand(1, width)
+        mask = Mask(values=self.seen[:, None])
+        positions = decoder.positions
+        if positions.bias is not None:
+            mask = mask.with_bias(positions.bias(places, (torch.arange(entries, device=self.device) // width)[None]))
+        rotation = None if positions.rotary is None else positions.rotary(places, self.dtype)
+        x = positions.at_input(self.model.embedding(self.tokens), places)
+        view = View(mask.as_bias(self.dtype), rotation, new, None, Mask(values=self.memory_bias))
+        self.found.copy_(log_probabilities(self.model.scores(decoder.run(x, view, self.layers).states)))
+        self.step += 1
+        self.parents.copy_(self.itself)
+
+
+class Rooms:
+    """The rooms of one model, the last used ones kept, and their recordings in one memory pool."""
+
+    def __init__(self) -> None:
+        self.rooms: OrderedDict[tuple[Size, int], Room] = OrderedDict()
+        self.graphs: Graphs | None = None
+
+    def room(self, model: EncoderDecoder, size: Size) -> Room:
+        """A room of this size; a model whose weights have moved gets a new one."""
+        key = (size, model.embedding.weight.data_ptr())
+        if key not in self.rooms:
+            self.rooms[key] = Room(model, size)
+            if len(self.rooms) > ROOMS:
+                old, _ = self.rooms.popitem(last=False)
+                if self.graphs is not None:
+                    self.graphs.recordings.pop(old, None)
+        self.rooms.move_to_end(key)
+        return self.rooms[key]
+
+    def take_step(self, room: Room) -> None:
+        """A step of the room, on a GPU recorded the second time: the first one readies its kernels."""
+        key = (room.size, room.model.embedding.weight.data_ptr())
+        if room.device.type != "cuda" or not room.ready:
+            room.take_step()
+            room.ready = 1
+            return
+        self.graphs = self.graphs or Graphs()
+        if key not in self.graphs.recordings:
+            self.graphs.record(key, room.take_step, ())
+        self.graphs.replay(key, ())
+
+
+_rooms: WeakKeyDictionary[EncoderDecoder, Rooms] = WeakKeyDictionary()
+
+
+class StaticReader:
+    """Reads in a room; sentences that leave keep their row, whose answers nobody reads."""
+
+    def __init__(self, model: EncoderDecoder, source: Tensor, *, width: int, max_length: int) -> None:
+        self.max_length = allowed_length(model, max_length, before=0)
+        self.first = source.new_full((len(source), 1), BOS)
+        self.rooms = _rooms.setdefault(model, Rooms())
+        size = Size.holding(len(source), width, self.max_length, source.shape[1])
+        self.room = self.rooms.room(model, size)
+        self.room.enter(model.encode(source))
+        self.rows = torch.arange(len(source), device=source.device)
+
+    def branch(self, parents: Tensor) -> None:
+        self.room.parents[self.rows, : parents.shape[1]] = parents
+
+    def read(self, tokens: Tensor) -> Tensor:
+        self.room.tokens[self.rows, : tokens.shape[1]] = tokens
+        self.rooms.take_step(self.room)
+        return self.room.found[self.rows, : tokens.shape[1]]
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows = self.rows[rows]

@@ -1,0 +1,80 @@
+"""Decoding in fixed memory finds what decoding with a growing cache finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_translators import sources, translator
+
+import kilolayer as kl
+from kilolayer.generate.beam import beam_search
+from kilolayer.generate.hypothesis import Hypothesis
+from kilolayer.generate.reader import Reader, Reads
+from kilolayer.generate.search import greedy, sample
+from kilolayer.generate.static import StaticReader, _rooms
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SEARCHES: dict[str, tuple[int, Any]] = {
+    "greedy": (1, greedy),
+    "beam": (4, lambda reader, limits: beam_search(reader, limits, beam=4, length_penalty=0.8, n_best=3)),
+    "sample": (3, lambda reader, limits: sample(reader, limits, samples=3, indices=range(len(limits)), seed=5, top_k=4)),
+}
+
+
+def same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
+    assert [[each.tokens for each in few] for few in ours] == [[each.tokens for each in few] for few in theirs]
+    scores = [[each.score for few in found for each in few] for found in (ours, theirs)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4, abs=1e-5)
+
+
+@torch.inference_mode()
+def both(model: kl.EncoderDecoder, search: str, lengths: list[int], seed: int) -> list[list[list[Hypothesis]]]:
+    source = sources(lengths, seed=seed).to(next(model.parameters()).device)
+    width, find = SEARCHES[search]
+    limits = [length + 5 for length in lengths]
+    readers: list[Reads] = [kind(model, source, width=width, max_length=max(limits)) for kind in (StaticReader, Reader)]
+    return [find(reader, limits) for reader in readers]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"positions": "rotary"},
+        {"positions": "t5", "kv_heads": 1},
+        {"positions": "learned", "max_length": 20},
+        {"recipe": "dlcl"},
+        {"recipe": "sub_ln", "tie_embeddings": False},
+    ],
+)
+def test_the_same_hypotheses(search: str, options: dict[str, Any], device: str) -> None:
+    model = translator(**options).to(device).eval()
+    for seed, lengths in enumerate([[3, 7, 1, 5, 5], [2], [9, 4, 6, 8, 3, 3, 1]]):
+        same(*both(model, search, lengths, seed))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_of_one_size_share_a_room_and_leave_nothing_behind(device: str) -> None:
+    model = translator().to(device).eval()
+    first = both(model, "beam", [9, 9, 9, 9], seed=1)
+    both(model, "beam", [3, 2, 1], seed=2)
+    same(*both(model, "beam", [9, 9, 9, 9], seed=1))
+    same(both(model, "beam", [9, 9, 9, 9], seed=1)[0], first[0])
+    assert len(_rooms[model].rooms) == 1
+    for rows in range(1, 40, 6):
+        same(*both(model, "greedy", [3] * rows, seed=rows))
+    assert len(_rooms[model].rooms) == 4
+
+
+@pytest.mark.gpu
+def test_weights_that_moved_are_read_where_they_are() -> None:
+    model = translator().to("cuda").eval()
+    same(*both(model, "beam", [4, 5], seed=1))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.data = weight.data * 1.1
+    same(*both(model, "beam", [4, 5], seed=1))
