@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -252,10 +253,10 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
 
 
 def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | None:
-    try:
-        from kilolayer.train.update_kernel import UpdateKernel
-    except ImportError:  # torch for some systems comes without Triton
+    if why_no_kernels() is not None:
         return None
+    from kilolayer.train.update_kernel import UpdateKernel
+
     return UpdateKernel(groups, config)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kilolayer.data.batches import Batch
 from kilolayer.layers.graph import Graphs
+from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.tasks.translation import token_losses
 from kilolayer.train.config import TrainConfig
@@ -81,8 +82,8 @@ class Stepper:
 
     def _compile(self) -> None:
         """One compiled layer for all layers, a compiled loss, and room for recordings."""
-        if self.optimizer.kernel is None:
-            self.say("steps run one operation at a time, because Triton is not installed")
+        if (reason := why_no_kernels()) is not None:
+            self.say(f"steps run one operation at a time, because {reason}")
             return
         # Advice to the compiler's authors is not for the user.
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")

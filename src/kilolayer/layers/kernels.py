@@ -1,0 +1,18 @@
+"""Whether kernels of our own, and compiled layers, can be built on this machine."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+
+
+@functools.cache
+def why_no_kernels() -> str | None:
+    """What is missing for Triton; None where nothing is."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not os.environ.get("CC") and not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        return "Triton finds no C compiler"
+    return None
