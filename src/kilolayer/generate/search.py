@@ -48,13 +48,18 @@ def generate(
     model.eval()
     try:
         limits = [config.max_length(length) for length in lengths]
-        # On a GPU a step is recorded as a graph, in memory of fixed shape.
-        fixed = source.device.type == "cuda" and isinstance(model, EncoderDecoder)
-        reader = (StaticReader if fixed else Reader)(model, source, width=config.width, max_length=max(limits))
+        reader = _reader(model, source, config.width, max(limits))
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
     finally:
         model.train(was_training)
+
+
+def _reader(model: EncoderDecoder | Decoder, source: Tensor, width: int, max_length: int) -> Reads:
+    """On a GPU a translator's steps are recorded as a graph, in memory of fixed shape."""
+    if source.device.type == "cuda" and isinstance(model, EncoderDecoder):
+        return StaticReader(model, source, width=width, max_length=max_length)
+    return Reader(model, source, width=width, max_length=max_length)
 
 
 def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Sequence[int]) -> list[list[Hypothesis]]:
