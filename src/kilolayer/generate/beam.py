@@ -11,6 +11,7 @@ come among the n best: log p only falls and the length is bounded, so that log p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf, isfinite, isnan, nan
 
 import torch
 from torch import Tensor
@@ -93,14 +94,16 @@ def _continuations(log_probabilities: Tensor, totals: Tensor | None, beam: int) 
 
 def _finish(running: list[_Sentence], length: int, totals: Tensor, written: Tensor, ends: Tensor) -> list[bool]:
     """Hand over what ends among the best `beam`, or at the longest length; which sentences are over."""
-    best_open = totals.masked_fill(ends, float("-inf")).amax(dim=1).tolist()
-    at_limit = torch.tensor([length >= sentence.longest for sentence in running], device=ends.device)
-    beam = running[0].beam
-    done = ((ends | at_limit[:, None]) & totals.isfinite())[:, :beam]
-    rows, ranks = done.nonzero(as_tuple=True)
-    for row, tokens, total in zip(rows.tolist(), written[rows, ranks].tolist(), totals[rows, ranks].tolist(), strict=True):
-        running[row].finish(tokens, total)
-    return [sentence.is_over(length, best) for sentence, best in zip(running, best_open, strict=True)]
+    over = []
+    # As lists: a few hundred numbers, of which one by one is asked, cost less than the calls that would ask all at once.
+    for row, (sentence, numbers, ended) in enumerate(zip(running, totals.tolist(), ends.tolist(), strict=True)):
+        done = [length >= sentence.longest or end for end in ended[: sentence.beam]]
+        for rank, (total, is_done) in enumerate(zip(numbers, done, strict=False)):
+            if is_done and isfinite(total):
+                sentence.finish(written[row, rank].tolist(), total)
+        open_ = [total for total, end in zip(numbers, ended, strict=True) if not end]
+        over.append(sentence.is_over(length, nan if any(map(isnan, open_)) else max(open_, default=-inf)))
+    return over
 
 
 def _of_parents(written: Tensor, parents: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Reader:
         self.cache: Cache = model.new_cache(before + 1 + width * (max_length - 1))
         self.memory: Sequences | None = None
         if isinstance(model, EncoderDecoder):
-            self.memory = model.encode(source)
+            self.memory = _without_mask_if_whole(model.encode(source))
             self.first = source.new_full((len(source), 1), BOS)
         else:
             text = _right_aligned(source)
@@ -92,6 +92,12 @@ def log_probabilities(logits: Tensor) -> Tensor:
     found = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
     found[..., PAD] = found[..., BOS] = float("-inf")
     return found
+
+
+def _without_mask_if_whole(memory: Sequences) -> Sequences:
+    """The same; where nothing is padding, no step needs a mask. Only the CPU is asked: an accelerator would wait."""
+    whole = memory.real is not None and memory.real.device.type == "cpu" and bool(memory.real.all())
+    return replace(memory, real=None) if whole else memory
 
 
 def _right_aligned(tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.errors import InputError
+from kilolayer.export.write_out import write_out
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
@@ -59,7 +60,7 @@ def _reader(model: EncoderDecoder | Decoder, source: Tensor, width: int, max_len
     """On a GPU a translator's steps are recorded as a graph, in memory of fixed shape."""
     if source.device.type == "cuda" and isinstance(model, EncoderDecoder):
         return StaticReader(model, source, width=width, max_length=max_length)
-    return Reader(model, source, width=width, max_length=max_length)
+    return Reader(write_out(model), source, width=width, max_length=max_length)
 
 
 def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Sequence[int]) -> list[list[Hypothesis]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.errors import OptionError
+from kilolayer.export.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import EOS, PAD
@@ -61,6 +62,7 @@ def translate_lines(
             f"max_source_length leaves {room} of {longest} tokens for a line after its tag and end",
             fix="raise max_source_length",
         )
+    model = write_out(model)
     iterator, start = iter(lines), 0
     while window := list(islice(iterator, config.window)):
         encoded = tokenizer.encode(window)
