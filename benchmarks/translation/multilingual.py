@@ -217,7 +217,7 @@ def _valid_loss(task: TranslationTask, model: EncoderDecoder, direction: Directi
     """Of the model that is scored; in batches of the size of one direction's validation part."""
     corpora = replace(task.corpora, valid=task.corpora.valid_of(direction))
     alone = TranslationTask(corpora, task.tokenizers, task.cache, task.data_config, BatchConfig(tokens=4096))
-    found = alone.validate(model, [], VALID, None)
+    found = alone.validate(model, VALID)
     assert found is not None
     return found.loss
 

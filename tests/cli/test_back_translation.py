@@ -51,8 +51,8 @@ def test_back_translated_text_is_tagged_and_the_rest_is_shown_twice(
     code, _, err = quietly("train", folder / "small.toml", "--run", tmp_path / "mixed", *filters, *TINY)
     assert code == 0, err
     task = Run.open(tmp_path / "mixed").task(cache_folder())
-    batches, report = task.training_batches(seed=1)
-    assert report.kept == 230
+    batches = task.training_batches(seed=1)
+    assert batches.mixture.report.kept == 230
     tag, shown = task.tokenizers.source.synthetic_id, {True: 0, False: 0}
     for _ in range(len(batches)):  # one epoch
         sources = next(batches).source.numpy()

@@ -20,7 +20,8 @@ from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.generate.config import SearchConfig
 from kilolayer.tasks import translation
-from kilolayer.tasks.translation import TranslationTask, token_losses
+from kilolayer.tasks.loss import token_losses
+from kilolayer.tasks.translation import TranslationTask
 
 PARTS = {"train": slice(0, 120), "valid": slice(120, 143), "test": slice(143, 150)}
 TOKENIZER = TokenizerConfig(vocab_size=90, byte_fallback=False, character_coverage=1.0)
@@ -45,9 +46,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def prepare(corpus: Path, cache: Path, tokenizer: TokenizerConfig = TOKENIZER, **data: Any) -> TranslationTask:
+def prepare(
+    corpus: Path, cache: Path, tokenizer: TokenizerConfig = TOKENIZER, *, bleu: bool = False, **data: Any
+) -> TranslationTask:
     options = {"directions": ["en-de"], "valid": "valid", "test": "test", **data}
-    return TranslationTask.prepare(DataConfig(folder=str(corpus), **options), tokenizer, BATCHES, cache)
+    config = DataConfig(folder=str(corpus), **options)
+    return TranslationTask.prepare(config, tokenizer, BATCHES, cache, search=GREEDY, valid_bleu=bleu)
 
 
 def model_for(task: TranslationTask, **options: Any) -> kl.EncoderDecoder:
@@ -82,7 +86,7 @@ def test_the_configuration_gets_the_size_of_the_vocabulary(corpus: Path, cache: 
         two.fit(kl.ModelConfig())
     fitted = two.fit(kl.ModelConfig(tie_embeddings="output"))
     assert (fitted.source_vocab_size, fitted.vocab_size) == (70, 70)
-    found = two.validate(model_for(two, tie_embeddings="output"), [], 1000, GREEDY)
+    found = two.validate(model_for(two, tie_embeddings="output"), 1000)
     assert found is not None
     assert math.isfinite(found.loss)
 
@@ -107,9 +111,9 @@ def test_validation_is_the_mean_over_all_target_tokens(corpus: Path, cache: Path
     task = prepare(corpus, cache)
     model = model_for(task, dropout=0.5).train()
     random_state = torch.get_rng_state()
-    batches, _ = task.training_batches(seed=1)
+    task.training_batches(seed=1)
     # As many as there are: rows that fill up a batch are no sentences.
-    found = task.validate(model, batches.shapes, PARTS["valid"].stop - PARTS["valid"].start, None)
+    found = task.validate(model, PARTS["valid"].stop - PARTS["valid"].start)
     assert found is not None
     assert model.training
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -121,9 +125,9 @@ def test_validation_is_the_mean_over_all_target_tokens(corpus: Path, cache: Path
 
 
 def test_validation_scores_translations_by_bleu(corpus: Path, cache: Path) -> None:
-    task = prepare(corpus, cache)
+    task = prepare(corpus, cache, bleu=True)
     model = model_for(task)
-    found = task.validate(model, [], 5, GREEDY)
+    found = task.validate(model, 5)
     assert found is not None
     lines = list(task.corpora.valid[0].pairs())[:5]
     answers = list(task.translate(model.eval(), [source for source, _ in lines], Direction("en", "de"), GREEDY))
@@ -134,21 +138,21 @@ def test_validation_scores_translations_by_bleu(corpus: Path, cache: Path) -> No
 
 def test_no_validation_part_no_validation(corpus: Path, cache: Path) -> None:
     task = prepare(corpus, cache, valid=None)
-    assert task.validate(model_for(task), [], 100, None) is None
+    assert task.validate(model_for(task), 100) is None
 
 
 def test_two_directions_are_tagged_and_validated_each(corpus: Path, cache: Path) -> None:
-    task = prepare(corpus, cache, directions=["en-de", "de-en"])
+    task = prepare(corpus, cache, directions=["en-de", "de-en"], bleu=True)
     assert task.tagged
     model = model_for(task).eval()
-    batches, report = task.training_batches(seed=1)
+    batches = task.training_batches(seed=1)
     tags = {task.tokenizers.source.tag_id("de"), task.tokenizers.source.tag_id("en")}
     assert len(tags) == 2
     firsts = torch.cat([next(batches).source[:, 0] for _ in range(len(batches))]).tolist()
     assert set(firsts) <= tags | {0}
     assert all(firsts.count(tag) == 120 for tag in tags)
-    assert report.kept == 240
-    found = task.validate(model, batches.shapes, 1000, GREEDY)
+    assert batches.mixture.report.kept == 240
+    found = task.validate(model, 1000)
     assert found is not None
     sums = [one_by_one(model, task, Direction(*names), slice(None)) for names in (("en", "de"), ("de", "en"))]
     assert [found.directions[name].loss for name in ("en-de", "de-en")] == pytest.approx([t / n for t, n in sums], rel=1e-5)
@@ -169,7 +173,7 @@ def test_a_translation_begins_with_the_tag_of_its_language(corpus: Path, cache: 
 
 def test_one_direction_has_no_tag(corpus: Path, cache: Path) -> None:
     task = prepare(corpus, cache)
-    batch = next(task.training_batches(seed=1)[0])
+    batch = next(task.training_batches(seed=1))
     assert not task.tagged
     assert task.tokenizers.source.languages == []
     assert int(batch.source[0, 0]) > 3
@@ -183,8 +187,8 @@ def test_several_corpora_of_one_direction_all_count(corpus: Path, cache: Path) -
     task = TranslationTask.prepare(DataConfig(manifest=str(manifest)), TOKENIZER, BATCHES, cache)
     assert len(task.corpora.test_of(Direction("en", "de"))) == 7 + 23
     model = model_for(task)
-    both = task.validate(model, [], 2000, None)
-    single = [prepare(corpus, cache, valid=stem).validate(model, [], 2000, None) for stem in ("valid", "test")]
+    both = task.validate(model, 2000)
+    single = [prepare(corpus, cache, valid=stem).validate(model, 2000) for stem in ("valid", "test")]
     assert both is not None
     weights = [sum(len(row) + 1 for row in task.tokenizers.target.encode(_german(corpus, stem))) for stem in ("valid", "test")]
     expected = sum(each.loss * weight for each, weight in zip(single, weights, strict=True) if each) / sum(weights)
@@ -197,8 +201,8 @@ def test_a_limited_validation_takes_the_first_pairs(corpus: Path, cache: Path) -
     for part in ("en", "de"):
         first = (corpus / f"valid.{part}").read_text(encoding="utf-8").splitlines(keepends=True)[:5]
         (corpus / f"first.{part}").write_text("".join(first), encoding="utf-8")
-    limited = whole.validate(model, [], 5, None)
-    alone = prepare(corpus, cache, valid="first").validate(model, [], 2000, None)
+    limited = whole.validate(model, 5)
+    alone = prepare(corpus, cache, valid="first").validate(model, 2000)
     assert limited is not None
     assert alone is not None
     assert limited.loss == pytest.approx(alone.loss, rel=1e-5)
@@ -208,7 +212,7 @@ def test_the_resolved_data_say_everything(corpus: Path, cache: Path, monkeypatch
     monkeypatch.chdir(corpus.parent)
     data = DataConfig(folder=corpus.name, directions=["en-*", "*-en"], languages=["en", "de"], valid="valid", test="test")
     task = TranslationTask.prepare(data, TOKENIZER, BATCHES, cache)
-    resolved = task.resolve(data)
+    resolved = task.resolve()["data"]
     assert (resolved.folder, resolved.directions, resolved.languages) == (str(corpus.resolve()), ["en-de", "de-en"], [])
 
 

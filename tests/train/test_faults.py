@@ -22,7 +22,7 @@ from kilolayer.train.metrics import read_metrics
 from kilolayer.train.run import Run, locked
 
 SERVER = multiprocessing.get_context("forkserver")  # one process imports torch, the others are forked from it
-MODULES = ["kilolayer.train.loop", "kilolayer.train.score", "kilolayer.report.page", "kilolayer.cli.train"]
+MODULES = ["kilolayer.train.loop", "kilolayer.report.page", "kilolayer.cli.train"]
 SERVER.set_forkserver_preload([*MODULES, "torch._dynamo"])  # torch itself imports the last at the first step
 
 POINTS = [

@@ -14,6 +14,7 @@ from torch import nn
 
 from kilolayer import recipes
 from kilolayer.errors import InputError
+from kilolayer.tasks.translation import TranslationTask, TranslationValidation
 from kilolayer.train import checkpoint, loop
 from kilolayer.train.loop import Stop, Trainer, train
 from kilolayer.train.metrics import read_metrics
@@ -259,14 +260,14 @@ def test_training_stops_when_it_no_longer_gets_better_and_a_resume_adds_no_step(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([5.0, 4.0, 4.5, 4.2, 4.1, 3.0])
-    real = loop.TranslationTask.validate
+    real = TranslationTask.validate
 
     def scored(*arguments: Any) -> Any:
         found = real(*arguments)
         assert found is not None
         return type(found)(next(scores), None, {})
 
-    monkeypatch.setattr(loop.TranslationTask, "validate", scored)
+    monkeypatch.setattr(TranslationTask, "validate", scored)
     run = new_run(tmp_path / "run", corpus, train={"steps": 40, "valid_every": 2, "patience": 2, "keep": 1})
     assert train(run, task_of(run)) == 0
     before = record(run)
@@ -283,18 +284,18 @@ def test_training_stops_when_it_no_longer_gets_better_and_a_resume_adds_no_step(
 
 def test_a_validation_that_is_not_a_number_is_never_the_best() -> None:
     best = loop.Best()
-    assert best.update(loop.Validation(float("nan"), None, {}), 1)
-    assert best.update(loop.Validation(9.0, None, {}), 2)
-    assert not best.update(loop.Validation(float("nan"), None, {}), 3)
+    assert best.update(TranslationValidation(float("nan"), None, {}), 1)
+    assert best.update(TranslationValidation(9.0, None, {}), 2)
+    assert not best.update(TranslationValidation(float("nan"), None, {}), 3)
     assert (best.step, best.waited) == (2, 1)
-    assert loop.Best().update(loop.Validation(1.0, 5.0, {}), 1)
+    assert loop.Best().update(TranslationValidation(1.0, 5.0, {}), 1)
 
 
 def test_bleu_is_what_counts_where_it_is_measured() -> None:
     best = loop.Best()
-    best.update(loop.Validation(1.0, 10.0, {}), 1)
-    assert best.update(loop.Validation(2.0, 11.0, {}), 2)
-    assert not best.update(loop.Validation(0.1, 10.5, {}), 3)
+    best.update(TranslationValidation(1.0, 10.0, {}), 1)
+    assert best.update(TranslationValidation(2.0, 11.0, {}), 2)
+    assert not best.update(TranslationValidation(0.1, 10.5, {}), 3)
 
 
 @pytest.mark.parametrize("average", [0, 2, 3])

@@ -94,6 +94,30 @@ def test_accumulated_batches_are_one_batch_of_their_union(cuts: list[int]) -> No
     assert pieces.gradient_norm == pytest.approx(whole.gradient_norm, rel=1e-6)
 
 
+def make_sparse(stepper: Stepper) -> Stepper:
+    """As if the model had routers: their loss is a mean over the batch's real target positions."""
+
+    def add_router_loss(model: Any, inputs: Any, out: Any) -> Any:
+        return replace(out, router_loss=0.5 * out.states[inputs[1] != 0].square().mean())
+
+    stepper.model.register_forward_hook(add_router_loss)
+    return stepper
+
+
+def test_the_router_loss_counts_by_the_tokens_of_its_batch() -> None:
+    rows = random_rows(9, seed=4)
+    parts = [batch_of(rows[:2]), batch_of(rows[2:3]), batch_of(rows[3:])]
+    dense = stepper_of(label_smoothing=0.0).step([batch_of(rows)], 1e-2)
+    source, target, _ = batch_of(rows).parts
+    with torch.no_grad():
+        router_loss = make_sparse(stepper_of()).model(source, target).router_loss
+    whole, pieces = (make_sparse(stepper_of(label_smoothing=0.0)).step(each, 1e-2) for each in ([batch_of(rows)], parts))
+    assert dense.loss == dense.nll == pytest.approx(whole.nll, rel=1e-6)
+    assert whole.loss == pytest.approx(dense.loss + float(router_loss), rel=1e-6)
+    assert (pieces.loss, pieces.nll) == pytest.approx((whole.loss, whole.nll), rel=1e-6)
+    assert pieces.gradient_norm == pytest.approx(whole.gradient_norm, rel=1e-6) != pytest.approx(dense.gradient_norm, rel=1e-3)
+
+
 def test_layers_are_measured_once_however_many_batches_a_step_has() -> None:
     rows = random_rows(6, seed=4)
     one, three = LayerNorms(), LayerNorms()

@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print scores, error analysis and comparisons."""
     from kilolayer.evaluate.scores import score_all
-    from kilolayer.train.score import add_scores
+    from kilolayer.tasks.translation_scores import add_scores
 
     if typed:
         raise unknown(typed[0], ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu"])
@@ -79,15 +79,20 @@ def _metrics(options: argparse.Namespace) -> list[Metric]:
 def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     """The test part of each direction of a run; translated now where it has not been."""
     from kilolayer.data.text import read_lines
+    from kilolayer.models.encoder_decoder import EncoderDecoder
+    from kilolayer.tasks.translation import TranslationTask
+    from kilolayer.tasks.translation_scores import hypotheses_path
     from kilolayer.train.run import Run, cache_folder, choose_device
-    from kilolayer.train.score import hypotheses_path, score_test, write_results
 
     run = Run.open(folder)
     task = run.task(cache_folder())
+    assert isinstance(task, TranslationTask)
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
     if not (folder / "scores.json").exists():
-        write_results(run, task, score_test(run.load_model(choose_device(device)), task, run.config.search))
+        model = run.load_model(choose_device(device))
+        assert isinstance(model, EncoderDecoder)
+        task.score(model, folder)
     return {
         direction: Translated([target for _, target in pairs], list(read_lines(hypotheses_path(folder, direction))))
         for direction in task.corpora.directions

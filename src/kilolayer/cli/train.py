@@ -56,9 +56,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
     """A run in a locked new folder. Everything that can be refused is refused here, before any work."""
     from kilolayer.data.grammar import write_corpus
-    from kilolayer.tasks.translation import TranslationTask
     from kilolayer.train.config import RunConfig
-    from kilolayer.train.run import Run, cache_folder, check_new, locked
+    from kilolayer.train.run import Run, cache_folder, check_new, locked, prepare
 
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
@@ -67,9 +66,8 @@ def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
     with locked(folder):
         if path == EMBEDDED:
             write_corpus(folder / "data")
-        task = TranslationTask.prepare(config.data, config.tokenizer, config.batches, cache_folder())
-        resolved = replace(config, model=task.fit(config.model), data=task.resolve(config.data))
-        yield Run.create(folder, resolved, task.tokenizers)
+        task = prepare(config, cache_folder())
+        yield Run.create(folder, replace(config, model=task.fit(config.model), **task.resolve()), task.vocabulary)
 
 
 def _check_machine(config: TrainConfig) -> None:
@@ -97,13 +95,10 @@ def _finish(run: Run, as_json: bool) -> int:
     """Score the test part once, write the report, and show both."""
     from kilolayer.report.page import write_report
     from kilolayer.train.run import cache_folder, choose_device
-    from kilolayer.train.score import score_test, write_results
 
     path = run.folder / "scores.json"
     if not path.exists():
-        task = run.task(cache_folder())
-        results = score_test(run.load_model(choose_device(run.config.train.device)), task, run.config.search)
-        write_results(run, task, results)
+        run.task(cache_folder()).score(run.load_model(choose_device(run.config.train.device)), run.folder)
     report = write_report(run.folder)
     scores = json.loads(path.read_text(encoding="utf-8"))
     tests = tables_of_tests(scores)

@@ -38,6 +38,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.data.tokenizer import Tokenizers
     from kilolayer.generate.config import SearchConfig
     from kilolayer.generate.translate import translate_lines
+    from kilolayer.models.encoder_decoder import EncoderDecoder
     from kilolayer.tasks.translation import SidedTokenizer
     from kilolayer.train.run import Run, choose_device
 
@@ -51,6 +52,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     tokenizers = Tokenizers.load(opened.folder)
     prefix = _tag(opened.config.data.directions, options.direction, tokenizers)
     model = opened.load_model(choose_device(options.device))
+    assert isinstance(model, EncoderDecoder)
     source = Input(sys.stdin.buffer)
     answers = translate_lines(model, SidedTokenizer(tokenizers), source.lines(), search, prefix=prefix)
     try:

@@ -104,6 +104,11 @@ class Batches:
         )
         return 1 - real / cells
 
+    @property
+    def summary(self) -> str:
+        """What the filters removed, and how the rest is batched."""
+        return f"{self.mixture.report}; {len(self.shapes)} batch shapes, {self.padding:.1%} padding"
+
     def state(self) -> dict[str, int | str]:
         """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}

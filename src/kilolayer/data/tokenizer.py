@@ -8,6 +8,7 @@ decoding leaves tags out.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -151,6 +152,11 @@ class Tokenizers:
     def shared(self) -> bool:
         """Whether both sides have one vocabulary."""
         return self.source is self.target
+
+    @property
+    def digest(self) -> str:
+        """What tells vocabularies apart."""
+        return hashlib.sha256(self.source.model + self.target.model).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.model, or tokenizer.source.model and tokenizer.target.model."""

@@ -7,60 +7,70 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from kilolayer.data.batches import BatchConfig, Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
 from kilolayer.data.encode import encode_text, encode_training
-from kilolayer.data.filters import FilterReport
 from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.data.shapes import Shape
-from kilolayer.data.tokenizer import PAD, TokenizerConfig, Tokenizers, tokenizers_for
+from kilolayer.data.tokenizer import TokenizerConfig, Tokenizers, tokenizers_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
-
-
-def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The smoothed loss and the negative log-likelihood, each summed over all labels that are not padding.
-
-    logits [batch, length, vocabulary]; labels int64 [batch, length]. The smoothed target has 1 - smoothing on the label and the
-    rest spread evenly over the vocabulary.
-    """
-    log_probabilities = F.log_softmax(logits.float(), dim=-1)
-    real = labels != PAD
-    nll = -log_probabilities.gather(-1, labels[..., None])[..., 0].masked_fill(~real, 0.0).sum()
-    if not smoothing:
-        return nll, nll
-    spread = -log_probabilities.mean(dim=-1).masked_fill(~real, 0.0).sum()
-    return (1 - smoothing) * nll + smoothing * spread, nll
+from kilolayer.tasks.loss import token_losses
+from kilolayer.tasks.translation_scores import score_test, write_translations
 
 
 @dataclass(frozen=True)
-class Validation:
+class TranslationValidation:
     """loss: mean negative log-likelihood of a target token; bleu: None where nothing was translated. All, and by direction."""
 
     loss: float
     bleu: float | None
-    directions: dict[str, Validation]
+    directions: dict[str, TranslationValidation]
 
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 700.0))
 
+    @property
+    def quality(self) -> float:
+        """BLEU where it is measured, else the loss."""
+        return -self.loss if self.bleu is None else self.bleu
+
+    def metrics(self) -> dict[str, Any]:
+        """For metrics.jsonl."""
+        directions = {name: {"loss": each.loss, "bleu": each.bleu} for name, each in self.directions.items()}
+        return {"loss": self.loss, "perplexity": self.perplexity, "bleu": self.bleu, "directions": directions}
+
+    def __str__(self) -> str:
+        bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
+        return f"loss {self.loss:.4f}, perplexity {self.perplexity:.2f}{bleu}"
+
 
 class TranslationTask:
     """The data of a run, ready to train and to validate on."""
 
-    def __init__(self, corpora: Corpora, tokenizers: Tokenizers, cache: Path, data: DataConfig, batches: BatchConfig) -> None:
+    def __init__(
+        self,
+        corpora: Corpora,
+        tokenizers: Tokenizers,
+        cache: Path,
+        data: DataConfig,
+        batches: BatchConfig,
+        search: SearchConfig | None = None,
+        valid_bleu: bool = False,
+    ) -> None:
         self.corpora, self.tokenizers, self.cache = corpora, tokenizers, cache
         self.data_config, self.batch_config = data, batches
+        self.search, self.valid_bleu = search or SearchConfig(), valid_bleu
+        self.shapes: list[Shape] = []
         self.tagged = len(corpora.directions) > 1
 
     @classmethod
@@ -71,10 +81,21 @@ class TranslationTask:
         batches: BatchConfig,
         cache: Path,
         tokenizers: Tokenizers | None = None,
+        search: SearchConfig | None = None,
+        valid_bleu: bool = False,
     ) -> TranslationTask:
-        """Find the text and, unless a run has its own, train the vocabulary."""
+        """Find the text and, unless a run has its own, train the vocabulary.
+
+        search: how validation and test are translated; valid_bleu: whether the validation part is.
+        """
         corpora = find_corpora(data, cache)
-        return cls(corpora, tokenizers or tokenizers_for(corpora, tokenizer, cache), cache, data, batches)
+        tokenizers = tokenizers or tokenizers_for(corpora, tokenizer, cache)
+        return cls(corpora, tokenizers, cache, data, batches, search, valid_bleu)
+
+    @property
+    def vocabulary(self) -> Tokenizers:
+        """What the run keeps."""
+        return self.tokenizers
 
     def fit(self, model: ModelConfig) -> ModelConfig:
         """The model's configuration with the sizes of the vocabularies."""
@@ -87,48 +108,50 @@ class TranslationTask:
             )
         return replace(model, vocab_size=target, source_vocab_size=source)
 
-    def resolve(self, data: DataConfig) -> DataConfig:
+    def resolve(self) -> dict[str, Any]:
         """The data's configuration with nothing implicit left: absolute paths, and every direction by name."""
+        data = self.data_config
         paths = {
             name: str(Path(path).resolve()) for name in ("folder", "manifest") if (path := getattr(data, name)) is not None
         }
-        return replace(data, **paths, directions=[direction.name for direction in self.corpora.directions], languages=[])
+        directions = [direction.name for direction in self.corpora.directions]
+        return {"data": replace(data, **paths, directions=directions, languages=[])}
 
-    def training_batches(self, seed: int) -> tuple[Batches, FilterReport]:
-        """Endless shuffled batches of all directions, and what the filters removed."""
+    def training_batches(self, seed: int) -> Batches:
+        """Endless shuffled batches of all directions. Their shapes are then those of validations too."""
         mixture = encode_training(self.corpora, self.tokenizers, self.data_config, self.cache)
-        return Batches(mixture, self.batch_config, seed), mixture.report
+        batches = Batches(mixture, self.batch_config, seed)
+        self.shapes = batches.shapes
+        return batches
 
-    def validate(
-        self,
-        model: EncoderDecoder,
-        shapes: list[Shape],
-        sentences: int,
-        search: SearchConfig | None,
-    ) -> Validation | None:
-        """Loss, and with `search` BLEU, of the validation part; None where there is none.
+    def validate(self, model: EncoderDecoder, most: int) -> TranslationValidation | None:
+        """Loss, and with `valid_bleu` BLEU, of the validation part; None where there is none.
 
-        Of each corpus and direction the first `sentences` pairs count.
+        Of each corpus and direction the first `most` pairs count.
         """
         if not self.corpora.valid:
             return None
         was_training = model.training
         model.eval()
-        parts: dict[str, tuple[float, int, Validation]] = {}
+        parts: dict[str, tuple[float, int, TranslationValidation]] = {}
         for direction in self.corpora.directions:
             texts = self.corpora.valid_of(direction)
             if texts:
-                losses = [self._loss(model, text, shapes, sentences) for text in texts]
+                losses = [self._loss(model, text, most) for text in texts]
                 loss, tokens = sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses)
-                bleu = None if search is None else self._bleu(model, texts, sentences, search)
-                parts[direction.name] = (loss, tokens, Validation(loss / tokens, bleu, {}))
+                bleu = self._bleu(model, texts, most) if self.valid_bleu else None
+                parts[direction.name] = (loss, tokens, TranslationValidation(loss / tokens, bleu, {}))
         model.train(was_training)
         scores = [each.bleu for _, _, each in parts.values() if each.bleu is not None]
-        return Validation(
+        return TranslationValidation(
             sum(loss for loss, _, _ in parts.values()) / sum(tokens for _, tokens, _ in parts.values()),
             sum(scores) / len(scores) if scores else None,
             {name: each for name, (_, _, each) in parts.items()},
         )
+
+    def score(self, model: EncoderDecoder, folder: Path) -> None:
+        """Translate the test part; leave translations, scores and samples in a run's folder."""
+        write_translations(folder, self, score_test(model, self))
 
     def translate(
         self, model: EncoderDecoder, lines: Iterable[str], direction: Direction, search: SearchConfig
@@ -138,19 +161,19 @@ class TranslationTask:
         return translate_lines(model, SidedTokenizer(self.tokenizers), lines, search, prefix=tag)
 
     @torch.inference_mode()
-    def _loss(self, model: EncoderDecoder, text: ParallelText, shapes: list[Shape], sentences: int) -> tuple[float, int]:
+    def _loss(self, model: EncoderDecoder, text: ParallelText, most: int) -> tuple[float, int]:
         pairs = encode_text(text, self.tokenizers, self.cache, tagged=self.tagged)
         device = next(model.parameters()).device
         total, tokens = 0.0, 0
-        for batch in in_order(pairs, self.batch_config, shapes, sentences):
+        for batch in in_order(pairs, self.batch_config, self.shapes, most):
             logits = model(batch.source.to(device), batch.target.to(device)).logits
             total += float(token_losses(logits, batch.labels.to(device), 0.0)[1])
             tokens += batch.tokens
         return total, tokens
 
-    def _bleu(self, model: EncoderDecoder, texts: list[ParallelText], sentences: int, search: SearchConfig) -> float:
-        pairs = [pair for text in texts for pair in islice(text.pairs(), sentences)]
-        answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, search)
+    def _bleu(self, model: EncoderDecoder, texts: list[ParallelText], most: int) -> float:
+        pairs = [pair for text in texts for pair in islice(text.pairs(), most)]
+        answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, self.search)
         return Bleu().score([answer.text for answer in answers], [target for _, target in pairs]).value
 
 

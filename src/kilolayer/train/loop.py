@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import Any
 
 import torch
 
+from kilolayer.data.tokenizer import PAD
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
-from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.tasks.translation import TranslationTask, Validation
+from kilolayer.tasks.task import Task, Validation
 from kilolayer.train import checkpoint
 from kilolayer.train.checkpoint import Checkpoint
 from kilolayer.train.guard import Guard
@@ -24,7 +23,7 @@ from kilolayer.train.metrics import Metrics
 from kilolayer.train.norms import LayerNorms
 from kilolayer.train.optimizer import Optimizer
 from kilolayer.train.progress import Progress
-from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights, vocabulary_digest
+from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights
 from kilolayer.train.schedule import learning_rate
 from kilolayer.train.step import Stepper, StepResult
 
@@ -34,7 +33,7 @@ RESIDUALS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass
 class Best:
-    """The best validation so far, by BLEU where it is measured, else by loss; `waited` validations ago."""
+    """The best validation so far, `waited` validations ago; value: its quality."""
 
     value: float | None = None
     step: int | None = None
@@ -42,9 +41,7 @@ class Best:
 
     def update(self, found: Validation, step: int) -> bool:
         """Note a validation; True where it is the best."""
-        value = -found.loss if found.bleu is None else found.bleu
-        if math.isnan(value):
-            value = -math.inf
+        value = -math.inf if math.isnan(found.quality) else found.quality
         if self.value is None or value > self.value:
             self.value, self.step, self.waited = value, step, 0
             return True
@@ -99,18 +96,16 @@ class Window:
 class Trainer:
     """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side."""
 
-    def __init__(self, run: Run, task: TranslationTask) -> None:
+    def __init__(self, run: Run, task: Task) -> None:
         config = run.config.train
         self.run, self.task, self.config = run, task, config
         if config.threads:
             torch.set_num_threads(config.threads)
         self.device = choose_device(config.device)
         torch.manual_seed(config.seed)
-        model = build_model(run.config.model, device=self.device, seed=config.seed)
-        assert isinstance(model, EncoderDecoder)
-        self.model = model.train()
+        self.model = build_model(run.config.model, device=self.device, seed=config.seed).train()
         self.guard = Guard(scaled=config.precision == "fp16")
-        self.batches, self.filtered = task.training_batches(config.seed)
+        self.batches = task.training_batches(config.seed)
         self.best = Best()
         self.window = Window()
         self.step = 0
@@ -122,7 +117,7 @@ class Trainer:
         if saved is None:
             self.calibrate()
         else:
-            check_vocabulary(saved.state["vocabulary"], self.task.tokenizers, self.run.folder)
+            check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
             load_weights(self.model, saved.model, self.run.folder)
         dtype = DTYPES.get(self.config.precision)
         precise = None if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
@@ -142,7 +137,7 @@ class Trainer:
             "best": asdict(self.best),
             "window": asdict(self.window),
             "seconds": self.seconds,
-            "vocabulary": vocabulary_digest(self.task.tokenizers),
+            "vocabulary": self.task.vocabulary.digest,
         }
         weights = self.model.state_dict() | self.optimizer.precise()
         return Checkpoint(self.step, weights, self.optimizer.tensors() | random, values)
@@ -165,13 +160,13 @@ class Trainer:
         if self.model.config.recipe.calibration() is None:
             return
         position = self.batches.state()
-        batch = next(self.batches)
+        *inputs, labels = next(self.batches).parts
         self.batches.load_state(position)
-        real = batch.target[:, 0] != 0  # rows that only fill up a batch have no source to read
-        calibrate(self.model, (batch.source[real].to(self.device), batch.target[real].to(self.device)))
+        real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
+        calibrate(self.model, tuple(each[real].to(self.device) for each in inputs))
 
 
-def train(run: Run, task: TranslationTask, resume: bool = False) -> int:
+def train(run: Run, task: Task, resume: bool = False) -> int:
     """Train until the end, until it no longer gets better, or until a signal; return the exit code."""
     with _signals() as stop:
         trainer = Trainer(run, task)
@@ -231,9 +226,9 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
     depths = trainer.model.config.depths
     recipe = trainer.model.config.recipe.title
-    progress.say(f"{recipe} {depths.encoder}L-{depths.decoder}L, {count / 1e6:.1f} M parameters, on {trainer.device}")
-    shapes = trainer.batches.shapes
-    progress.say(f"{trainer.filtered}; {len(shapes)} batch shapes, {trainer.batches.padding:.1%} padding")
+    layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
+    progress.say(f"{recipe} {layers}, {count / 1e6:.1f} M parameters, on {trainer.device}")
+    progress.say(trainer.batches.summary)
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 
@@ -251,15 +246,11 @@ def _shown(summary: dict[str, float]) -> dict[str, str]:
 
 
 def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
-    config = trainer.config
-    search = trainer.run.config.search if config.valid_bleu else None
-    found = trainer.task.validate(trainer.model, trainer.batches.shapes, config.valid_sentences, search)
+    found = trainer.task.validate(trainer.model, trainer.config.valid_sentences)
     if found is None:
         return False
-    by_direction: dict[str, Any] = {name: {"loss": each.loss, "bleu": each.bleu} for name, each in found.directions.items()}
-    metrics.write("valid", trainer.step, loss=found.loss, perplexity=found.perplexity, bleu=found.bleu, directions=by_direction)
-    bleu = "" if found.bleu is None else f", BLEU {found.bleu:.1f}"
-    progress.say(f"step {trainer.step}: validation loss {found.loss:.4f}, perplexity {found.perplexity:.2f}{bleu}")
+    metrics.write("valid", trainer.step, **found.metrics())
+    progress.say(f"step {trainer.step}: validation {found}")
     return trainer.best.update(found, trainer.step)
 
 

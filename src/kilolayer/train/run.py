@@ -6,7 +6,6 @@ runs/NAME/  config.toml  tokenizer.model  metrics.jsonl  log.txt  checkpoints/  
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ from kilolayer import config as configuration
 from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
 from kilolayer.errors import InputError, OptionError
 from kilolayer.models.build import build_model
-from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.model import Model
+from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.translation import TranslationTask
 from kilolayer.train import checkpoint
 from kilolayer.train.config import RunConfig
@@ -37,10 +37,10 @@ class Run:
         return self.folder / "checkpoints"
 
     @classmethod
-    def create(cls, folder: Path, config: RunConfig, tokenizers: Tokenizers) -> Run:
+    def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
         """Write configuration and vocabulary into a new or empty folder."""
         check_new(folder)
-        tokenizers.save(folder)
+        vocabulary.save(folder)
         # Last and at once: a folder with this file is a run.
         partial = folder / "config.partial"
         partial.write_text(configuration.dump(configuration.table_of(config)), encoding="utf-8")
@@ -60,12 +60,11 @@ class Run:
         except OptionError as error:
             raise error.at(f"in {path}") from None
 
-    def task(self, cache: Path) -> TranslationTask:
+    def task(self, cache: Path) -> Task:
         """The run's data, with the vocabulary that the run keeps."""
-        config = self.config
-        return TranslationTask.prepare(config.data, config.tokenizer, config.batches, cache, Tokenizers.load(self.folder))
+        return prepare(self.config, cache, self.folder)
 
-    def load_model(self, device: torch.device) -> EncoderDecoder:
+    def load_model(self, device: torch.device) -> Model:
         """The trained model: the mean of the last checkpoints where the run averages, else the best one."""
         newest = checkpoint.newest(self.checkpoints)
         if newest is None:
@@ -81,12 +80,19 @@ class Run:
             # The weights alone: the optimizer's state is twice their size.
             weights = checkpoint.load_tensors(chosen / "model.safetensors")
         model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
-        assert isinstance(model, EncoderDecoder)
         load_weights(model, weights, self.folder)
         return model.to(device).eval()
 
 
-def load_weights(model: EncoderDecoder, weights: dict[str, torch.Tensor], where: Path) -> None:
+def prepare(config: RunConfig, cache: Path, run: Path | None = None) -> Task:
+    """The data of a configuration; in the folder of a run its vocabulary is taken, else one is trained where none is named."""
+    tokenizers = None if run is None else Tokenizers.load(run)
+    return TranslationTask.prepare(
+        config.data, config.tokenizer, config.batches, cache, tokenizers, config.search, config.train.valid_bleu
+    )
+
+
+def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
     """Put weights into a model; a mismatch is told in words."""
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -100,14 +106,9 @@ def load_weights(model: EncoderDecoder, weights: dict[str, torch.Tensor], where:
     model.load_state_dict(weights)
 
 
-def vocabulary_digest(tokenizers: Tokenizers) -> str:
-    """What tells vocabularies apart."""
-    return hashlib.sha256(tokenizers.source.model + tokenizers.target.model).hexdigest()
-
-
-def check_vocabulary(digest: str, tokenizers: Tokenizers, where: Path) -> None:
+def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
     """Refuse a vocabulary that is not the one of a checkpoint: its tokens would mean something else."""
-    if vocabulary_digest(tokenizers) != digest:
+    if vocabulary.digest != digest:
         raise InputError(
             "the vocabulary is not the one that the checkpoint was trained with",
             where=str(where),

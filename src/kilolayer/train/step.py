@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kilolayer.data.batches import Batch
+from kilolayer.data.tokenizer import PAD
 from kilolayer.layers.graph import Graphs
 from kilolayer.layers.kernels import why_no_kernels
-from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.tasks.translation import token_losses
+from kilolayer.models.model import Model
+from kilolayer.tasks.loss import token_losses
+from kilolayer.tasks.task import Batch
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import Guard
 from kilolayer.train.norms import LayerNorms, Meter
@@ -24,7 +25,10 @@ from kilolayer.train.optimizer import Optimizer
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss (smoothed) and nll: means over the step's target tokens. fault: what was not finite; the state is untouched then."""
+    """loss (what is minimised: smoothed, with a sparse model's router loss) and nll: means over the step's labels.
+
+    fault: what was not finite; the state is untouched then.
+    """
 
     loss: float
     nll: float
@@ -39,7 +43,7 @@ class Stepper:
 
     def __init__(
         self,
-        model: EncoderDecoder,
+        model: Model,
         optimizer: Optimizer,
         config: TrainConfig,
         guard: Guard,
@@ -50,7 +54,7 @@ class Stepper:
         self.guard, self.device, self.say = guard, device, say
         self.token_losses = token_losses
         self.totals = torch.zeros(2, device=device)
-        self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / target tokens of the step
+        self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
         self.scale = torch.ones((), dtype=torch.float64, device=device)  # of the loss
         self.measured = torch.zeros(3, dtype=torch.float64, device=device)
         self.graphs: Graphs | None = None
@@ -153,15 +157,19 @@ class Stepper:
         """What has to be run once before it is recorded."""
         return self.measures, *(tuple(part.shape) for part in batch.parts)
 
-    def _read_and_update(self, source: Tensor, target: Tensor, labels: Tensor) -> None:
-        self._read(source, target, labels)
+    def _read_and_update(self, *parts: Tensor) -> None:
+        self._read(*parts)
         self._update()
 
-    def _read(self, source: Tensor, target: Tensor, labels: Tensor) -> None:
+    def _read(self, *parts: Tensor) -> None:
         """Forward and backward of one batch: adds to the gradients and to the sums of both losses."""
+        *inputs, labels = parts
         with self.meter.watch() if self.measures else nullcontext():
-            logits = self.model(source, target).logits
-        loss, nll = self.token_losses(logits, labels, self.config.label_smoothing)
+            out = self.model(*inputs)
+        loss, nll = self.token_losses(out.logits, labels, self.config.label_smoothing)
+        if out.router_loss.requires_grad:  # a dense model's is a constant 0
+            # A mean over the batch, which counts as the batch does: by its labels.
+            loss = loss + out.router_loss * (labels != PAD).sum()
         (loss * (self.scale * self.share).to(loss.dtype)).backward()
         self.totals += torch.stack([loss.detach(), nll.detach()])
         self.optimizer.collect()

@@ -1,20 +1,20 @@
-"""A finished run on its test part: translations, scores with signatures, error analysis."""
+"""A translator on the test part: translations, scores with signatures, error analysis."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.data.parallel import Direction
 from kilolayer.evaluate.buckets import accuracy_by_frequency, bleu_by_length, word_frequencies
-from kilolayer.evaluate.scores import STANDARD, Score, Unavailable, pivot_averages, score_all
-from kilolayer.generate.config import SearchConfig
+from kilolayer.evaluate.scores import Score, Unavailable, pivot_averages, score_all
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.tasks.translation import TranslationTask
-from kilolayer.train.run import Run
+from kilolayer.tasks.results import write_results
+
+if TYPE_CHECKING:
+    from kilolayer.tasks.translation import TranslationTask
 
 SAMPLES = 20
 
@@ -30,9 +30,7 @@ class TestResult:
     scores: dict[str, Score | Unavailable]
 
 
-def score_test(
-    model: EncoderDecoder, task: TranslationTask, search: SearchConfig, metrics: Sequence[Any] = STANDARD
-) -> list[TestResult]:
+def score_test(model: EncoderDecoder, task: TranslationTask) -> list[TestResult]:
     """Translate and score the test part of every direction."""
     results = []
     for direction in task.corpora.directions:
@@ -40,16 +38,15 @@ def score_test(
         if not pairs:
             continue
         sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-        hypotheses = [answer.text for answer in task.translate(model, sources, direction, search)]
-        scores = score_all(hypotheses, references, metrics)
-        results.append(TestResult(direction, sources, references, hypotheses, scores))
+        hypotheses = [answer.text for answer in task.translate(model, sources, direction, task.search)]
+        results.append(TestResult(direction, sources, references, hypotheses, score_all(hypotheses, references)))
     return results
 
 
-def write_results(run: Run, task: TranslationTask, results: list[TestResult]) -> None:
+def write_translations(folder: Path, task: TranslationTask, results: list[TestResult]) -> None:
     """Leave scores.json, samples.json and the hypotheses in the run folder, for the report and for comparisons."""
     for result in results:
-        hypotheses_path(run.folder, result.direction).write_text(
+        hypotheses_path(folder, result.direction).write_text(
             "".join(f"{line}\n" for line in result.hypotheses), encoding="utf-8"
         )
     samples = [
@@ -59,12 +56,8 @@ def write_results(run: Run, task: TranslationTask, results: list[TestResult]) ->
             : max(1, SAMPLES // len(results))
         ]
     ]
-    (run.folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False), encoding="utf-8")
-    document = add_scores({}, {result.direction: result.scores for result in results}) | _error_analysis(task, results)
-    # Last and at once: a run with this file is finished.
-    partial = run.folder / "scores.partial"
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    partial.replace(run.folder / "scores.json")
+    scores = add_scores({}, {result.direction: result.scores for result in results})
+    write_results(folder, samples, scores | _error_analysis(task, results))
 
 
 def add_scores(document: Mapping[str, Any], scores: Mapping[Direction, Mapping[str, Score | Unavailable]]) -> dict[str, Any]:
