@@ -115,16 +115,7 @@ class Batches:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. It must come from the same pairs, shapes and seed."""
-        epoch, index = state.get("epoch"), state.get("index")
-        if state.get("data") != self._identity or state.get("seed") != self.seed:
-            raise InputError(
-                "the position belongs to other data, another seed or other batches",
-                where="the saved state of the data",
-                fix="resume with the configuration and the text of the run, or start a new run",
-            )
-        if type(epoch) is not int or type(index) is not int or epoch < 0 or index < 0:
-            raise InputError(f"not a position: {dict(state)}", where="the saved state of the data", fix="use what state() gave")
-        self.epoch, self.index = epoch, index
+        self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _plan(self) -> _Plan:
         if self._planned is None or self._planned[0] != self.epoch:
@@ -174,6 +165,20 @@ class Batches:
                 members[places[number] : places[number] + len(own)] = own
                 places[number] += len(own)
         return members, counts.tolist()
+
+
+def check_position(state: Mapping[str, Any], identity: str, seed: int) -> tuple[int, int]:
+    """Epoch and index of a saved position; it must be of the batches that `identity` and `seed` name."""
+    epoch, index = state.get("epoch"), state.get("index")
+    if state.get("data") != identity or state.get("seed") != seed:
+        raise InputError(
+            "the position belongs to other data, another seed or other batches",
+            where="the saved state of the data",
+            fix="resume with the configuration and the text of the run, or start a new run",
+        )
+    if type(epoch) is not int or type(index) is not int or epoch < 0 or index < 0:
+        raise InputError(f"not a position: {dict(state)}", where="the saved state of the data", fix="use what state() gave")
+    return epoch, index
 
 
 def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (), most: int | None = None) -> Iterator[Batch]:

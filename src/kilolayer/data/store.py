@@ -89,7 +89,7 @@ class TokenPairs:
             self.digest = str(description["digest"])  # names the pairs, wherever the folder is
             token_type = TOKEN_TYPES[description["dtype"]]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise _damaged(folder, DESCRIPTION) from None
+            raise damaged(folder, DESCRIPTION) from None
         self._maps: list[mmap.mmap] = []
         self.tokens = self._map(TOKENS, token_type, total)
         self.index = self._map(INDEX, INDEX_TYPE, self.pairs)
@@ -131,11 +131,11 @@ class TokenPairs:
         if not read:
             return self.tokens, self.index[pairs]
         width = INDEX_TYPE.itemsize
-        index = np.frombuffer(_spans(self.folder / INDEX, [(i * width, width) for i in pairs.tolist()]), INDEX_TYPE)
+        index = np.frombuffer(read_spans(self.folder / INDEX, [(i * width, width) for i in pairs.tolist()]), INDEX_TYPE)
         lengths = index["source"].astype(np.uint64) + index["target"]
         spans = np.stack([index["start"], lengths], axis=1) * np.uint64(self.tokens.itemsize)
         index["start"] = np.cumsum(lengths) - lengths
-        return np.frombuffer(_spans(self.folder / TOKENS, spans.tolist()), self.tokens.dtype), index
+        return np.frombuffer(read_spans(self.folder / TOKENS, spans.tolist()), self.tokens.dtype), index
 
     def release(self) -> None:
         """Let go of the pages read so far: they stay in the system's cache, and no longer count as this process's memory."""
@@ -146,7 +146,7 @@ class TokenPairs:
     def _map(self, name: str, dtype: np.dtype, count: int) -> np.ndarray:
         path = self.folder / name
         if not path.is_file() or path.stat().st_size != count * dtype.itemsize:
-            raise _damaged(self.folder, path.name)
+            raise damaged(self.folder, path.name)
         if not count:
             return np.zeros(0, dtype)
         with open(path, "rb") as file:
@@ -155,7 +155,7 @@ class TokenPairs:
         return np.frombuffer(mapped, dtype)
 
 
-def _spans(path: Path, spans: Iterable[Sequence[int]]) -> bytearray:
+def read_spans(path: Path, spans: Iterable[Sequence[int]]) -> bytearray:
     """The bytes at (place, length), one behind the other."""
     file = os.open(path, os.O_RDONLY)
     try:
@@ -164,5 +164,6 @@ def _spans(path: Path, spans: Iterable[Sequence[int]]) -> bytearray:
         os.close(file)
 
 
-def _damaged(folder: Path, name: str) -> InputError:
+def damaged(folder: Path, name: str) -> InputError:
+    """The error for token files that are not as they were written."""
     return InputError(f"the token files are damaged: {name}", where=str(folder), fix="delete the folder; it is made anew")

@@ -24,7 +24,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
     A byte order mark at the start is removed. Everything else stays inside its line: U+2028, VT, NUL, a lone CR.
     """
-    with _open(path) as stream:
+    with open_file(path) as stream:
         for number, line in enumerate(stream, 1):
             if number == 1:
                 line = line.removeprefix(BOM)
@@ -34,14 +34,14 @@ def read_lines(path: Path) -> Iterator[str]:
 def count_lines(path: Path) -> int:
     """How many lines `read_lines` gives, without decoding them."""
     lines, last = 0, b"\n"
-    with _open(path) as stream:
+    with open_file(path) as stream:
         while chunk := stream.read(CHUNK):
             lines, last = lines + chunk.count(b"\n"), chunk[-1:]
     return lines + (last != b"\n")
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def open_file(path: Path) -> Iterator[BinaryIO]:
     """The decompressed bytes of a file; what cannot be read raises with the file's name, at the opening or later."""
     try:
         with open(path, "rb") as raw:

@@ -29,6 +29,7 @@ from kilolayer.errors import InputError, KilolayerError, OptionError, unknown
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 SYNTHETIC = "<bt>"
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: Python text may hold it, UTF-8 may not
+SPACE = "\u2581"  # what SentencePiece writes for a space inside its pieces
 THREADS = 16  # SentencePiece's default; its sums, and so its pieces, depend on this number alone
 SHARED_FILE = "tokenizer.model"
 SIDE_FILES = ("tokenizer.source.model", "tokenizer.target.model")
@@ -40,8 +41,8 @@ class TokenizerConfig:
 
     path: str | None = None
     """A SentencePiece model to use. Absent: one is trained on the training text."""
-    kind: Literal["unigram", "bpe"] = "unigram"
-    """How the pieces are chosen."""
+    kind: Literal["unigram", "bpe", "bytes"] = "unigram"
+    """How the pieces are chosen; bytes: each byte is a token, for language models."""
     vocab_size: int = 8000
     """Pieces in the vocabulary, special tokens and tags included."""
     byte_fallback: bool = True
@@ -51,7 +52,7 @@ class TokenizerConfig:
     character_coverage: float = 0.9995
     """Share of the text's characters that get pieces of their own."""
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = "nmt_nfkc"
-    """What is made equal before cutting: Unicode NFKC and white space, NFKC alone, or nothing."""
+    """What is made equal before cutting: Unicode NFKC and white space, NFKC alone, or nothing, as language models need it."""
     sentences: int = 2_000_000
     """Most sentences to train on; of more, every n-th is taken. data.temperature levels the languages."""
 
@@ -65,10 +66,18 @@ class TokenizerConfig:
             raise OptionError(f"character_coverage is {self.character_coverage}", fix="allowed: 0.9 to 1")
         if self.sentences < 1:
             raise OptionError(f"sentences is {self.sentences}", fix="allowed: 1 and more")
-        if self.path is not None:
+        for name, given, what in (
+            ("path", self.path is not None, "a vocabulary that exists"),
+            ("kind", self.of_bytes, "bytes"),
+        ):
             for field in dataclasses.fields(self):
-                if field.name != "path" and getattr(self, field.name) != field.default:
-                    raise OptionError(f"{field.name} has no effect on a vocabulary that exists", fix="remove it, or path")
+                if given and field.name != name and getattr(self, field.name) != field.default:
+                    raise OptionError(f"{field.name} has no effect on {what}", fix=f"remove it, or {name}")
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether tokens are bytes, and there is nothing to train."""
+        return self.kind == "bytes"
 
 
 class Tokenizer:
@@ -118,6 +127,20 @@ class Tokenizer:
         """The text of each sequence; padding, start, end and tags leave no trace, and neither do ids out of range."""
         size = self.vocab_size
         return [self._pieces.decode([token for token in map(int, row) if 0 <= token < size]) for row in ids]
+
+    def byte_lengths(self) -> list[int]:
+        """Bytes of text that each token stands for, where text is cut without being changed; 0 for special tokens and tags."""
+
+        def bytes_of(token: int) -> int:
+            if self._pieces.is_control(token) or self._pieces.is_unknown(token):
+                return 0
+            return 1 if self._pieces.is_byte(token) else len(self._pieces.id_to_piece(token).replace(SPACE, " ").encode())
+
+        return [bytes_of(token) for token in range(self.vocab_size)]
+
+    def byte_id(self, byte: int) -> int:
+        """The token that spells a byte; UNKNOWN where the vocabulary has none."""
+        return self._pieces.piece_to_id(f"<0x{byte:02X}>")
 
     def tag_id(self, language: str) -> int:
         """The id of <2language>."""
@@ -201,8 +224,19 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
     return Tokenizers.load(built(cache / f"tokenizer-{key}", build))
 
 
-def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = (SYNTHETIC,)) -> bytes:
-    """A SentencePiece model of `lines`; `tags` get the first ids after the special ones. Equal input, equal bytes."""
+def train_tokenizer(
+    lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = (SYNTHETIC,), *, exact: bool = False
+) -> bytes:
+    """A SentencePiece model of `lines`; `tags` get the first ids after the special ones. Equal input, equal bytes.
+
+    exact: every space counts and a line feed is a token, so that text comes back from its ids as it was.
+    """
+    exactly = {
+        "remove_extra_whitespaces": False,
+        "add_dummy_prefix": False,
+        "allow_whitespace_only_pieces": True,
+        "user_defined_symbols": ["\n"],
+    }
     model = io.BytesIO()
     faults: list[KilolayerError] = []
     try:
@@ -222,6 +256,7 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, tags: Sequenc
             shuffle_input_sentence=False,
             num_threads=THREADS,
             minloglevel=2,
+            **(exactly if exact else {}),
         )
     except RuntimeError as error:
         raise (faults[0] if faults else _untrainable(str(error), config)) from None

@@ -1,0 +1,236 @@
+"""Running text: the files it is in, its documents, and what of it is held out.
+
+A file is a document; so is each line of a .jsonl file, whose "text" counts. Files may be plain, .gz or .xz.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kilolayer.config import check
+from kilolayer.data.cache import built, content_key
+from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
+from kilolayer.errors import InputError, OptionError
+
+
+def _paths(value: Any) -> Any:
+    """One path may be written without brackets."""
+    return [value] if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """`[text]`: what a language model learns, and how much of it the model reads at once."""
+
+    train: list[str] = field(default_factory=list, metadata={"parse": _paths})
+    """Training text: files, and folders with all files below them. A file, or a line of a .jsonl file, is a document."""
+    valid: list[str] = field(default_factory=list, metadata={"parse": _paths})
+    """Text to choose by, as `train`."""
+    test: list[str] = field(default_factory=list, metadata={"parse": _paths})
+    """Text to be scored on, once, as `train`."""
+    valid_share: float = 0.0
+    """Share of the training text's bytes that is taken from its end to choose by."""
+    test_share: float = 0.0
+    """Share that is taken from the end to be scored on; it stands behind the validation part."""
+    length: int = 512
+    """Tokens of a window: the most that the model reads at once, in training and later."""
+    stride: int | None = None
+    """Tokens from one window of the test to the next: each token has at least length - stride before it. Absent: length."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("train", "valid", "test"):
+            if not all(isinstance(path, str) for path in getattr(self, name)):
+                raise OptionError(f"{name} is {getattr(self, name)}", fix='name files and folders: ["book.txt", "articles"]')
+        for part in ("valid", "test"):
+            share = getattr(self, f"{part}_share")
+            if not 0 <= share < 1:
+                raise OptionError(f"{part}_share is {share}", fix="allowed: 0 and more, below 1")
+            if share and getattr(self, part):
+                raise OptionError(f"{part} and {part}_share are both given", fix="remove one of them")
+        if self.valid_share + self.test_share >= 1:
+            raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
+        if self.length < 1:
+            raise OptionError(f"length is {self.length}", fix="allowed: 1 and more; 512 is usual")
+        if self.stride is not None and not 1 <= self.stride <= self.length:
+            raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The bytes `start` to `stop` of files that are read one behind the other. stop None: to their end."""
+
+    files: tuple[Path, ...]
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides, besides the files' bytes, which text this is."""
+        return [self.start, self.stop, [[_is_json(path), path.suffix in READERS] for path in self.files]]
+
+    def pieces(self, *, utf8: bool) -> Iterator[bytes | None]:
+        """The text in pieces of about a megabyte, and None after the end of each document.
+
+        A piece ends with a line where it can, else before a space, and never inside a character. So does a part that begins
+        or ends inside a document: at the next character. utf8: refuse text that is not.
+        """
+        position, inside = 0, False
+        for piece in _pieces(self.files, utf8):
+            if piece is None:
+                if inside:
+                    yield None
+                inside = False
+                continue
+            if self.stop is not None and position >= self.stop:
+                return
+            low = _next_character(piece, max(self.start - position, 0))
+            high = len(piece) if self.stop is None else _next_character(piece, self.stop - position)
+            position += len(piece)
+            inside = low < high == len(piece)  # and not cut off before its end
+            if low < high:
+                yield piece[low:high]
+
+
+@dataclass(frozen=True)
+class TextParts:
+    """All text of a run."""
+
+    train: TextPart
+    valid: TextPart | None
+    test: TextPart | None
+
+
+def find_text(config: TextConfig, cache: Path) -> TextParts:
+    """The text that `config` names, with its files checked: present, not empty."""
+    if not config.train:
+        raise OptionError("no text is named", where="text", fix="set text.train: a file, or a folder of files")
+    train = _files(config.train, "text.train")
+    held_out = {name: _files(paths, f"text.{name}") for name in ("valid", "test") if (paths := getattr(config, name))}
+    valid, test = (TextPart(held_out[name]) if name in held_out else None for name in ("valid", "test"))
+    if not config.valid_share and not config.test_share:
+        return TextParts(TextPart(train), valid, test)
+    total = _count_bytes(train, cache)
+    tail = round(total * config.test_share)
+    first, second = total - tail - round(total * config.valid_share), total - tail
+    return TextParts(
+        TextPart(train, 0, first),
+        TextPart(train, first, second) if config.valid_share else valid,
+        TextPart(train, second) if config.test_share else test,
+    )
+
+
+def _files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
+    """Each file once, those of a folder in the order of their names, hidden ones left out."""
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            below = sorted(each for each in path.rglob("*") if each.is_file() and not _is_hidden(each.relative_to(path)))
+            if not below:
+                raise InputError("the folder has no files", where=f"{where}: {path}", fix="put text into it")
+            found.update(dict.fromkeys(below))
+        elif not path.is_file():
+            raise InputError("the file does not exist", where=f"{where}: {path}", fix="check the path")
+        elif not path.stat().st_size:
+            raise InputError("the file is empty", where=f"{where}: {path}", fix="give a file with text")
+        else:
+            found[path] = None
+    return tuple(found)
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _pieces(files: Sequence[Path], utf8: bool) -> Iterator[bytes | None]:
+    """All documents of all files, None after each."""
+    for path in files:
+        if _is_json(path):
+            for document in _json_lines(path):
+                yield document
+                yield None
+        else:
+            yield from _plain(path, utf8)
+            yield None
+
+
+def _is_json(path: Path) -> bool:
+    return (path.stem if path.suffix in READERS else path.name).endswith(".jsonl")
+
+
+def _json_lines(path: Path) -> Iterator[bytes]:
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            # JSON may spell half a character, which UTF-8 cannot.
+            yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                'not a JSON object with a "text"', where=f"{path}, line {number}", fix='a line is {"text": "..."}'
+            ) from None
+
+
+def _plain(path: Path, utf8: bool) -> Iterator[bytes]:
+    """The pieces of one file; a byte order mark at its start is left out."""
+    with open_file(path) as stream:
+        rest, position = b"", 0
+        while chunk := stream.read(CHUNK):
+            if not position and not rest and chunk.startswith(BOM):
+                chunk, position = chunk[len(BOM) :], len(BOM)
+            rest += chunk
+            if not rest:
+                continue
+            end = _place_to_cut(rest)
+            yield _checked(rest[:end], path, position) if utf8 else rest[:end]
+            rest, position = rest[end:], position + end
+        if rest:
+            yield _checked(rest, path, position) if utf8 else rest
+
+
+def _place_to_cut(data: bytes) -> int:
+    """Behind the last line; where there is none, before the last space, or where the last character ends."""
+    if line := data.rfind(b"\n") + 1:
+        return line
+    if (space := data.rfind(b" ")) > 0:
+        return space
+    last = max(len(data) - 1, 0)
+    while last > max(len(data) - 4, 0) and data[last] & 0xC0 == 0x80:
+        last -= 1
+    width = 1 if data[last] < 0xC0 else 2 if data[last] < 0xE0 else 3 if data[last] < 0xF0 else 4
+    return last if last and last + width > len(data) else len(data)
+
+
+def _next_character(data: bytes, place: int) -> int:
+    """The place itself, or the beginning of the next character where it is inside one."""
+    place = min(place, len(data))
+    inside = next((n for n in range(3) if place + n >= len(data) or data[place + n] & 0xC0 != 0x80), 3)
+    return place + inside
+
+
+def _checked(piece: bytes, path: Path, position: int) -> bytes:
+    try:
+        piece.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"not valid UTF-8: byte 0x{piece[error.start]:02x}",
+            where=f"{path}, byte {position + error.start + 1:,}",
+            fix='save the file as UTF-8 (`iconv -f FROM -t UTF-8`), or set tokenizer.kind = "bytes"',
+        ) from None
+    return piece
+
+
+def _count_bytes(files: tuple[Path, ...], cache: Path) -> int:
+    """Bytes of all documents; kept, because a compressed file is slow to count."""
+
+    def count(draft: Path) -> None:
+        total = sum(len(piece) for piece in TextPart(files).pieces(utf8=False) if piece is not None)
+        (draft / "bytes.json").write_text(json.dumps(total))
+
+    folder = built(cache / f"bytes-{content_key(['bytes 1', TextPart(files).identity], files)}", count)
+    return json.loads((folder / "bytes.json").read_text())

@@ -1,0 +1,84 @@
+"""Token files of running text: one line of tokens on disk, of which a window is read when it is wanted.
+
+The line is: end, document, end, document, end. So every token but the first has something before it to be predicted from. A
+document that the part was cut out of has no end behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from kilolayer.data.cache import built, content_key
+from kilolayer.data.documents import TextPart
+from kilolayer.data.store import TOKEN_TYPES, TOKENS, damaged, read_spans
+from kilolayer.data.tokenizer import END
+from kilolayer.data.vocabulary import TextVocabulary
+from kilolayer.errors import InputError
+
+DESCRIPTION = "text.json"
+
+
+class TokenText:
+    """The tokens of a text in a folder. Nothing of it is held in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            description = json.loads((folder / DESCRIPTION).read_bytes())
+            self.tokens, self.bytes, self.documents = (int(description[name]) for name in ("tokens", "bytes", "documents"))
+            self.digest = str(description["digest"])  # names the tokens, wherever the folder is
+            self._type = TOKEN_TYPES[description["dtype"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise damaged(folder, DESCRIPTION) from None
+        path = folder / TOKENS
+        if not path.is_file() or path.stat().st_size != self.tokens * self._type.itemsize:
+            raise damaged(folder, TOKENS)
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def __str__(self) -> str:
+        documents = "document" if self.documents == 1 else "documents"
+        return f"{self.bytes:,} bytes in {self.documents:,} {documents}, {self.tokens:,} tokens"
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """The `length` tokens from each of the places int [n] on: int64 [n, length]."""
+        width = self._type.itemsize
+        data = read_spans(self.folder / TOKENS, [(int(start) * width, length * width) for start in starts])
+        return np.frombuffer(data, self._type).reshape(len(starts), length).astype(np.int64)
+
+
+def encode_documents(text: TextPart, vocabulary: TextVocabulary, cache: Path) -> TokenText:
+    """The token file of a text, made once and kept by content."""
+    key = content_key(["text 1", vocabulary.digest, text.identity], text.files)
+    return TokenText(built(cache / f"text-{key}", lambda draft: _write(text, vocabulary, draft)))
+
+
+def _write(text: TextPart, vocabulary: TextVocabulary, draft: Path) -> None:
+    dtype = "uint16" if vocabulary.vocab_size <= 1 << 16 else "uint32"
+    digest = hashlib.sha256()
+    counts = {"tokens": 0, "bytes": 0, "documents": 0}
+    end = np.array([END])
+    with open(draft / TOKENS, "wb") as file:
+
+        def put(tokens: np.ndarray) -> None:
+            data = tokens.astype(TOKEN_TYPES[dtype]).tobytes()
+            digest.update(data)
+            file.write(data)
+            counts["tokens"] += len(tokens)
+
+        put(end)
+        inside = False
+        for piece in text.pieces(utf8=vocabulary.utf8):
+            put(end if piece is None else vocabulary.encode(piece))
+            counts["bytes"] += len(piece or b"")
+            counts["documents"] += piece is not None and not inside
+            inside = piece is not None
+    if not counts["bytes"]:
+        raise InputError("the text is empty", where=", ".join(map(str, text.files[:3])), fix="give files with text")
+    description = {**counts, "dtype": dtype, "digest": digest.hexdigest()}
+    (draft / DESCRIPTION).write_text(json.dumps(description, indent=1))

@@ -1,0 +1,148 @@
+"""Vocabularies of language models: bytes, or SentencePiece pieces that give every text back as it was.
+
+Since nothing of the text is lost, a token stands for a fixed number of its bytes, and so a loss can be told in bits per byte.
+Ids: padding 0, unknown 1, start 2, end 3, as in tokenizer.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import sentencepiece
+
+from kilolayer.data.cache import built, content_key
+from kilolayer.data.documents import TextPart
+from kilolayer.data.tokenizer import END, SHARED_FILE, SPACE, Tokenizer, TokenizerConfig, train_tokenizer
+from kilolayer.errors import InputError
+
+FIRST_BYTE = END + 1
+LONGEST_LINE = 1000  # characters; SentencePiece leaves out lines of more than 4,192 bytes
+PROBE = " a  b\n\nc\t\r\n\u00e9 \ufb01 \u00bd\u2028\u65e5 \U0001f600\n"
+
+
+class TextVocabulary(Protocol):
+    """What language models ask of a vocabulary."""
+
+    vocab_size: int
+    utf8: bool
+    """Whether text must be UTF-8."""
+    byte_lengths: np.ndarray
+    """int64 [vocabulary]: the bytes of text that each token stands for."""
+    digest: str
+    """What tells vocabularies apart."""
+
+    def encode(self, data: bytes) -> np.ndarray:
+        """The ids of a text, int64 [tokens], without an end."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; special tokens leave no trace, and bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary's file, if it has one."""
+        ...
+
+
+class ByteVocabulary:
+    """Each byte is a token."""
+
+    vocab_size = FIRST_BYTE + 256
+    utf8 = False
+    byte_lengths = np.repeat([0, 1], [FIRST_BYTE, 256])
+    digest = hashlib.sha256(b"bytes").hexdigest()
+
+    def encode(self, data: bytes) -> np.ndarray:
+        return np.frombuffer(data, np.uint8).astype(np.int64) + FIRST_BYTE
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(token - FIRST_BYTE for token in ids if token >= FIRST_BYTE).decode("utf-8", "replace")
+
+    def save(self, folder: Path) -> None:
+        """It needs no file."""
+
+
+class PieceVocabulary:
+    """A SentencePiece model that changes nothing."""
+
+    utf8 = True
+
+    def __init__(self, tokenizer: Tokenizer, where: str) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self.byte_lengths = np.array(tokenizer.byte_lengths(), np.int64)
+        self.digest = hashlib.sha256(tokenizer.model).hexdigest()
+        self._space = np.array([tokenizer.byte_id(byte) for byte in SPACE.encode()], np.int64)
+        ids = self.encode(PROBE.encode())
+        if self.decode(ids.tolist()) != PROBE or self.byte_lengths[ids].sum() != len(PROBE.encode()):
+            options = "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"
+            raise InputError(
+                "the vocabulary does not give text back as it was",
+                where=where,
+                fix=f"train it with {options} --byte_fallback, or let it be trained here: remove tokenizer.path",
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> PieceVocabulary:
+        """The vocabulary in a file."""
+        return cls(Tokenizer.load(path), str(path))
+
+    def encode(self, data: bytes) -> np.ndarray:
+        # The character that stands for a space would come back as one: it is spelled in bytes.
+        parts = [self._encode_plain(text) for text in data.decode().split(SPACE)]
+        return np.concatenate([parts[0], *(each for part in parts[1:] for each in (self._space, part))])
+
+    def _encode_plain(self, text: str) -> np.ndarray:
+        # Line by line: no piece crosses a line feed, and short texts are encoded side by side.
+        *lines, last = text.split("\n")
+        ids = self.tokenizer.encode([*(f"{line}\n" for line in lines), last])
+        return np.fromiter(chain.from_iterable(ids), np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.tokenizer.decode([ids])[0]
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder / SHARED_FILE)
+
+
+def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> TextVocabulary:
+    """The vocabulary for some training text: bytes, the given one, or one that is trained on it, once."""
+    if config.of_bytes:
+        return ByteVocabulary()
+    if config.path is not None:
+        return PieceVocabulary.load(Path(config.path))
+    settings = ["exact 1", dataclasses.asdict(config), text.identity, sentencepiece.__version__]
+
+    def build(draft: Path) -> None:
+        every = -(-sum(1 for _ in _lines(text)) // config.sentences)
+        model = train_tokenizer(islice(_lines(text), 0, None, every or 1), config, tags=(), exact=True)
+        (draft / SHARED_FILE).write_bytes(model)
+
+    return PieceVocabulary.load(built(cache / f"tokenizer-{content_key(settings, text.files)}", build) / SHARED_FILE)
+
+
+def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:
+    """The vocabulary that a run keeps in its folder."""
+    return ByteVocabulary() if config.of_bytes else PieceVocabulary.load(folder / SHARED_FILE)
+
+
+def _lines(text: TextPart) -> Iterator[str]:
+    """The lines that are not empty, long ones in parts."""
+    for piece in text.pieces(utf8=True):
+        for line in [] if piece is None else piece.decode().split("\n"):
+            yield from _parts(line)
+
+
+def _parts(line: str) -> Sequence[str]:
+    """A line in parts that SentencePiece takes, cut before spaces where it has some."""
+    places = [0]
+    while len(line) - places[-1] > LONGEST_LINE:
+        space = line.rfind(" ", places[-1] + 1, places[-1] + LONGEST_LINE)
+        places.append(places[-1] + LONGEST_LINE if space < 0 else space)
+    return [line[a:b] for a, b in zip(places, [*places[1:], len(line)], strict=True) if a < b]
