@@ -74,6 +74,20 @@ def test_the_loss_is_torchs_cross_entropy_summed_over_labels_that_are_not_paddin
     assert (loss.dtype, nll.dtype) == (torch.float32, torch.float32)
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler warns about itself
+def test_the_compiled_loss_never_holds_logits_in_fp32() -> None:
+    logits = torch.randn(16, 256, 8192, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(1, 8192, (16, 256), device="cuda")
+    compiled = torch.compile(token_losses, dynamic=True)
+    compiled(logits, labels, 0.1)[0].backward()
+    logits.grad = None
+    before, one = torch.cuda.memory_allocated(), 2 * logits.numel()
+    torch.cuda.reset_peak_memory_stats()
+    compiled(logits, labels, 0.1)[0].backward()
+    assert torch.cuda.max_memory_allocated() - before < 1.2 * one
+
+
 def test_the_configuration_gets_the_size_of_the_vocabulary(corpus: Path, cache: Path) -> None:
     task = prepare(corpus, cache)
     assert task.fit(kl.ModelConfig()).vocab_size == task.tokenizers.target.vocab_size == 90

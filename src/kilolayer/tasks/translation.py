@@ -34,11 +34,11 @@ def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tens
     rest spread evenly over the vocabulary.
     """
     log_probabilities = F.log_softmax(logits.float(), dim=-1)
-    real = labels != PAD
-    nll = -log_probabilities.gather(-1, labels[..., None])[..., 0].masked_fill(~real, 0.0).sum()
+    # Not a gather: its gradient would be a second tensor of the logits' size, in fp32, also when this is compiled.
+    nll = F.nll_loss(log_probabilities.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="sum")
     if not smoothing:
         return nll, nll
-    spread = -log_probabilities.mean(dim=-1).masked_fill(~real, 0.0).sum()
+    spread = -log_probabilities.mean(dim=-1).masked_fill(labels == PAD, 0.0).sum()
     return (1 - smoothing) * nll + smoothing * spread, nll
 
 
