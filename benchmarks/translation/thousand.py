@@ -22,6 +22,7 @@ import torch
 HERE = Path(__file__).parent
 SYSTEMS = {
     "deepnorm-500L": ["--model.recipe", "deepnorm", "--model.layers", "500"],
+    "deepnorm-500L-bf16": ["--model.recipe", "deepnorm", "--model.layers", "500", "--train.residual", "bf16"],
     "post_ln-500L": ["--model.recipe", "post_ln", "--model.layers", "500"],
     "deepnorm-6L": ["--model.recipe", "deepnorm", "--model.layers", "6"],
     "post_ln-6L": ["--model.recipe", "post_ln", "--model.layers", "6"],

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kilolayer as kl
 from kilolayer.layers.recompute import Recompute
-from kilolayer.layers.relu_product import relu_backward, relu_product, serves
+from kilolayer.layers.relu_product import BLOCK_ROWS, relu_backward, relu_product, serves
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -56,7 +56,7 @@ def test_sums_are_of_blocks_of_rows(device: str) -> None:
     passed, sums = relu_backward(torch.ones_like(hidden), hidden)
     assert torch.equal(passed, (hidden > 0).to(hidden.dtype))
     assert sums.dtype == torch.float32
-    assert torch.equal(sums, torch.stack([(part > 0).sum(dim=0).float() for part in hidden.split(64)]))
+    assert torch.equal(sums, torch.stack([(part > 0).sum(dim=0).float() for part in hidden.split(BLOCK_ROWS)]))
 
 
 @pytest.mark.parametrize("device", DEVICES)

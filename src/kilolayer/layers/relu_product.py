@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kilolayer.layers.kernels import why_no_kernels
 
-BLOCK_ROWS = 64
+BLOCK_ROWS = 32
 """Rows that one partial sum of the bias's gradient covers."""
 
 
