@@ -82,7 +82,9 @@ def loss_and_gradient(model: kl.EncoderDecoder, source: Tensor, target: Tensor) 
     logits = model(source, target).logits.float()
     loss = F.cross_entropy(logits[target != 0], target[target != 0])
     loss.backward()
-    return float(loss), torch.cat([weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None])
+    return float(loss.detach()), torch.cat(
+        [weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None]
+    )
 
 
 def same_with_it(model: kl.EncoderDecoder, patch: pytest.MonkeyPatch, device: str, compiled: bool = False) -> None:
