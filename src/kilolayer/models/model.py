@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.layers.block import Sparsity
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialise import draw_seed, initialise
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Sequences, Stack
 from kilolayer.models.config import ModelConfig
 from kilolayer.moe.experts import ExpertProjection
-from kilolayer.moe.layer import SparseFeedForward
+from kilolayer.moe.layer import make_sparsity
 from kilolayer.moe.router import Router
 from kilolayer.recipes.base import Side
 
@@ -105,7 +103,7 @@ class Model(nn.Module):
             config.depths,
             final_norm=config.final_norm,
             first_eps=config.first_eps(side),
-            sparsity=None if config.moe is None else Sparsity(config.moe.every, partial(SparseFeedForward, config.moe)),
+            sparsity=make_sparsity(config.moe),
             device=self._device,
             dtype=self._dtype,
         )

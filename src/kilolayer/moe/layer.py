@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from kilolayer.layers.block import Sparsity
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.moe.balance import statistics
@@ -58,6 +60,11 @@ class SparseFeedForward(nn.Module):
         over = (dispatch.load - limit).clamp(min=0).sum()
         dropped = over / dispatch.load.sum().clamp(min=1)
         return torch.where(dispatch.queue() < limit, weights, 0), dropped.to(weights.dtype)
+
+
+def make_sparsity(moe: MoE | None) -> Sparsity | None:
+    """Which layers of a stack have experts, and how they are made; None in a dense model."""
+    return None if moe is None else Sparsity(moe.every, partial(SparseFeedForward, moe))
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseFeedForward]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from math import log
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,7 @@ class Router(nn.Module):
 
     def forward(self, tokens: Tensor, real: Tensor | None) -> Choice:
         """The choice of [tokens, dim]; real: bool [tokens], False at padding, which is sent nowhere."""
-        with torch.autocast(tokens.device.type, enabled=False):
+        with _without_autocast(tokens.device):
             logits, even_logits = self.score(tokens.to(self.weight.dtype))
             gates = logits.sigmoid() if self.moe.gate == "sigmoid" else logits.softmax(dim=-1)
             experts = self._select(logits, gates)
@@ -152,6 +153,11 @@ class LinearRouter(Router):
     def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         logits = F.linear(tokens, self.weight)
         return logits, logits
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    known = torch.amp.is_autocast_available(device.type)  # the meta device is not
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 def _precise(dtype: torch.dtype | None) -> torch.dtype:
