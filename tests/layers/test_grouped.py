@@ -50,7 +50,7 @@ def test_products_and_gradients_are_those_of_a_loop(
     groups = make(sizes, rest)
     rows = torch.randn(sum(sizes) + rest, inputs, dtype=dtype, requires_grad=True)
     weight = torch.randn(len(sizes), outputs, inputs, dtype=dtype, requires_grad=True)
-    assert grouped._is_served(rows, weight) == (dtype == torch.float32 and inputs == 8)
+    assert grouped._is_served(groups.ends, rows, weight) == (dtype == torch.float32 and inputs == 8)
     found, expected = multiply_groups(rows, weight, groups), looped(rows, weight, groups)
     torch.testing.assert_close(found, expected)
     gradient = torch.randn_like(expected)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 WIDTH = 16  # bytes: the kernels load this much at once, so rows and matrices must start at multiples of it
+MOST_GROUPS = 1023  # of one launch
 
 
 class Groups(NamedTuple):
@@ -53,7 +54,7 @@ class _Spread(torch.autograd.Function):
 def grouped_product(rows: Tensor, weight: Tensor, ends: Tensor, transposed: bool) -> Tensor:
     """x W_e^T (transposed) or x W_e for the rows x of group e; what stands behind the last group is undefined."""
     matrices, rows = weight.mT if transposed else weight, rows.contiguous()
-    if _is_served(rows, weight):
+    if _is_served(ends, rows, weight):
         return F.grouped_mm(rows, matrices, offs=ends)
     blocks = _Blocks(len(rows), ends)
     return blocks.undo(blocks.fill(rows) @ matrices[blocks.group])
@@ -63,7 +64,7 @@ def grouped_product(rows: Tensor, weight: Tensor, ends: Tensor, transposed: bool
 def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """The sum of l r^T over the rows of each group: [rows, m] and [rows, n] to [groups, m, n]."""
     left, right = left.contiguous(), right.contiguous()
-    if _is_served(left, right):
+    if _is_served(ends, left, right):
         return F.grouped_mm(left.mT, right, offs=ends)
     blocks = _Blocks(len(left), ends)
     products = blocks.fill(left).mT @ blocks.fill(right)
@@ -75,7 +76,7 @@ def group_sums(rows: Tensor, ends: Tensor) -> Tensor:
     """The sum of the rows of each group, added up in fp32 or more: [rows, width] to [groups, width]."""
     rows = rows.contiguous()
     ones = rows.new_ones(len(rows), WIDTH // rows.element_size())
-    if rows.is_cuda and _is_served(ones, rows):
+    if rows.is_cuda and _is_served(ends, ones, rows):
         return F.grouped_mm(ones.mT, rows, offs=ends)[:, 0].contiguous()
     starts = F.pad(ends.long(), (1, 0))
     precise = rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -121,14 +122,14 @@ def _cut(rows: Tensor, ends: Tensor) -> Tensor:
     return torch.where(inside[:, None], rows, 0)
 
 
-def _is_served(*operands: Tensor) -> bool:
+def _is_served(ends: Tensor, *operands: Tensor) -> bool:
     """Whether grouped_mm takes these and does not wait for the device to tell it the groups' sizes."""
     dtype = operands[0].dtype
     if operands[0].is_cuda:
         served = dtype == torch.bfloat16 and torch.cuda.get_device_capability(operands[0].device)[0] in (9, 10)
     else:
         served = dtype in (torch.float32, torch.bfloat16)
-    return served and all(map(_is_aligned, operands))
+    return served and len(ends) <= MOST_GROUPS and all(map(_is_aligned, operands))
 
 
 def _is_aligned(operand: Tensor) -> bool:

@@ -47,7 +47,7 @@ class ModelConfig(LayerOptions):
     final_norm: bool | None = None
     """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
     moe: MoE | None = None
-    """Experts in the place of feed-forward networks: a table. Absent: a dense model."""
+    """Experts in the place of feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
     encoder_first_eps: float | None = None
     """The eps of the encoder's first norm, where a folded model needs its own."""
     decoder_first_eps: float | None = None
