@@ -1,7 +1,7 @@
 """Times Kilolayer beside TorchScale, x-transformers, Hugging Face's transformers and torch.nn.Transformer on one GPU.
 
-    sh benchmarks/speed/peers.sh .carry/site
-    PYTHONPATH=src:.carry/site python benchmarks/speed/run.py benchmarks/speed
+    sh benchmarks/speed/peers.sh PEERS
+    PYTHONPATH=src:PEERS python benchmarks/speed/run.py benchmarks/speed
 
 Each system and setting is a process of its own. As many as fit the GPU's memory together get ready (build, compile, record)
 side by side; then each measures while all others stand still. `--tiny` tries every path on any machine.
