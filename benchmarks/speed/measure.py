@@ -75,11 +75,11 @@ def decoding(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def _profile(step: Step, device: torch.device) -> str:
-    """The 25 kernels that take most of a step."""
+    """The 50 kernels that take most of a step."""
     with profile(activities=[getattr(ProfilerActivity, device.type.upper())]) as profiler:
         step()
         _wait(device)
-    return profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=25, max_name_column_width=90)
+    return profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=50, max_name_column_width=90)
 
 
 def _seconds(step: Step, device: torch.device) -> float:

@@ -1,7 +1,7 @@
 """Times Kilolayer beside TorchScale, x-transformers, Hugging Face's transformers and torch.nn.Transformer on one GPU.
 
-    sh benchmarks/speed/peers.sh .carry/site
-    PYTHONPATH=src:.carry/site python benchmarks/speed/run.py benchmarks/speed
+    sh benchmarks/speed/peers.sh PEERS
+    PYTHONPATH=src:PEERS python benchmarks/speed/run.py benchmarks/speed
 
 Each system and setting is a process of its own. As many as fit the GPU's memory together get ready (build, compile, record)
 side by side; then each measures while all others stand still. `--tiny` tries every path on any machine.
@@ -104,11 +104,12 @@ class Results:
 
     def __init__(self, out: Path, rows: list[int]) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        path = os.environ.get("PYTHONPATH")
+        words = ["OUT" if Path(word) == out else word for word in sys.argv[1:]]
         (out / "log.txt").unlink(missing_ok=True)
         self.out, self.start = out, time.monotonic()
         self.document: dict[str, Any] = {
-            "command": (f"PYTHONPATH={path} " if path else "") + shlex.join(["python", *sys.argv]),
+            # PEERS: the folder that peers.sh fills
+            "command": shlex.join(["PYTHONPATH=src:PEERS", "python", "benchmarks/speed/run.py", *words]),
             "hardware": "unknown hardware",
             "versions": versions(),
             "rows": rows,

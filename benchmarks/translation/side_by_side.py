@@ -62,10 +62,11 @@ class Benchmark:
         """The runs of each system, with the options of its lowest validation loss, at every seed."""
         results = {}
         for path in chosen.selected:
-            results |= json.loads(path.read_text())["runs"]
+            found = json.loads(path.read_text())["runs"]
+            results |= {name: run for name, run in found.items() if run["valid"]}
         runs = {}
         for system in chosen.systems:
-            own = {name: run for name, run in results.items() if name.startswith(f"{system}-lr") and run["valid"]}
+            own = {name: run for name, run in results.items() if name.startswith(f"{system}-lr")}
             if not own:
                 raise SystemExit(f"no run of {system} is in {', '.join(map(str, chosen.selected))}: run select first")
             best = min(own.values(), key=lambda run: min(loss for _, loss, _ in run["valid"]))["options"]

@@ -3,7 +3,7 @@
     python benchmarks/translation/thousand.py SYSTEM OUT --seconds S [--train.lr ...]    # starts, or goes on after a stop
 
 A run that is out of time stops with a checkpoint in runs/thousand/SYSTEM, and the same command continues it. OUT gets
-thousand-SYSTEM.json: both losses by step, time, skipped steps, memory, and where the run was continued.
+thousand-SYSTEM.json: both losses by step, time, skipped steps, and what the run said, such as where it was continued.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 HERE = Path(__file__).parent
 SYSTEMS = {
     "deepnorm-500L": ["--model.recipe", "deepnorm", "--model.layers", "500"],
+    "deepnorm-500L-bf16": ["--model.recipe", "deepnorm", "--model.layers", "500", "--train.residual", "bf16"],
     "post_ln-500L": ["--model.recipe", "post_ln", "--model.layers", "500"],
     "deepnorm-6L": ["--model.recipe", "deepnorm", "--model.layers", "6"],
     "post_ln-6L": ["--model.recipe", "post_ln", "--model.layers", "6"],
@@ -50,8 +51,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "steps": trained[-1]["step"],
         "seconds": round(trained[-1]["seconds"], 1),
         "skipped": sum(row["skipped"] for row in trained),
-        "continued": [line for line in log if line.startswith("resumed")],
-        "model": next(line for line in log if "parameters" in line),
+        "said": [line for line in log if not line.startswith("step")],
         "train": [(row["step"], row["nll"]) for row in trained],
         "valid": [(row["step"], row["loss"]) for row in rows if row["kind"] == "valid"],
         "seconds_by_step": [(row["step"], round(row["seconds"], 1)) for row in trained],
@@ -71,7 +71,7 @@ def main() -> None:
     document = {"command": command, "hardware": hardware, "exit": code, **describe(folder)}
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / f"thousand-{chosen.system}.json").write_text(json.dumps(document, indent=1) + "\n")
-    print({name: document[name] for name in ("steps", "seconds", "skipped", "continued", "exit")}, document["valid"][-1:])
+    print({name: document[name] for name in ("steps", "seconds", "skipped", "said", "exit")}, document["valid"][-1:])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kilolayer.models.decoder import Decoder as Decoder
     from kilolayer.models.encoder import Encoder as Encoder
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+    from kilolayer.moe.balance import update_balance as update_balance
+    from kilolayer.moe.config import MoE as MoE
 
 __version__ = "0.1.0"
 
@@ -24,13 +26,26 @@ _HOMES = {
     "Decoder": "kilolayer.models.decoder",
     "Encoder": "kilolayer.models.encoder",
     "EncoderDecoder": "kilolayer.models.encoder_decoder",
+    "MoE": "kilolayer.moe.config",
     "ModelConfig": "kilolayer.models.config",
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "fold": "kilolayer.export.fold",
+    "update_balance": "kilolayer.moe.balance",
 }
 
-__all__ = ["Decoder", "Encoder", "EncoderDecoder", "ModelConfig", "build_model", "calibrate", "fold", "recipes"]
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "MoE",
+    "ModelConfig",
+    "build_model",
+    "calibrate",
+    "fold",
+    "recipes",
+    "update_balance",
+]
 
 
 def __getattr__(name: str) -> Any:

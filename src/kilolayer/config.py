@@ -53,12 +53,12 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
         inside = f"{where}.{name}" if where else name
         if parse := fields[name].metadata.get("parse"):
             value = parse(value)
-        elif dataclasses.is_dataclass(hints[name]):
-            if not isinstance(value, Mapping):
-                raise OptionError(f"{inside} is {value!r}", fix=f"write it as a table, [{inside}]")
-            value = build(typing.cast("type[DataclassInstance]", hints[name]), value, inside)
         elif value == "none" and type(None) in _alternatives(hints[name]):
             value = None
+        elif section := section_of(hints[name]):
+            if not isinstance(value, Mapping):
+                raise OptionError(f"{inside} is {value!r}", fix=f"write it as a table, [{inside}]")
+            value = build(section, value, inside)
         values[name] = value
     try:
         return cls(**values)
@@ -193,6 +193,12 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def section_of(hint: Any) -> type[DataclassInstance] | None:
+    """The dataclass that a field of this type is built from, also where the field may be absent; None for plain values."""
+    kinds = [kind for kind in _alternatives(hint) if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+    return kinds[0] if kinds else None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

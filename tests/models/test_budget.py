@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -75,6 +77,63 @@ def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -
     real = kept_for_backward(deep) - kept_for_backward(shallow)
     planned = budget(deep, WORK).training.activations - budget(shallow, WORK).training.activations
     assert planned == pytest.approx(real, rel=0.01)
+
+
+SPARSE = [
+    kl.MoE(experts=4),
+    kl.MoE(experts=5, top_k=3, every=3, router="linear"),
+    kl.MoE(experts=8, top_k=1, every=1, router_dim=6),
+]
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "r_fixup"])
+@pytest.mark.parametrize("moe", SPARSE, ids=lambda moe: f"{moe.experts}-{moe.router}")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_uses_the_parameters_of_its_experts_alone(shape: str, moe: kl.MoE, recipe: str) -> None:
+    config = small(shape, recipe, moe=moe)
+    cost, model = budget(config, WORK), kl.build_model(config)
+    assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
+    of_one = sum(each[0].numel() for name, each in model.named_parameters() if "experts" in name and each.dim() > 1)
+    assert cost.parameters - cost.active_parameters == (moe.experts - moe.top_k) * of_one
+    named = {part: sum(p.numel() for name, p in model.named_parameters() if part in name) for part in ("experts", "router")}
+    for part, count in named.items():
+        assert sum(cost.parts.get(f"{side} {part}", 0) for side in ("encoder", "decoder")) == count > 0
+
+
+def test_with_as_many_experts_as_a_token_uses_all_is_active() -> None:
+    cost = budget(small("decoder", moe=kl.MoE(experts=2)), WORK)
+    assert cost.active_parameters == cost.parameters
+
+
+@pytest.mark.parametrize("moe", SPARSE, ids=lambda moe: f"{moe.experts}-{moe.router}")
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_flops_of_sparse_models_are_those_of_their_products(moe: kl.MoE, activation: str) -> None:
+    def grouped(rows: list[int], weight: list[int], *_: object, **__: object) -> int:
+        return 2 * math.prod(rows) * weight[1]
+
+    config = small("encoder", moe=moe, activation=activation, pad_id=None)
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.kilolayer.grouped_product: grouped}) as counter:
+        run(config)
+    tokens = WORK.batch * WORK.length
+    attention = 4 * tokens * config.dim * WORK.length * 3
+    assert budget(config, WORK).forward_flops_per_token * tokens == pytest.approx(counter.get_total_flops() + attention)
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
+@pytest.mark.parametrize("moe", SPARSE[::2], ids=lambda moe: f"{moe.experts}-{moe.router}")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sparse_layers_activations_are_what_autograd_keeps(shape: str, moe: kl.MoE, recipe: str) -> None:
+    shallow, deep = (small(shape, recipe, layers=layers, pad_id=None, moe=moe) for layers in (4, 8))
+    real = kept_for_backward(deep) - kept_for_backward(shallow)
+    planned = budget(deep, WORK).training.activations - budget(shallow, WORK).training.activations
+    assert planned == pytest.approx(real, rel=0.01)
+
+
+def test_dropout_masks_of_experts_are_counted() -> None:
+    moe = kl.MoE(experts=4)
+    plain, dropped = (budget(small("encoder", activation_dropout=p, moe=moe), WORK) for p in (0.0, 0.1))
+    rows = WORK.batch * WORK.length * (1 + 2 + 1)  # three layers, the second of them sparse, top-2
+    assert dropped.training.activations - plain.training.activations == rows * 48 * (1 + 4)
 
 
 def test_optimizer_and_precision() -> None:

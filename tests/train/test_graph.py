@@ -62,7 +62,9 @@ def losses(stepper: Stepper, steps: int) -> list[float]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"clip": 0.1, "optimizer": "radam"}, {"optimizer": "adamw"}])
 def test_recorded_training_follows_eager_training(options: dict[str, Any]) -> None:
-    recorded, eager = stepper_of(**options), stepper_of(**options, eager=True)
+    # Rounding flips a ReLU that stands at 0, and then losses differ by 1e-5 within 200 steps; a smooth function keeps to 1e-6.
+    smooth = {"activation": "gelu"}
+    recorded, eager = stepper_of(smooth, **options), stepper_of(smooth, **options, eager=True)
     ours, theirs = losses(recorded, 200), losses(eager, 200)
     assert max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)) < 1e-5
     assert recorded.graphs is not None
@@ -74,7 +76,7 @@ def test_recorded_training_follows_eager_training(options: dict[str, Any]) -> No
 def test_every_recipe_is_compiled_once_and_recorded(recipe: str) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    options = {"recipe": recipe, "layers": 4, "drop_path": 0.1, "dropout": 0.1}
+    options = {"recipe": kl.recipes.get(recipe), "layers": 4, "drop_path": 0.1, "dropout": 0.1}
     stepper = stepper_of(options, precision="bf16")
     found = losses(stepper, 12)
     assert found[-1] < found[0]

@@ -19,7 +19,6 @@ from kilolayer.errors import FoldError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.position import LearnedPositions, sinusoids
-from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, LearnedScale
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
@@ -28,11 +27,18 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.recipes.base import Plan, Side
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 
-READERS: dict[type[nn.Module], str] = {SelfAttention: "query_key_value", CrossAttention: "query", FeedForward: "input"}
+# What reads the residual stream in each function of a sublayer.
+READERS: dict[type[nn.Module], tuple[str, ...]] = {
+    SelfAttention: ("query_key_value",),
+    CrossAttention: ("query",),
+    FeedForward: ("input",),
+    SparseFeedForward: ("router", "experts.input"),
+}
 
 
 @torch.no_grad()
@@ -106,11 +112,12 @@ def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max
 
 
 def _copy_weights(model: AnyModel, plain: AnyModel) -> None:
-    theirs = {name.replace("._orig_mod", ""): parameter for name, parameter in model.named_parameters()}
-    for name, parameter in plain.named_parameters():
+    theirs = {name.replace("._orig_mod", ""): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
+    for name, tensor in plain.state_dict(keep_vars=True).items():
         if name in theirs:
-            parameter.copy_(theirs[name])
-        parameter.requires_grad_(name not in theirs or theirs[name].requires_grad)
+            tensor.copy_(theirs[name])
+        if isinstance(tensor, nn.Parameter):
+            tensor.requires_grad_(name not in theirs or theirs[name].requires_grad)
 
 
 def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | None]) -> None:
@@ -144,11 +151,12 @@ def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
         if scale is not None:
             if before is not None or into_embedding:
-                _projection(target, READERS[type(target.f)]).weight.div_(scale)
+                for reader in READERS[type(target.f)]:
+                    _weight(target, reader).div_(scale)
                 for parameter in before.parameters() if before is not None else ():
                     parameter.mul_(scale)
             else:
-                for parameter in _projection(target, "output").parameters():
+                for parameter in target.f.get_submodule("output").parameters():
                     parameter.div_(scale)
         before = norm
 
@@ -175,7 +183,8 @@ def _or_one(scale: Tensor | None) -> Tensor | float:
     return 1.0 if scale is None else scale
 
 
-def _projection(sublayer: Sublayer, name: str) -> Projection:
-    projection = getattr(sublayer.f, name)
-    assert isinstance(projection, Projection)
-    return projection
+def _weight(sublayer: Sublayer, name: str) -> Tensor:
+    """A matrix [outputs, inputs], or one for each expert."""
+    weight = sublayer.f.get_submodule(name).weight
+    assert isinstance(weight, Tensor)
+    return weight

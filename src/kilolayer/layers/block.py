@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +15,9 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
+from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
-from kilolayer.layers.sublayer import Sublayer
+from kilolayer.layers.sublayer import RoutedSublayer, Sublayer
 from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side
 
 FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAttention, Kind.FEEDFORWARD: FeedForward}
@@ -22,13 +25,36 @@ FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAtte
 
 @dataclass(frozen=True)
 class View:
-    """What the layers of a stack see besides the state: equal for all of them, made once a forward."""
+    """What the layers of a stack see besides the state: equal for all of them, made once a forward.
+
+    real: bool [batch, length], False at padding, None where there is none.
+    """
 
     mask: Mask
     rotation: Rotation | None = None
     past: int | Tensor = 0
     memory: Tensor | None = None
     memory_mask: Mask | None = None
+    real: Tensor | None = None
+
+
+class LayerOutput(NamedTuple):
+    """states [batch, length, dim]; routing: what a layer with experts tells."""
+
+    states: Tensor
+    routing: Routing | None = None
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """Which layers of a stack have experts, every how many, and what makes their feed-forward function from a plan."""
+
+    every: int
+    make: Callable[[LayerOptions, Plan, torch.device | None, torch.dtype | None], nn.Module]
+
+    def has(self, layer: int) -> bool:
+        """Whether this layer, counted from 1, has experts: the last of each `every` layers."""
+        return layer % self.every == 0
 
 
 class Block(nn.Module):
@@ -46,6 +72,7 @@ class Block(nn.Module):
         depths: Depths,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
+        sparsity: Sparsity | None = None,
     ) -> None:
         super().__init__()
         drop_path = options.drop_path * layer / depths.of(side)
@@ -56,8 +83,12 @@ class Block(nn.Module):
             plan = recipe.plan(Place(kind, side, layer, depths))
             if shared is None and _shares_branch(plan):
                 shared = make_scale(plan.branch, options.dim, device, dtype)
-            return Sublayer(
-                FUNCTIONS[kind](options, plan, device, dtype),
+            if sparsity is not None and kind is Kind.FEEDFORWARD:
+                residual, make = RoutedSublayer, sparsity.make
+            else:
+                residual, make = Sublayer, FUNCTIONS[kind]
+            return residual(
+                make(options, plan, device, dtype),
                 options,
                 plan,
                 drop_path=drop_path,
@@ -79,9 +110,17 @@ class Block(nn.Module):
         """The sublayers in their order."""
         return [getattr(self, kind) for kind in self.kinds()]
 
-    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        return self.feedforward(x)
+        return LayerOutput(self.feedforward(x))
+
+
+class SparseBlock(Block):
+    """A block whose feed-forward network is many experts."""
+
+    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
+        return LayerOutput(*self.feedforward(x, view.real))
 
 
 class CrossBlock(Block):
@@ -93,10 +132,36 @@ class CrossBlock(Block):
     def kinds() -> tuple[Kind, ...]:
         return (Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD)
 
-    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         x = self.cross_attention(x, view.memory, view.memory_mask, cache)
-        return self.feedforward(x)
+        return LayerOutput(self.feedforward(x))
+
+
+class SparseCrossBlock(CrossBlock):
+    """A block that reads an encoder's output and whose feed-forward network is many experts."""
+
+    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
+        x = self.cross_attention(x, view.memory, view.memory_mask, cache)
+        return LayerOutput(*self.feedforward(x, view.real))
+
+
+def make_block(
+    options: LayerOptions,
+    recipe: Recipe,
+    side: Side,
+    layer: int,
+    depths: Depths,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    sparsity: Sparsity | None = None,
+) -> Block:
+    """The block of one layer, counted from 1."""
+    reads = side == "decoder" and depths.paired
+    if sparsity is None or not sparsity.has(layer):
+        return (CrossBlock if reads else Block)(options, recipe, side, layer, depths, device, dtype)
+    return (SparseCrossBlock if reads else SparseBlock)(options, recipe, side, layer, depths, device, dtype, sparsity)
 
 
 def _shares_branch(plan: Plan) -> bool:

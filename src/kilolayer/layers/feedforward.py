@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
+from kilolayer.layers.relu_product import relu_product, serves
 from kilolayer.layers.scale import make_shift
 from kilolayer.recipes.base import Plan, Role
 
@@ -43,5 +44,13 @@ class FeedForward(nn.Module):
         self.output = Projection(options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(self.activation_shift(self.input(self.input_shift(x))))
+        hidden = self._widen(self.input_shift(x))
         return self.output(self.output_shift(self.inner_norm(self.dropout(hidden))))
+
+    def _widen(self, x: Tensor) -> Tensor:
+        """phi(W_1 x)."""
+        weight, bias = self.input.weight, self.input.bias
+        plain_relu = isinstance(self.activation, nn.ReLU) and isinstance(self.activation_shift, nn.Identity)
+        if plain_relu and bias is not None and serves(x.device, weight.dtype):
+            return relu_product(x.to(weight.dtype), weight, bias)
+        return self.activation(self.activation_shift(self.input(x)))

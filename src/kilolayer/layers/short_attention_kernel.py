@@ -70,6 +70,8 @@ def attend_backward(
         KEYS=_tile(key.shape[1]),
         CAUSAL=causal,
         num_warps=_warps(queries, key.shape[1]),
+        # Queries and gradients of two members at once do not fit beside wide keys and values.
+        num_stages=1,
     )
 
 

@@ -13,13 +13,14 @@ from torch.fx.experimental import _config as shape_config
 
 from kilolayer.errors import InputError
 from kilolayer.layers.attention import Attention
-from kilolayer.layers.block import Block, CrossBlock, View
+from kilolayer.layers.block import Block, LayerOutput, Sparsity, View, make_block
 from kilolayer.layers.cache import Cache, KeptKeys
 from kilolayer.layers.mask import Mask, cross_mask, self_mask, short_mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.recompute import Recompute, recomputed
+from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.short_attention import serves
 from kilolayer.layers.stream import make_stream
@@ -42,10 +43,21 @@ class Sequences:
 
 @dataclass(frozen=True)
 class StackOutput:
-    """states [batch, length, dim], and, on request, the embedded input and the output of each layer."""
+    """states [batch, length, dim], and, on request, the embedded input and the output of each layer.
+
+    routing: what each layer with experts tells; None where there is none.
+    """
 
     states: Tensor
-    hidden_states: tuple[Tensor, ...] | None
+    hidden_states: tuple[Tensor, ...] | None = None
+    routing: tuple[Routing, ...] | None = None
+
+    @property
+    def router_loss(self) -> Tensor:
+        """The sum of the layers'; 0 where none has experts."""
+        if self.routing is None:
+            return self.states.new_zeros(())
+        return torch.stack([told.router_loss for told in self.routing]).sum()
 
 
 class Stack(nn.Module):
@@ -60,21 +72,21 @@ class Stack(nn.Module):
         *,
         final_norm: bool | None = None,
         first_eps: float | None = None,
+        sparsity: Sparsity | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.side: Side = side
-        self.compiled: Callable[..., Tensor] | None = None
+        self.compiled: dict[type[nn.Module], Callable[..., LayerOutput]] | None = None
         self.recompute: Recompute = "none"
         self.residuals: list[Tensor] | None = None
         """A list that the root mean square of each layer's output goes to, where someone wants to know it."""
         top = recipe.top(side, depths)
-        kind = CrossBlock if side == "decoder" and depths.paired else Block
         self.positions = Positions(options, side, device, dtype)
         self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
-            kind(options, recipe, side, layer, depths, device, dtype) for layer in range(1, depths.of(side) + 1)
+            make_block(options, recipe, side, layer, depths, device, dtype, sparsity) for layer in range(1, depths.of(side) + 1)
         )
         if first_eps is not None:
             self.sublayers()[0].set_out_eps(first_eps)
@@ -97,17 +109,18 @@ class Stack(nn.Module):
         return attention
 
     def compile_layer(self, backend: str = "inductor") -> None:
-        """Compile the layers' forward, once for all of them and all batch shapes, for training with `recompute` as it is."""
+        """Compile the layers' forward, once for all of a kind and all batch shapes, for training with `recompute` as it is."""
         # A number that all layers share is a constant; sizes that happen to be equal are still two sizes.
         torch._dynamo.config.specialize_float = True
         shape_config.use_duck_shape = False
         partition_config.activation_memory_budget = {"none": 1.0, "selective": 0.5, "layer": 0.0}[self.recompute]
-        self.compiled = torch.compile(type(self.blocks[0]).forward, dynamic=True, fullgraph=True, backend=backend)
+        kinds = {type(block) for block in self.blocks}
+        self.compiled = {kind: torch.compile(kind.forward, dynamic=True, fullgraph=True, backend=backend) for kind in kinds}
 
-    def _how_to_run(self, caches: Sequence[KeptKeys] | None) -> Callable[..., Tensor]:
+    def _how_to_run(self, block: nn.Module, caches: Sequence[KeptKeys] | None) -> Callable[..., LayerOutput]:
         if not self.training or caches is not None:
             return nn.Module.__call__
-        return recomputed(nn.Module.__call__, self.recompute) if self.compiled is None else self.compiled
+        return recomputed(nn.Module.__call__, self.recompute) if self.compiled is None else self.compiled[type(block)]
 
     def sublayers(self) -> list[Sublayer]:
         """All sublayers in the order of the forward; a compiled block is looked into."""
@@ -129,17 +142,20 @@ class Stack(nn.Module):
     ) -> StackOutput:
         """The layers, and what stands on top, over [batch, length, dim] that has its positions."""
         kept = [x]
+        routing: list[Routing] = []
         history = self.stream.write([], x)
-        run = self._how_to_run(caches)
         for index, block in enumerate(self.blocks):
-            x = run(block, self.stream.read(history), view, caches[index] if caches else None)
+            run = self._how_to_run(block, caches)
+            x, told = run(block, self.stream.read(history), view, caches[index] if caches else None)
+            if told is not None:
+                routing.append(told)
             history = self.stream.write(history, x)
             if self.residuals is not None:
                 self.residuals.append(x.detach().double().square().mean().sqrt())
             if hidden_states:
                 kept.append(x)
         states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history))))
-        return StackOutput(states, tuple(kept) if hidden_states else None)
+        return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
     def _look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[View, Tensor]:
         """What the layers see, and the input with its positions."""
@@ -166,12 +182,12 @@ class Stack(nn.Module):
         rotation = None if self.positions.rotary is None else self.positions.rotary(places, dtype)
         x = self.dropout(self.positions.at_input(x, places))
         if memory is None:
-            return View(mask, rotation, past), x
+            return View(mask, rotation, past, real=inputs.real), x
         if short:
             reading = short_mask(causal=False, real=memory.real, dtype=dtype)
         else:
             reading = cross_mask(real=memory.real, segments=segments, memory_segments=memory.segments).as_bias(dtype)
-        return View(mask, rotation, past, memory.states, reading), x
+        return View(mask, rotation, past, memory.states, reading, inputs.real), x
 
     def _is_short(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> bool:
         """Whether short_attention.py can serve all attention of this forward."""

@@ -11,6 +11,7 @@ from kilolayer.errors import OptionError
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
 from kilolayer.recipes.base import Plan
 
@@ -77,7 +78,18 @@ class Sublayer(nn.Module):
             raise OptionError("an eps of its own has no effect where no norm stands on the residual", fix="remove it")
         self.out_norm.eps = eps
 
-    def forward(self, x: Tensor, *seen: Any) -> Tensor:
+    def forward(self, x: Tensor, *seen: Any) -> Any:
         """[batch, length, dim] to the same; `seen` is what f takes besides its input."""
-        y = self.post_norm(self.f(self.in_scale(self.pre_norm(x)), *seen))
-        return self.out_norm(self.skip(x) + self.branch(self.drop_path(self.dropout(y))))
+        return self.join(x, self.f(self.in_scale(self.pre_norm(x)), *seen))
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        """N_out( skip * x + branch * N_post(y) ), y the output of f."""
+        return self.out_norm(self.skip(x) + self.branch(self.drop_path(self.dropout(self.post_norm(y)))))
+
+
+class RoutedSublayer(Sublayer):
+    """A sublayer whose f sends each token to some of its experts, and tells how."""
+
+    def forward(self, x: Tensor, *seen: Any) -> tuple[Tensor, Routing]:
+        y, routing = self.f(self.in_scale(self.pre_norm(x)), *seen)
+        return self.join(x, y), routing

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
-from kilolayer.layers.block import Block, CrossBlock, View
+from kilolayer.layers.block import View, make_block
 from kilolayer.layers.mask import cross_mask, self_mask
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.projection import Projection
@@ -20,6 +20,9 @@ from kilolayer.layers.stack import Stack
 from kilolayer.layers.stream import LayerCombination
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
+from kilolayer.moe.experts import ExpertProjection
+from kilolayer.moe.layer import expert_parameters, make_sparsity
+from kilolayer.moe.router import Router
 from kilolayer.recipes.base import Side
 
 Precision = Literal["fp32", "bf16"]
@@ -79,7 +82,8 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Budget:
-    """parts: parameters by part of the model. FLOPs are of matrix products, a token of the output's side."""
+    """parts: parameters by part of the model; active ones: those that serve a token. FLOPs are of matrix products, a token of
+    the output's side."""
 
     work: Work
     parts: dict[str, int]
@@ -118,20 +122,29 @@ def budget(config: ModelConfig, work: Work) -> Budget:
     return Budget(
         work=work,
         parts=parts,
-        active_parameters=total,
+        active_parameters=total - _idle_parameters(model, config),
         forward_flops_per_token=_forward_flops(model.stacks(), config, work) / (work.batch * work.length),
         training=training,
         decoding=_decoding(config, work, total * size),
     )
 
 
+def _idle_parameters(model: nn.Module, config: ModelConfig) -> int:
+    """The parameters of the experts that a token is not sent to."""
+    if config.moe is None:
+        return 0
+    of_experts = sum(parameter.numel() for _, parameter in expert_parameters(model))
+    return of_experts // config.moe.experts * (config.moe.experts - config.moe.top_k)
+
+
 def _parts(model: nn.Module) -> dict[str, int]:
-    """Parameters by part: tables, and the attention, feed-forward and other parameters of each stack."""
+    """Parameters by part: tables, and the attention, feed-forward, expert, router and other parameters of each stack."""
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         owner, *path = name.split(".")
         sublayer = path[2] if path[0] == "blocks" else ""
         kind = "attention" if sublayer.endswith("attention") else "feed-forward" if sublayer == "feedforward" else "other"
+        kind = next((part for part in ("experts", "router") if part in path), kind)
         part = f"{owner} {kind}" if owner in ("encoder", "decoder") else owner.replace("_", " ")
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts
@@ -146,6 +159,11 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
         for module in stack.modules():
             if isinstance(module, Projection):
                 flops += 2.0 * tokens * module.weight.numel()
+            elif isinstance(module, ExpertProjection):
+                assert config.moe is not None
+                flops += 2.0 * tokens * config.moe.top_k * module.weight[0].numel()
+            elif isinstance(module, Router):
+                flops += 2.0 * tokens * sum(matrix.numel() for matrix in module.parameters() if matrix.dim() == 2)
             elif isinstance(module, SelfAttention):
                 flops += attention * (0.5 if stack.side == "decoder" else 1.0)
             elif isinstance(module, CrossAttention):
@@ -158,24 +176,28 @@ def _activations(stacks: list[Stack], config: ModelConfig, work: Work) -> tuple[
     state = work.batch * work.length * config.dim * DTYPES[work.precision].itemsize
     kept, recomputed, largest = 0, 0, 0
     for stack in stacks:
-        layer, shared = _block_activations(config, stack.side, work)
         layers = len(stack.blocks)
         # A combination of layers keeps each layer's normalised output besides what the layers themselves keep.
         stream = layers * 2 * state if isinstance(stack.stream, LayerCombination) else 0
-        kept += layers * layer + shared + stream
+        shared = 0
+        # Layers of one kind keep the same: those without experts, and those with.
+        kinds = [type(block) for block in stack.blocks]
+        for kind in set(kinds):
+            layer, shared = _block_activations(config, stack.side, kinds.index(kind) + 1, work)
+            kept += kinds.count(kind) * layer
+            largest = max(largest, layer)
+        kept += shared + stream
         recomputed += layers * state + shared + stream
-        largest = max(largest, layer)
     return kept, recomputed + largest
 
 
-def _block_activations(config: ModelConfig, side: Side, work: Work) -> tuple[int, int]:
+def _block_activations(config: ModelConfig, side: Side, layer: int, work: Work) -> tuple[int, int]:
     """Bytes kept for the backward pass by one layer, and by what all layers share; read off a forward without memory."""
     dtype = DTYPES[work.precision]
     # Fused attention regenerates its dropout; the other masks are added below, a byte an element as CUDA keeps them.
     options = replace(config, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, drop_path=0.0)
     device = torch.device("meta")
-    kind = CrossBlock if side == "decoder" and config.depths.paired else Block
-    block = kind(options, config.recipe, side, 1, config.depths, device, dtype)
+    block = make_block(options, config.recipe, side, layer, config.depths, device, dtype, make_sparsity(config.moe))
     x = torch.empty(work.batch, work.length, config.dim, device=device, dtype=dtype, requires_grad=True)
     real = None if config.pad_id is None else torch.ones(work.batch, work.length, device=device, dtype=torch.bool)
     memory = torch.empty_like(x, requires_grad=True)
@@ -188,12 +210,14 @@ def _block_activations(config: ModelConfig, side: Side, work: Work) -> tuple[int
 
     with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         block(x, view)
-    others = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *block.buffers(), *_tensors(view), memory)}
+    given = [*block.parameters(), *block.buffers(), *_tensors(view), memory, *([] if real is None else [real])]
+    others = {tensor.untyped_storage()._cdata for tensor in given}
     kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
     tokens = work.batch * work.length
-    masks = tokens * config.dim * len(kind.kinds()) * (config.dropout > 0)
+    masks = tokens * config.dim * len(block.kinds()) * (config.dropout > 0)
     if config.activation_dropout > 0:
-        masks += tokens * config.ffn_dim * (1 + dtype.itemsize)
+        rows = tokens * config.moe.top_k if config.moe is not None and layer % config.moe.every == 0 else tokens
+        masks += rows * config.ffn_dim * (1 + dtype.itemsize)
     return sum(kept.values()) + masks, sum(tensor.untyped_storage().nbytes() for tensor in _tensors(view))
 
 
@@ -224,7 +248,7 @@ def _view(positions: Positions, x: Tensor, memory: Tensor, real: Tensor | None, 
         mask = mask.with_bias(positions.bias(places, places))
     rotation = None if positions.rotary is None else positions.rotary(places, x.dtype)
     reading = cross_mask(real=real, segments=None, memory_segments=None)
-    return View(mask.as_bias(x.dtype), rotation, 0, memory, reading.as_bias(x.dtype))
+    return View(mask.as_bias(x.dtype), rotation, 0, memory, reading.as_bias(x.dtype), real)
 
 
 def _tensors(view: View) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from kilolayer import recipes
 from kilolayer.errors import OptionError, unknown
 from kilolayer.layers.options import LayerOptions
+from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Depths, Kind, Place, Recipe, Side
 
 Shape = Literal["encoder", "decoder", "encoder_decoder"]
@@ -45,6 +46,8 @@ class ModelConfig(LayerOptions):
     """Multiply embeddings by sqrt(dim) at the input."""
     final_norm: bool | None = None
     """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
+    moe: MoE | None = None
+    """Experts in the place of feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
     encoder_first_eps: float | None = None
     """The eps of the encoder's first norm, where a folded model needs its own."""
     decoder_first_eps: float | None = None
@@ -56,6 +59,7 @@ class ModelConfig(LayerOptions):
         self._check_vocabulary()
         self._check_final_norm()
         self._check_norm()
+        self._check_experts()
         self.recipe.check_depths(self.depths)
         if self.positions == "xpos" and self.shape == "encoder":
             raise OptionError(
@@ -100,6 +104,14 @@ class ModelConfig(LayerOptions):
         if changed and not normed:
             raise OptionError(
                 f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms", fix="remove it"
+            )
+
+    def _check_experts(self) -> None:
+        if self.moe is not None and self.moe.every > (deepest := max(self.depths.encoder, self.depths.decoder)):
+            raise OptionError(
+                f"experts in every {self.moe.every} layers have no place in {deepest}",
+                where="moe",
+                fix=f"every must be at most {deepest}",
             )
 
     def _check_depth(self) -> None:

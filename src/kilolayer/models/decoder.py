@@ -11,6 +11,7 @@ from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.models.config import ModelConfig, strict
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput
+from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
 
@@ -41,6 +42,7 @@ class Decoder(Model):
         tie_embeddings: bool = True,
         scale_embeddings: bool = True,
         final_norm: bool | None = None,
+        moe: MoE | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -73,7 +75,7 @@ class Decoder(Model):
         inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
         out = self.decoder(inputs, cache=cache, hidden_states=hidden_states)
         logits = self.embedding.scores(out.states) if self.vocabulary is None else self.vocabulary(out.states)
-        return DecoderOutput(out.states, logits, out.states.new_zeros(()), out.hidden_states)
+        return DecoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing)
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for step-by-step decoding of up to `capacity` positions."""

@@ -10,6 +10,7 @@ from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.models.config import ModelConfig, strict
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import EncoderOutput
+from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
 
@@ -40,6 +41,7 @@ class Encoder(Model):
         tie_embeddings: bool = True,
         scale_embeddings: bool = True,
         final_norm: bool | None = None,
+        moe: MoE | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -67,7 +69,7 @@ class Encoder(Model):
         segments: int [batch, length], the document of each position; documents do not see each other.
         """
         out = self.encoder(self._read(self.embedding, tokens, embeddings, mask, segments), hidden_states=hidden_states)
-        return EncoderOutput(out.states, self._logits(out.states), out.states.new_zeros(()), out.hidden_states)
+        return EncoderOutput(out.states, self._logits(out.states), out.router_loss, out.hidden_states, out.routing)
 
     def _logits(self, states: Tensor) -> Tensor | None:
         if self.vocabulary is not None:

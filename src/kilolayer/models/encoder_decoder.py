@@ -16,6 +16,7 @@ from kilolayer.layers.stack import Sequences
 from kilolayer.models.config import ModelConfig, strict
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput
+from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
 
@@ -48,6 +49,7 @@ class EncoderDecoder(Model):
         tie_embeddings: bool | Literal["output"] = True,
         scale_embeddings: bool = True,
         final_norm: bool | None = None,
+        moe: MoE | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -97,9 +99,10 @@ class EncoderDecoder(Model):
             decoded.states,
             decoded.logits,
             memory.states,
-            decoded.router_loss,
+            encoded.router_loss + decoded.router_loss,
             decoded.hidden_states,
             encoded.hidden_states,
+            ((encoded.routing or ()) + (decoded.routing or ())) or None,
         )
 
     def encode(
@@ -139,4 +142,4 @@ class EncoderDecoder(Model):
                 f"{inputs.states.shape[0]} targets for {memory.states.shape[0]} sources", fix="give as many of both"
             )
         out = self.decoder(inputs, memory=memory, cache=cache, hidden_states=hidden_states)
-        return DecoderOutput(out.states, self.scores(out.states), out.states.new_zeros(()), out.hidden_states)
+        return DecoderOutput(out.states, self.scores(out.states), out.router_loss, out.hidden_states, out.routing)

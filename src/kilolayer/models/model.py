@@ -13,6 +13,9 @@ from kilolayer.layers.initialise import draw_seed, initialise
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Sequences, Stack
 from kilolayer.models.config import ModelConfig
+from kilolayer.moe.experts import ExpertProjection
+from kilolayer.moe.layer import make_sparsity
+from kilolayer.moe.router import Router
 from kilolayer.recipes.base import Side
 
 
@@ -72,13 +75,15 @@ class Model(nn.Module):
     def lower(self, dtype: torch.dtype, residual: torch.dtype = torch.float32) -> dict[nn.Parameter, Tensor]:
         """Hold matrices and tables in `dtype`, so that products are computed in it; return what was changed as it was.
 
-        residual: the dtype of the states between layers, and so of norms and scales.
+        residual: the dtype of the states between layers, and so of norms and scales. Routers stay as they are.
         """
         precise = {}
         for module in self.modules():
             if isinstance(module, Embedding):
                 module.states_dtype = residual
-            own = dtype if isinstance(module, Embedding | VocabularyProjection | Projection) else residual
+            if isinstance(module, Router):
+                continue
+            own = dtype if isinstance(module, Embedding | VocabularyProjection | Projection | ExpertProjection) else residual
             for parameter in module.parameters(recurse=False):
                 if parameter.dtype != own:
                     precise[parameter] = parameter.data
@@ -98,6 +103,7 @@ class Model(nn.Module):
             config.depths,
             final_norm=config.final_norm,
             first_eps=config.first_eps(side),
+            sparsity=make_sparsity(config.moe),
             device=self._device,
             dtype=self._dtype,
         )

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import Model
+from kilolayer.moe.experts import ExpertProjection
 
 Loss = Callable[[Model], Tensor]
 
@@ -62,7 +64,9 @@ def relative_update(
 def _layer_norms(stack: Stack) -> list[float]:
     norms: list[float] = []
     for block in stack.blocks:
-        matrices = [parameter for parameter in block.get_submodule("feedforward.f").parameters() if parameter.dim() == 2]
-        gradients = [matrix.grad.norm() for matrix in matrices if matrix.grad is not None]
+        parts = [
+            part for part in block.get_submodule("feedforward.f").modules() if isinstance(part, Projection | ExpertProjection)
+        ]
+        gradients = [part.weight.grad.norm() for part in parts if part.weight.grad is not None]
         norms.append(float(torch.stack(gradients).norm()))
     return norms

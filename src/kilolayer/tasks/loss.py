@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.data.tokenizer import PAD
+from kilolayer.tasks.score_statistics import score_statistics, serves
 
 
 def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -14,10 +15,13 @@ def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tens
     logits [batch, length, vocabulary]; labels int64 [batch, length]. The smoothed target has 1 - smoothing on the label and the
     rest spread evenly over the vocabulary.
     """
-    log_probabilities = F.log_softmax(logits.float(), dim=-1)
-    real = labels != PAD
-    nll = -log_probabilities.gather(-1, labels[..., None])[..., 0].masked_fill(~real, 0.0).sum()
-    if not smoothing:
-        return nll, nll
-    spread = -log_probabilities.mean(dim=-1).masked_fill(~real, 0.0).sum()
-    return (1 - smoothing) * nll + smoothing * spread, nll
+    logits, labels = logits.flatten(0, 1), labels.flatten()
+    if serves(logits.device):
+        total, chosen, mean = score_statistics(logits.contiguous(), labels)
+        nll, spread = total - chosen, total - mean
+    else:
+        log_probabilities = F.log_softmax(logits.float(), dim=-1)
+        nll = F.nll_loss(log_probabilities, labels, reduction="none")
+        spread = -log_probabilities.mean(dim=-1) if smoothing else nll
+    nll, spread = (each.masked_fill(labels == PAD, 0.0).sum() for each in (nll, spread))
+    return ((1 - smoothing) * nll + smoothing * spread if smoothing else nll), nll

@@ -1,0 +1,62 @@
+"""The kernel of relu_product.py."""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WARPS = 2
+BLOCK_COLUMNS = 256 * WARPS  # 16 bytes a lane along one row, so that each thread sums columns of its own
+STEP = 8
+"""Rows that are loaded at once."""
+
+
+def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, block_rows: int) -> None:
+    """Write the gradient where hidden is above 0 into `passed`, and its sums over `block_rows` rows each into `sums`.
+
+    gradient, hidden and passed [rows, columns], sums [blocks, columns]; all contiguous.
+    """
+    rows, columns = gradient.shape
+    _pass_gradient[(triton.cdiv(columns, BLOCK_COLUMNS), sums.shape[0])](
+        gradient,
+        hidden,
+        passed,
+        sums,
+        rows,
+        WIDTH=columns,
+        ROWS=block_rows,
+        STEP=STEP,
+        COLUMNS=BLOCK_COLUMNS,
+        num_warps=WARPS,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _pass_gradient(
+    gradient_at,
+    hidden_at,
+    passed_at,
+    sums_at,
+    rows,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    block = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column_inside = column < WIDTH
+    total = tl.zeros([COLUMNS], dtype=tl.float32)
+    for start in tl.static_range(0, ROWS, STEP):
+        row = block * ROWS + start + tl.arange(0, STEP)
+        place = row[:, None] * WIDTH + column[None, :]
+        inside = (row < rows)[:, None] & column_inside[None, :]
+        gradient = tl.load(gradient_at + place, mask=inside, other=0.0)
+        hidden = tl.load(hidden_at + place, mask=inside, other=0.0)
+        passed = tl.where(hidden <= 0.0, 0.0, gradient)
+        tl.store(passed_at + place, passed, mask=inside)
+        total += tl.sum(passed.to(tl.float32), axis=0)
+    tl.store(sums_at + block * WIDTH + column, total, mask=column_inside)

@@ -1,0 +1,1 @@
+"""Feed-forward networks of many experts, of which each token uses few."""

@@ -1,0 +1,66 @@
+"""How experts are kept evenly loaded: the balance loss, the z-loss, and biases that need no loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.moe.router import Choice, Router
+
+
+class Statistics(NamedTuple):
+    """Over real tokens. first [experts]: the share of tokens whose first choice it is; balance, z, entropy: scalars."""
+
+    first: Tensor
+    balance: Tensor
+    z: Tensor
+    entropy: Tensor
+
+
+def statistics(choice: Choice, real: Tensor | None) -> Statistics:
+    """What the losses of a router are made from; real: bool [tokens], False at padding.
+
+    balance = E * sum_e m_e c_e, m_e the mean share of expert e and c_e the share of first choices that fall on it (GShard,
+    X-MoE); z = mean(logsumexp(logits)^2) (ST-MoE); entropy: of the gates, in nats.
+    """
+    tokens, experts = choice.logits.shape
+    if real is None:
+        portion = choice.logits.new_ones(1, 1) / tokens
+    else:
+        portion = real.to(choice.logits.dtype)[:, None] / real.sum().clamp(min=1)
+    numbers = torch.arange(experts, device=choice.experts.device)
+    first = ((choice.experts[:, :1] == numbers) * portion).sum(dim=0)
+    balance = experts * ((choice.shares * portion).sum(dim=0) * first).sum()
+    z = (choice.logits.logsumexp(dim=-1, keepdim=True).square() * portion).sum()
+    gates = choice.gates.detach()
+    gates = gates / gates.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
+    entropy = (-torch.xlogy(gates, gates).sum(dim=-1, keepdim=True) * portion).sum()
+    return Statistics(first, balance, z, entropy)
+
+
+def balanced_routers(model: nn.Module) -> list[Router]:
+    """The routers whose loads are evened out without a loss, in the order of the model's layers."""
+    return [module for module in model.modules() if isinstance(module, Router) and module.selection_bias is not None]
+
+
+@torch.no_grad()
+def update_balance(model: nn.Module, loads: Sequence[Tensor]) -> None:
+    """Move the biases of loss-free balancing one step: b += rate * sign(mean load - load) (Wang et al. 2024).
+
+    Call it once after each step. loads: int [experts] of each sparse layer in the model's order, as the step's forwards
+    returned them in `routing`, summed over its batches.
+    """
+    routers = balanced_routers(model)
+    if len(routers) != len(loads):
+        raise InputError(
+            f"{len(loads)} loads for {len(routers)} layers with loss-free balancing",
+            fix="give the load of each record in the forward's `routing`, of a model with moe.loss_free",
+        )
+    for router, load in zip(routers, loads, strict=True):
+        assert router.selection_bias is not None
+        counts = load.to(router.selection_bias.dtype)
+        router.selection_bias += router.moe.loss_free * (counts.mean() - counts).sign()

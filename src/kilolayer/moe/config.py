@@ -1,0 +1,108 @@
+"""Experts as data: what `moe=` takes, and what `[model.moe]` in a configuration holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kilolayer.config import check
+from kilolayer.errors import OptionError
+
+STARTING_TEMPERATURE = {"softmax": 0.3, "sigmoid": 0.07}  # X-MoE (Chi et al. 2022)
+SMALLEST_TEMPERATURE = 0.01  # a learned temperature stays above it, as in Tutel's cosine gate
+BALANCE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoE:
+    """Experts in the place of feed-forward networks, and how tokens find them."""
+
+    experts: int = 64
+    """Experts of each sparse layer; each is as wide as the feed-forward network that it replaces."""
+    top_k: int = 2
+    """Experts that serve a token."""
+    every: int = 2
+    """Every how many layers experts stand; 2: in the layers 2, 4, 6, ..."""
+    router: Literal["xmoe", "linear"] = "xmoe"
+    """How tokens and experts are matched: by the cosine in a low dimension (X-MoE), or by a linear map."""
+    gate: Literal["softmax", "sigmoid"] = "softmax"
+    """What turns X-MoE's scores into weights; a linear router has softmax."""
+    router_dim: int | None = None
+    """Dimension in which X-MoE compares. Absent: half the number of experts, at least 1."""
+    temperature: float | None = None
+    """What X-MoE's learned temperature starts at. Absent: 0.3, or 0.07 with the sigmoid gate."""
+    second: Literal["all", "random", "sampling"] = "all"
+    """Which tokens get their second expert in training: all; at random, more likely the larger its weight; or all, the expert
+    drawn by its probability."""
+    capacity: float | None = None
+    """Most choices that an expert takes in training, as a factor of an even share; the rest passes by. Absent: no limit."""
+    balance: float | None = None
+    """Weight of the loss that evens out the experts' loads. Absent: 0.01, or 0 with loss_free."""
+    z_loss: float = 0.0
+    """Weight of the loss that keeps the router's scores small; 1e-3 is usual."""
+    loss_free: float = 0.0
+    """How far each step moves the biases that even out the loads without a loss; 1e-3 is usual, 0 leaves them out."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("experts", "top_k", "every"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} is {getattr(self, name)}", where="moe", fix="it must be at least 1")
+        for name in ("router_dim", "capacity"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise OptionError(f"{name} is {value}", where="moe", fix="it must be above 0, or absent")
+        for name in ("balance", "z_loss", "loss_free"):
+            if (getattr(self, name) or 0.0) < 0:
+                raise OptionError(f"{name} is {getattr(self, name)}", where="moe", fix="it must be at least 0")
+        if self.temperature is not None and self.temperature < SMALLEST_TEMPERATURE:
+            raise OptionError(
+                f"temperature is {self.temperature}", where="moe", fix=f"it must be at least {SMALLEST_TEMPERATURE}, or absent"
+            )
+        self._check_router()
+        self._check_choice()
+
+    @property
+    def compared_dim(self) -> int:
+        """The dimension in which X-MoE compares tokens and experts."""
+        return self.router_dim or max(1, self.experts // 2)
+
+    @property
+    def starting_temperature(self) -> float:
+        """What X-MoE's temperature starts at."""
+        return self.temperature or STARTING_TEMPERATURE[self.gate]
+
+    @property
+    def balance_weight(self) -> float:
+        """The weight of the balance loss."""
+        if self.balance is None:
+            return 0.0 if self.loss_free else BALANCE
+        return self.balance
+
+    def _check_router(self) -> None:
+        if self.router != "linear":
+            return
+        defaults = {"gate": "softmax", "router_dim": None, "temperature": None}
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                raise OptionError(
+                    f"{name}={getattr(self, name)!r} has no effect on a linear router",
+                    where="moe",
+                    fix='remove it, or choose router="xmoe"',
+                )
+
+    def _check_choice(self) -> None:
+        if self.top_k > self.experts:
+            raise OptionError(
+                f"top_k={self.top_k} of {self.experts} experts", where="moe", fix=f"top_k must be at most {self.experts}"
+            )
+        if self.second != "all" and self.top_k != 2:
+            raise OptionError(
+                f"second={self.second!r} has no effect with top_k={self.top_k}", where="moe", fix="remove it, or set top_k=2"
+            )
+        if self.second == "sampling" and self.loss_free:
+            raise OptionError(
+                'second="sampling" draws experts whatever biases loss_free gives them',
+                where="moe",
+                fix='choose second="all" or "random", or remove loss_free',
+            )

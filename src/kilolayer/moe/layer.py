@@ -1,0 +1,79 @@
+"""The sparse feed-forward function, and what a model has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.layers.block import Sparsity
+from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.routing import Routing
+from kilolayer.moe.balance import statistics
+from kilolayer.moe.config import MoE
+from kilolayer.moe.dispatch import Dispatch, capacity_of
+from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
+from kilolayer.moe.router import make_router
+from kilolayer.recipes.base import Plan
+
+
+class SparseFeedForward(nn.Module):
+    """sum_e g_e(x) FFN_e(x) over the experts e that x is sent to. [batch, length, dim] to the same, and how it was done."""
+
+    def __init__(
+        self,
+        moe: MoE,
+        options: LayerOptions,
+        plan: Plan,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.moe = moe
+        self.router = make_router(moe, options.dim, plan, device, dtype)
+        self.experts = Experts(moe.experts, options, plan, device, dtype)
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Routing]:
+        """real: bool [batch, length], False at padding, which no expert reads and whose output is 0."""
+        tokens = x.flatten(0, 1)
+        if real is not None:
+            real = real.flatten()
+            tokens = torch.where(real[:, None], tokens, 0)
+        choice = self.router(tokens, real)
+        dispatch = Dispatch.of(choice.experts, self.moe.experts)
+        weights, dropped = self._within_capacity(dispatch, choice.weights, real)
+        rows = self.experts(dispatch.gather(tokens.to(self.experts.dtype)), dispatch.groups)
+        y = dispatch.combine(rows, weights).view(x.shape)
+        found = statistics(choice, real)
+        loss = self.moe.balance_weight * found.balance + self.moe.z_loss * found.z
+        temperature = self.router.temperature.detach()
+        return y, Routing(loss, dispatch.load, found.first, found.entropy, dropped, temperature)
+
+    def _within_capacity(self, dispatch: Dispatch, weights: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The weights, 0 where an expert was full before, and the share of choices for which it was."""
+        if self.moe.capacity is None or not self.training:
+            return weights, weights.new_zeros(())
+        counted = weights.new_ones(weights.shape[0], dtype=torch.bool) if real is None else real
+        limit = capacity_of(self.moe.experts, self.moe.top_k, self.moe.capacity, counted)
+        over = (dispatch.load - limit).clamp(min=0).sum()
+        dropped = over / dispatch.load.sum().clamp(min=1)
+        return torch.where(dispatch.queue() < limit, weights, 0), dropped.to(weights.dtype)
+
+
+def make_sparsity(moe: MoE | None) -> Sparsity | None:
+    """Which layers of a stack have experts, and how they are made; None in a dense model."""
+    return None if moe is None else Sparsity(moe.every, partial(SparseFeedForward, moe))
+
+
+def sparse_layers(model: nn.Module) -> dict[str, SparseFeedForward]:
+    """The layers with experts by name, in the order of the records that a forward returns."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, SparseFeedForward)}
+
+
+def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of which each expert has its own, by name: their first axis counts experts. The router has none."""
+    for name, module in model.named_modules():
+        if isinstance(module, ExpertProjection | ExpertNorm):
+            yield from module.named_parameters(prefix=name)

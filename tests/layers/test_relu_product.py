@@ -1,0 +1,159 @@
+"""The fused product against a plain one in fp64: the formulas on the CPU, cuBLAS and the kernel on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kilolayer as kl
+from kilolayer.layers.recompute import Recompute
+from kilolayer.layers.relu_product import BLOCK_ROWS, relu_backward, relu_product, serves
+
+pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-2}
+
+
+def close(found: Tensor | None, expected: Tensor | None) -> None:
+    assert found is not None
+    assert expected is not None
+    assert found.shape == expected.shape
+    error = float((found.detach().double() - expected.detach()).abs().max())
+    assert error <= TOLERANCE[found.device.type] * max(1.0, float(expected.detach().abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "inputs", "outputs"),
+    [(1, 1, 16, 64), (3, 43, 32, 72), (1, 64, 64, 100), (5, 13, 64, 256), (7, 101, 128, 1000), (2, 333, 64, 4096)],
+)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_product_and_gradients(batch: int, length: int, inputs: int, outputs: int, transposed: bool, device: str) -> None:
+    torch.manual_seed(outputs)
+    shapes = [(batch, length, inputs), (outputs, inputs), (outputs,)]
+    given = [torch.randn(shape, device=device, dtype=DTYPES[device], requires_grad=True) for shape in shapes]
+    exact = [each.detach().double().requires_grad_() for each in given]
+    found, before = relu_product(*given), F.linear(*exact)
+    gradient = torch.randn(batch, outputs, length, device=device, dtype=found.dtype).mT
+    gradient = gradient if transposed else gradient.contiguous()
+    found.backward(gradient)
+    # Where fp64 finds a sum on the other side of 0, the gradient passes as the operator's own output says.
+    (before * (found > 0)).backward(gradient.double())
+    close(found, before.relu())
+    for ours, theirs in zip(given, exact, strict=True):
+        close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sums_are_of_blocks_of_rows(device: str) -> None:
+    hidden = torch.randn(130, 96, device=device, dtype=DTYPES[device]).relu()
+    passed, sums = relu_backward(torch.ones_like(hidden), hidden)
+    assert torch.equal(passed, (hidden > 0).to(hidden.dtype))
+    assert sums.dtype == torch.float32
+    assert torch.equal(sums, torch.stack([(part > 0).sum(dim=0).float() for part in hidden.split(BLOCK_ROWS)]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operators_are_what_they_say_to_the_compiler(device: str) -> None:
+    x, weight = (torch.randn(*shape, device=device, dtype=DTYPES[device]) for shape in ((2, 70, 16), (24, 16)))
+    bias = torch.randn(24, device=device, dtype=x.dtype)
+    torch.library.opcheck(relu_product, tuple(each.requires_grad_() for each in (x, weight, bias)), rtol=2e-2, atol=2e-2)
+    torch.library.opcheck(relu_backward, (torch.randn(70, 24).to(bias), torch.randn(70, 24).to(bias)))
+
+
+class Calls(TorchDispatchMode):
+    """Counts how often the operator runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.kilolayer.relu_product.default
+        return func(*args, **(kwargs or {}))
+
+
+def loss_and_gradient(model: kl.EncoderDecoder, source: Tensor, target: Tensor) -> tuple[float, Tensor]:
+    model.zero_grad()
+    logits = model(source, target).logits.float()
+    loss = F.cross_entropy(logits[target != 0], target[target != 0])
+    loss.backward()
+    return float(loss.detach()), torch.cat(
+        [weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None]
+    )
+
+
+def same_with_it(model: kl.EncoderDecoder, patch: pytest.MonkeyPatch, device: str, compiled: bool = False) -> None:
+    """The same loss and gradients with the operator as without, on batches of two shapes."""
+    found = {}
+    for served in (False, True):
+        patch.setattr("kilolayer.layers.feedforward.serves", lambda *_, served=served: served)
+        for stack in model.stacks() if served and compiled else []:
+            stack.compile_layer("aot_eager")
+        for length in (20, 33):
+            source, target = torch.randint(1, 50, (2, 6, length), generator=torch.Generator().manual_seed(length)).to(device)
+            source[2, 11:], target[3, 7:] = 0, 0
+            found[served, length] = loss_and_gradient(model, source, target)
+    for length in (20, 33):
+        (loss, gradient), (expected, expected_gradient) = found[True, length], found[False, length]
+        assert loss == pytest.approx(expected, rel=1e-2 if device == "cuda" else 1e-6)
+        assert float(F.cosine_similarity(gradient, expected_gradient, dim=0)) > (0.999 if device == "cuda" else 1 - 1e-6)
+
+
+def small_model(recipe: str, device: str, **options: Any) -> kl.EncoderDecoder:
+    model = kl.EncoderDecoder(50, 32, 4, 128, 3, 3, recipe, device=device, **options).train()
+    if device == "cuda":
+        model.lower(torch.bfloat16)
+    return model
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
+@pytest.mark.parametrize("what", ["none", "selective", "layer"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_is_the_same_with_it(recipe: str, what: Recompute, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(recipe, device)
+    for stack in model.stacks():
+        stack.recompute = what
+    with Calls() as calls:
+        same_with_it(model, monkeypatch, device)
+    assert calls.count == 2 * 6 * (1 if what == "none" else 2)  # two batches through six layers, once more where recomputed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    same_with_it(small_model("deepnorm", device), monkeypatch, device, compiled=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr("kilolayer.layers.relu_product.why_no_kernels", lambda: "Triton is not installed")
+    ask = torch.compile(lambda x: x if serves(torch.device("cuda"), torch.bfloat16) else -x, backend="eager", fullgraph=True)
+    assert ask(torch.ones(1)) == -1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"), [("r_fixup", {}), ("deepnorm", {"activation": "gelu"}), ("deepnorm", {"activation": "swiglu"})]
+)
+def test_other_functions_stay_plain(recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.layers.feedforward.serves", lambda *_: True)
+    with Calls() as calls:
+        loss_and_gradient(small_model(recipe, "cpu", **options), torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+    assert calls.count == 0
+
+
+def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.layers.relu_product.why_no_kernels", lambda: None)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert serves(gpu, torch.bfloat16)
+    assert serves(gpu, torch.float16)
+    assert not serves(cpu, torch.bfloat16)
+    assert not serves(gpu, torch.float32)
+    monkeypatch.setattr("kilolayer.layers.relu_product.why_no_kernels", lambda: "Triton is not installed")
+    assert not serves(gpu, torch.bfloat16)
