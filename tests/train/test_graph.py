@@ -60,7 +60,7 @@ def losses(stepper: Stepper, steps: int) -> list[float]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"clip": 0.1, "optimizer": "radam"}, {"optimizer": "adamw"}])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"clip_norm": 0.1, "optimizer": "radam"}, {"optimizer": "adamw"}])
 def test_recorded_training_follows_eager_training(options: dict[str, Any]) -> None:
     # Rounding flips a ReLU that stands at 0, and then losses differ by 1e-5 within 200 steps; a smooth function keeps to 1e-6.
     smooth = {"activation": "gelu"}

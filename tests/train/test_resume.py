@@ -30,11 +30,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "accumulation": {"train": {"accumulate": 3}},
     "norms of layers": {"train": {"layers_every": 1}},
     "calibrated": {"model": {"recipe": CALIBRATED[0]}, "train": {"layers_every": 2}},
-    "radam, clipped, decayed": {"train": {"optimizer": "radam", "clip": 0.5, "weight_decay": 0.1, "schedule": "cosine"}},
+    "radam, clipped, decayed": {"train": {"optimizer": "radam", "clip_norm": 0.5, "weight_decay": 0.1, "schedule": "cosine"}},
     "bf16": {"train": {"precision": "bf16"}},
     "fp16": {"train": {"precision": "fp16"}},
     "a log line across the break": {"train": {"log_every": 4}},
     "validation before the break": {"train": {"valid_every": 2, "valid_bleu": True}},
+    "experts": {
+        "model": {"moe": {"experts": 4, "every": 1, "second": "random", "loss_free": 1e-2}},
+        "train": {"log_every": 4, "clip_norm": 0.1},
+    },
     "several epochs": {"batches": {"tokens": 4000, "shapes": 1}},
 }
 

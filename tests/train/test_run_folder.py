@@ -15,7 +15,7 @@ from kilolayer.train.run import Run, cache_folder, check_new, choose_device, loc
 
 
 def test_a_run_that_was_created_opens_as_it_was(tmp_path: Path, corpus: Path) -> None:
-    run = new_run(tmp_path / "deep" / "run", corpus, model={"dropout": 0.3}, train={"lr": 3.3e-4, "clip": 1.0})
+    run = new_run(tmp_path / "deep" / "run", corpus, model={"dropout": 0.3}, train={"lr": 3.3e-4, "clip_norm": 1.0})
     opened = Run.open(run.folder)
     assert opened.config == run.config
     assert opened.config.train.lr == 3.3e-4

@@ -72,7 +72,7 @@ def test_after_the_warm_up_it_never_rises_nor_falls_below_the_end(schedule: Any)
         ({"keep": 0}, "keep"),
         ({"valid_sentences": 0}, "valid_sentences"),
         ({"warmup_steps": -1}, "warmup_steps"),
-        ({"clip": -1.0}, "clip"),
+        ({"clip_norm": -1.0}, "clip_norm"),
         ({"patience": -1}, "patience"),
         ({"beta2": 1.0}, "beta2"),
         ({"label_smoothing": 1.0}, "label_smoothing"),

@@ -151,7 +151,7 @@ def test_layer_norms_are_what_they_say(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("largest", [0.0, 0.01, 1e6])
 def test_clipping_scales_the_whole_gradient_down_to_the_largest_norm(largest: float) -> None:
     batch = batch_of(random_rows(4, seed=1))
-    before, clipped = gradients_of(stepper_of(), [batch]), gradients_of(stepper_of(clip=largest), [batch])
+    before, clipped = gradients_of(stepper_of(), [batch]), gradients_of(stepper_of(clip_norm=largest), [batch])
     norm = math.sqrt(sum(float(each.square().sum()) for each in before.values()))
     scale = min(1.0, largest / norm) if largest else 1.0
     for name, was in before.items():
@@ -160,9 +160,9 @@ def test_clipping_scales_the_whole_gradient_down_to_the_largest_norm(largest: fl
 
 def test_a_step_says_that_it_was_clipped() -> None:
     batch = batch_of(random_rows(4, seed=1))
-    assert stepper_of(clip=1e-3).step([batch], 1e-2).clipped
-    assert not stepper_of(clip=1e3).step([batch], 1e-2).clipped
-    assert not stepper_of(clip=0.0).step([batch], 1e-2).clipped
+    assert stepper_of(clip_norm=1e-3).step([batch], 1e-2).clipped
+    assert not stepper_of(clip_norm=1e3).step([batch], 1e-2).clipped
+    assert not stepper_of(clip_norm=0.0).step([batch], 1e-2).clipped
 
 
 def poison_gradient(stepper: Stepper, value: float) -> None:
@@ -178,7 +178,7 @@ def poison_loss(stepper: Stepper, value: float) -> None:
 @pytest.mark.parametrize(("poison", "what"), [(poison_gradient, "the gradient"), (poison_loss, "the loss")])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_a_step_that_is_not_finite_changes_no_bit(poison: Any, what: str, value: float, clip: float) -> None:
-    stepper, batch = stepper_of(torch.float32, clip=clip, accumulate=2), batch_of(random_rows(4, seed=1))
+    stepper, batch = stepper_of(torch.float32, clip_norm=clip, accumulate=2), batch_of(random_rows(4, seed=1))
     assert stepper.step([batch, batch], 1e-2).fault is None
     before = state_of(stepper)
     poison(stepper, value)
@@ -303,7 +303,7 @@ def test_ten_bad_steps_in_a_row_end_the_run_with_advice(tmp_path: Path, corpus: 
     assert caught.value.where == "step 14"
     assert "10 steps in a row" in caught.value.what
     assert "train.lr" in caught.value.fix
-    assert "train.clip" in caught.value.fix
+    assert "train.clip_norm" in caught.value.fix
     events = [row["step"] for row in read_metrics(run.folder) if row["kind"] == "event"]
     assert events == list(range(5, 15))
     assert record(run)["step"] == 12  # the run can be resumed once its cause is gone

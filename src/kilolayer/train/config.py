@@ -48,8 +48,10 @@ class TrainConfig:
     """Where cosine, linear and warmup_stable_decay end."""
     label_smoothing: float = 0.1
     """Share of the target's probability spread over the vocabulary."""
-    clip: float = 0.0
+    clip_norm: float = 0.0
     """Largest gradient norm; 0: no clipping."""
+    clip: Literal["auto", "plain", "sparse"] = "auto"
+    """What the norm counts: sparse weighs the gradient of E experts by 1 / sqrt(E) (SparseClip); auto: sparse with experts."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the matrix products, and of the matrices; the optimizer keeps these in fp32 too. fp16 scales the loss."""
     residual: Literal["fp32", "bf16"] = "fp32"
@@ -88,7 +90,7 @@ class TrainConfig:
         for name in ("steps", "accumulate", "lr", "eps", "log_every", "valid_every", "valid_sentences", "save_every", "keep"):
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be above 0")
-        at_least_0 = ("seed", "threads", "warmup_steps", "decay_steps", "min_lr", "weight_decay", "clip")
+        at_least_0 = ("seed", "threads", "warmup_steps", "decay_steps", "min_lr", "weight_decay", "clip_norm")
         for name in (*at_least_0, "layers_every", "patience", "average"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0")
@@ -98,6 +100,8 @@ class TrainConfig:
         self._check_schedule()
         if self.residual == "bf16" and self.precision != "bf16":
             raise OptionError(f'residual = "bf16" has no effect on precision {self.precision!r}', fix='set precision = "bf16"')
+        if self.clip != "auto" and not self.clip_norm:
+            raise OptionError(f"clip = {self.clip!r} has no effect without a limit", fix="set clip_norm, such as 1.0")
         if self.average > self.keep:
             raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
 

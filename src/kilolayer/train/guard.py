@@ -45,7 +45,7 @@ class Guard:
             raise DivergedError(
                 f"{self.in_a_row} steps in a row were not finite",
                 where=f"step {step}",
-                fix="lower train.lr, lengthen train.warmup_steps, set train.clip = 1.0, or train in bf16 or fp32",
+                fix="lower train.lr, lengthen train.warmup_steps, set train.clip_norm = 1.0, or train in bf16 or fp32",
             )
 
     def state(self) -> dict[str, float]:

@@ -23,6 +23,7 @@ from kilolayer.train.metrics import Metrics
 from kilolayer.train.norms import LayerNorms
 from kilolayer.train.optimizer import Optimizer
 from kilolayer.train.progress import Progress
+from kilolayer.train.routing import RoutingMeter
 from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights
 from kilolayer.train.schedule import learning_rate
 from kilolayer.train.step import Stepper, StepResult
@@ -63,6 +64,8 @@ class Window:
     loss: float = 0.0
     nll: float = 0.0
     grad_norm: float = 0.0
+    dense_norm: float = 0.0
+    expert_norm: float = 0.0
     tokens: int = 0
     steps: int = 0
     clipped: int = 0
@@ -77,6 +80,8 @@ class Window:
         self.loss += result.loss * result.tokens
         self.nll += result.nll * result.tokens
         self.grad_norm += result.gradient_norm
+        self.dense_norm += result.dense_norm
+        self.expert_norm += result.expert_norm
         self.tokens += result.tokens
         self.steps += 1
         self.clipped += result.clipped
@@ -92,6 +97,11 @@ class Window:
             "skipped": self.skipped,
         }
 
+    def parts(self) -> dict[str, float]:
+        """The gradient's norm without weights: of experts, and of all else."""
+        steps = self.steps or math.nan
+        return {"dense_norm": self.dense_norm / steps, "expert_norm": self.expert_norm / steps, "clipped": self.clipped}
+
 
 class Trainer:
     """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side."""
@@ -104,6 +114,7 @@ class Trainer:
         self.device = choose_device(config.device)
         torch.manual_seed(config.seed)
         self.model = build_model(run.config.model, device=self.device, seed=config.seed).train()
+        self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
         self.guard = Guard(scaled=config.precision == "fp16")
         self.batches = task.training_batches(config.seed)
         self.best = Best()
@@ -136,6 +147,7 @@ class Trainer:
             "batches": self.batches.state(),
             "best": asdict(self.best),
             "window": asdict(self.window),
+            "routing": None if self.routing is None else self.routing.state(),
             "seconds": self.seconds,
             "vocabulary": self.task.vocabulary.digest,
         }
@@ -153,6 +165,8 @@ class Trainer:
         self.batches.load_state(saved.state["batches"])
         self.best = Best(**saved.state["best"])
         self.window = Window(**saved.state["window"])
+        if self.routing is not None:
+            self.routing.load_state(saved.state["routing"])
         self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
 
     def calibrate(self) -> None:
@@ -189,7 +203,7 @@ def train(run: Run, task: Task, resume: bool = False) -> int:
 
 def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop) -> None:
     config = trainer.config
-    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, progress.say)
+    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, progress.say, trainer.routing)
     while trainer.step < config.steps and not stop.signal:
         if config.patience and trainer.best.waited >= config.patience:
             progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
@@ -234,10 +248,12 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
 
 
 def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> None:
-    summary = trainer.window.summary()
-    trainer.window = Window()
+    window, trainer.window = trainer.window, Window()
+    summary = window.summary()
     epoch = trainer.batches.epoch + trainer.batches.index / len(trainer.batches)
     metrics.write("train", trainer.step, **summary, lr=lr, epoch=epoch, seconds=trainer.seconds)
+    if trainer.routing is not None:
+        metrics.write("routing", trainer.step, **window.parts(), **trainer.routing.read())
     progress.update(trainer.step, _shown(summary), logged=True)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.moe.layer import expert_parameters
 from kilolayer.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -24,11 +25,15 @@ ALIGNMENT = 64  # elements: each tensor's part of a flat buffer starts where wid
 
 @dataclass
 class Group:
-    """Weights of one dtype that are decayed alike. Moments and masters lie in one buffer each, in the weights' order."""
+    """Weights of one dtype that are decayed alike. Moments and masters lie in one buffer each, in the weights' order.
+
+    of_experts: weights of which each expert of a sparse model has its own.
+    """
 
     names: list[str]
     weights: list[nn.Parameter]
     decay: float
+    of_experts: bool = False
     starts: list[int] = field(init=False)
     means: list[Tensor] = field(init=False)
     squares: list[Tensor] = field(init=False)
@@ -130,11 +135,17 @@ class Optimizer:
             norms.append(torch.stack([zero if gradient is None else next(found) for gradient in group.gradients]))
         return norms
 
-    def norm(self) -> Tensor:
-        """The norm of all gradients together: []."""
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """The norm of all gradients but those of experts, and of those: [] each."""
         if all(group.sums is not None for group in self.groups):
-            return torch.stack([group.buffers["sums"].norm() for group in self.groups]).norm()
-        return torch.stack([norms.norm() for norms in self.gradient_norms()]).norm()
+            norms = [group.buffers["sums"].norm() for group in self.groups]
+        else:
+            norms = [norms.norm() for norms in self.gradient_norms()]
+        parts = [[torch.zeros_like(norms[0])], [torch.zeros_like(norms[0])]]
+        for norm, group in zip(norms, self.groups, strict=True):
+            parts[group.of_experts].append(norm)
+        dense, expert = (torch.stack(part).norm() for part in parts)
+        return dense, expert
 
     def update_norms(self, factors: Tensor) -> list[Tensor]:
         """The norm of what the update with these coefficients changed in each weight, from the moments that it left behind."""
@@ -261,11 +272,14 @@ def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | Non
 
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
-    members: dict[tuple[torch.dtype, bool], list[tuple[str, nn.Parameter]]] = {}
+    experts = {name for name, _ in expert_parameters(model)}
+    members: dict[tuple[torch.dtype, bool, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
-            members.setdefault((weight.dtype, weight.dim() > 1), []).append((name, weight))
+            of_experts = name in experts
+            is_matrix = weight.dim() > (2 if of_experts else 1)
+            members.setdefault((weight.dtype, is_matrix, of_experts), []).append((name, weight))
     return [
-        Group([name for name, _ in few], [weight for _, weight in few], config.weight_decay if decayed else 0.0)
-        for (_, decayed), few in members.items()
+        Group([name for name, _ in few], [weight for _, weight in few], config.weight_decay if is_matrix else 0.0, of_experts)
+        for (_, is_matrix, of_experts), few in members.items()
     ]

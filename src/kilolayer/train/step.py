@@ -21,12 +21,14 @@ from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import Guard
 from kilolayer.train.norms import LayerNorms, Meter
 from kilolayer.train.optimizer import Optimizer
+from kilolayer.train.routing import RoutingMeter
 
 
 @dataclass(frozen=True)
 class StepResult:
     """loss (what is minimised: smoothed, with a sparse model's router loss) and nll: means over the step's labels.
 
+    gradient_norm: as it is clipped; dense_norm and expert_norm: of the gradient of experts, and of all others.
     fault: what was not finite; the state is untouched then.
     """
 
@@ -34,6 +36,8 @@ class StepResult:
     nll: float
     tokens: int
     gradient_norm: float
+    dense_norm: float
+    expert_norm: float
     clipped: bool
     fault: str | None
 
@@ -49,14 +53,17 @@ class Stepper:
         guard: Guard,
         device: torch.device,
         say: Callable[[str], None] = print,
+        routing: RoutingMeter | None = None,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.guard, self.device, self.say = guard, device, say
+        self.routing = RoutingMeter(model, device) if routing is None and model.config.moe is not None else routing
+        self.expert_weight = _expert_weight(model, config, say)
         self.token_losses = token_losses
         self.totals = torch.zeros(2, device=device)
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
         self.scale = torch.ones((), dtype=torch.float64, device=device)  # of the loss
-        self.measured = torch.zeros(3, dtype=torch.float64, device=device)
+        self.measured = torch.zeros(5, dtype=torch.float64, device=device)
         self.graphs: Graphs | None = None
         self.seen: set[Hashable] = set()
         self.meter, self.measures = Meter(model, optimizer), False
@@ -80,9 +87,9 @@ class Stepper:
             self._step_by_graphs(self.graphs, batches)
         if norms is not None:
             self.meter.read(norms, len(batches), self.guard.scale)
-        loss, nll, norm = self.measured.tolist()
+        loss, nll, norm, dense, expert = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
-        return StepResult(loss, nll, tokens, norm, 0 < self.config.clip < norm, fault)
+        return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
     def _compile(self) -> None:
         """One compiled layer for all layers, a compiled loss, and room for recordings."""
@@ -152,6 +159,8 @@ class Stepper:
         self.optimizer.clear()
         self.totals.zero_()
         self.meter.found.zero_()
+        if self.routing is not None:
+            self.routing.forget_step()
 
     def _sight(self, batch: Batch) -> Hashable:
         """What has to be run once before it is recorded."""
@@ -172,20 +181,34 @@ class Stepper:
             loss = loss + out.router_loss * (labels != PAD).sum()
         (loss * (self.scale * self.share).to(loss.dtype)).backward()
         self.totals += torch.stack([loss.detach(), nll.detach()])
+        if self.routing is not None:
+            self.routing.note(out.routing)
         self.optimizer.collect()
 
     def _update(self) -> None:
-        """Clip and update where all is finite; leave the means of both losses and the gradient's norm in `measured`."""
+        """Clip and update where all is finite; leave the means of both losses and the gradient's norms in `measured`."""
         if self.measures:
             self.meter.note_gradients()
-        means, norm = self.totals * self.share, self.optimizer.norm() / self.scale
+        means = self.totals * self.share
+        dense, expert = (norm / self.scale for norm in self.optimizer.norms())
+        norm = torch.hypot(dense, self.expert_weight * expert)
         finite = means[0].isfinite() & norm.isfinite()
         factor = 1 / self.scale
-        if self.config.clip:
-            factor = factor * (self.config.clip / (norm + 1e-6)).clamp(max=1.0)
+        if self.config.clip_norm:
+            factor = factor * (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         factors = self.optimizer.update(factor, finite)
         if self.measures:
             self.meter.note_update(factors)
-        self.measured.copy_(torch.stack([*means.double(), norm.double()]))
+        if self.routing is not None:
+            self.routing.end_step(finite)
+        self.measured.copy_(torch.stack([*means.double(), *(each.double() for each in (norm, dense, expert))]))
         self.totals.zero_()
         self.optimizer.clear()
+
+
+def _expert_weight(model: Model, config: TrainConfig, say: Callable[[str], None]) -> float:
+    """What the experts' part of the gradient counts in the norm that is clipped: 1 / sqrt(experts) with SparseClip."""
+    experts = 1 if model.config.moe is None else model.config.moe.experts
+    if config.clip == "sparse" and model.config.moe is None:
+        say('train.clip = "sparse" clips a model without experts like any other')
+    return 1.0 if config.clip == "plain" else experts**-0.5

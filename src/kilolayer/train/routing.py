@@ -1,0 +1,76 @@
+"""How layers with experts sent their tokens, summed over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kilolayer.layers.routing import Routing
+from kilolayer.models.model import Model
+from kilolayer.moe.balance import update_balance
+from kilolayer.moe.layer import sparse_layers
+
+NUMBERS = ("entropy", "dropped", "temperature")
+
+
+class RoutingMeter:
+    """Sums over the batches of a step, and over steps, without reading anything back, so that a recorded step can do it too.
+
+    load [layers, experts]: choices that fell on each expert. numbers [layers, 3]: entropy, dropped share and temperature,
+    summed over batches. A step that is not finite leaves no trace.
+    """
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        assert model.config.moe is not None
+        self.model = model
+        self.layers = [_title(name) for name in sparse_layers(model)]
+        self.balances = bool(model.config.moe.loss_free)
+        shapes = (len(self.layers), model.config.moe.experts), (len(self.layers), len(NUMBERS)), ()
+        self.of_step, self.total = ([torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes] for _ in "ab")
+
+    def note(self, routing: Sequence[Routing]) -> None:
+        """Add what a batch's forward told."""
+        load, numbers, batches = self.of_step
+        load += torch.stack([told.load for told in routing])
+        numbers += torch.stack([torch.stack([told.entropy, told.dropped, told.temperature]) for told in routing])
+        batches += 1
+
+    def end_step(self, finite: Tensor) -> None:
+        """Count the step's batches where it is `finite`, and move the biases of loss-free balancing."""
+        if self.balances:
+            # Equal loads move nothing.
+            update_balance(self.model, list(torch.where(finite, self.of_step[0], 0.0)))
+        for total, of_step in zip(self.total, self.of_step, strict=True):
+            total += torch.where(finite, of_step, 0.0)
+        self.forget_step()
+
+    def forget_step(self) -> None:
+        for of_step in self.of_step:
+            of_step.zero_()
+
+    def read(self) -> dict[str, Any]:
+        """What happened since the last time, by layer: load as each expert's share of the choices, the others as means."""
+        load, numbers, batches = self.total
+        shares = load / load.sum(dim=1, keepdim=True).clamp(min=1)
+        means = (numbers / batches.clamp(min=1)).mT.tolist()
+        found = {"layers": self.layers, **dict(zip(NUMBERS, means, strict=True)), "load": shares.tolist()}
+        for total in self.total:
+            total.zero_()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The sums so far, as JSON holds them."""
+        return dict(zip(("load", "numbers", "batches"), (total.tolist() for total in self.total), strict=True))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        for total, saved in zip(self.total, (state["load"], state["numbers"], state["batches"]), strict=True):
+            total.copy_(torch.tensor(saved, dtype=total.dtype))
+
+
+def _title(name: str) -> str:
+    """decoder.blocks.1.feedforward.f is layer 2 of the decoder."""
+    side, _, index, *_ = name.split(".")
+    return f"{side} {int(index) + 1}"
