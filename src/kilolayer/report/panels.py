@@ -30,7 +30,7 @@ class Panel:
 
 
 def curves(record: Record) -> str:
-    """Loss, BLEU, gradient norm, learning rate and speed by step."""
+    """Loss, BLEU or bits per byte, gradient norm, learning rate and speed by step."""
     train, valid = record.train, record.valid
     plain = any(math.isfinite(number(entry, "nll")) for entry in train)
     loss = line_plot(
@@ -41,12 +41,14 @@ def curves(record: Record) -> str:
         description="Training and validation loss by step",
     )
     bleu = _curve("bleu", valid, "bleu", "BLEU", "Validation BLEU by step")
+    bits = _curve("bits", valid, "bits_per_byte", "bits per byte", "Validation bits per byte by step")
     rate = _curve("rate", train, "lr", "learning rate", "Learning rate by step")
     gradient = _curve("gradient-norm", train, "grad_norm", "gradient norm", "Norm of the whole gradient by step", log=True)
     speed = _curve("speed", train, "tokens_per_second", "tokens a second", "Tokens a second by step")
     return _grid(
         Panel(loss, "Loss", "Both without label smoothing." if plain else ""),
         Panel(bleu, "BLEU on the validation set"),
+        Panel(bits, "Bits per byte on the validation set"),
         Panel(gradient, "Gradient norm", _clipping(train)),
         Panel(rate, "Learning rate"),
         Panel(speed, "Speed"),
