@@ -18,7 +18,7 @@ from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.train import checkpoint
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import Guard
-from kilolayer.train.loop import train
+from kilolayer.train.loop import DTYPES, train
 from kilolayer.train.metrics import read_metrics
 from kilolayer.train.optimizer import Optimizer
 from kilolayer.train.step import Stepper
@@ -71,11 +71,15 @@ def test_every_step_reads_batches_of_one_shape(tmp_path: Path, corpus: Path, mon
     assert len(seen) == 12
 
 
-def stepper_of(**options: Any) -> Stepper:
+def stepper_of(model_options: dict[str, Any] | None = None, device: str = "cpu", **options: Any) -> Stepper:
     config = TrainConfig(**{"lr": 1e-2, "warmup_steps": 0, "label_smoothing": 0.0, **options})
-    shape = kl.ModelConfig(shape="decoder", layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=30, pad_id=None)
-    model = kl.build_model(shape, seed=1, dtype=torch.float64)
-    return Stepper(model, Optimizer(model.train(), config, sums=True), config, Guard(scaled=False), torch.device("cpu"))
+    sizes = {"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, "vocab_size": 30, "pad_id": None}
+    dtype = torch.float64 if device == "cpu" else torch.float32
+    model = kl.build_model(kl.ModelConfig(shape="decoder", **sizes, **(model_options or {})), device, dtype, seed=1)
+    precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
+    sums = device == "cpu" or config.accumulate > 1
+    optimizer = Optimizer(model.train(), config, precise, sums=sums)
+    return Stepper(model, optimizer, config, Guard(scaled=False), torch.device(device), pytest.fail)
 
 
 def test_accumulated_windows_are_one_batch_of_their_union() -> None:
@@ -93,6 +97,40 @@ def test_accumulated_windows_are_one_batch_of_their_union() -> None:
     assert three.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-6)
     for (name, a), b in zip(whole.model.named_parameters(), apart.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8, msg=name)
+
+
+def random_batch(seed: int, rows: int = 8, length: int = 12) -> TextBatch:
+    tokens = torch.randint(3, 30, (rows, length + 1), generator=torch.Generator().manual_seed(seed))
+    return TextBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), rows * length)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns about itself
+@pytest.mark.parametrize("options", [{}, {"positions": "rotary", "recipe": recipes.get("sub_ln")}])
+def test_a_layer_without_padding_is_compiled_once(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled, plain = stepper_of(options), stepper_of(options)
+    for stack in compiled.model.stacks():
+        stack.compile_layer("aot_eager")
+    for seed in range(3):
+        one, other = compiled.step([random_batch(seed)], 1e-2), plain.step([random_batch(seed)], 1e-2)
+        assert one.loss == pytest.approx(other.loss, rel=1e-9)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-9)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}])
+def test_recorded_steps_follow_eager_ones(options: dict[str, Any]) -> None:
+    recorded, eager = (stepper_of(device="cuda", eager=eager, **options) for eager in (False, True))
+    count = options.get("accumulate", 1)
+    for step in range(60):
+        batches = [random_batch(step * count + part) for part in range(count)]
+        ours, theirs = recorded.step(batches, 1e-3), eager.step(batches, 1e-3)
+        assert ours.loss == pytest.approx(theirs.loss, rel=0.02 if "precision" in options else 1e-4)
+    assert recorded.graphs is not None
+    assert len(recorded.graphs.recordings) == count  # one for the step, or one for the batches and one for the update
 
 
 def test_it_learns(tmp_path: Path, corpus: Path) -> None:
