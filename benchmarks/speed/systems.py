@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
-from kilolayer.models.outputs import DecoderOutput
+from kilolayer.data.windows import TextBatch
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import Guard
 from kilolayer.train.optimizer import Optimizer
@@ -25,13 +25,6 @@ from kilolayer.train.step import Stepper
 
 LR = 1e-4
 Step = Callable[[], Any]
-
-
-class LanguageModel(kl.Decoder):
-    """A decoder that `Stepper` can train: its target is all that it reads."""
-
-    def forward(self, source: Tensor, target: Tensor) -> DecoderOutput:
-        return super().forward(target)
 
 
 def kilolayer(setting: Setting, device: torch.device) -> Step:
@@ -45,19 +38,19 @@ def kilolayer(setting: Setting, device: torch.device) -> Step:
         "recipe": kl.recipes.get(setting.recipe),
         "pad_id": None,
     }
-    if setting.task == "translation":
-        model: Any = kl.build_model(kl.ModelConfig(**options), device=device, seed=1)
-    else:
-        model = LanguageModel.from_config(kl.ModelConfig(shape="decoder", **options), device=device, seed=1)
+    translates = setting.task == "translation"
+    shape = "encoder_decoder" if translates else "decoder"
+    model = kl.build_model(kl.ModelConfig(shape=shape, **options), device=device, seed=1)
     source, target, labels = batch(setting, torch.device("cpu"))
+    read = Batch(source, target, labels, labels.numel()) if translates else TextBatch(target, labels, labels.numel())
     if model.config.recipe.calibration() is not None:
-        kl.calibrate(model, (source.to(device), target.to(device)))
+        kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
     config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
     optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16))
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse)
 
     def step() -> None:
-        fault = stepper.step([Batch(source, target, labels, labels.numel())], LR).fault
+        fault = stepper.step([read], LR).fault
         if fault is not None:
             _refuse(f"{fault} is not finite, and the update was left out")
 

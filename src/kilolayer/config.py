@@ -42,8 +42,11 @@ def check(config: DataclassInstance) -> None:
 def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
     """An instance of the dataclass `cls` from a table; an unknown name raises with the nearest valid one.
 
-    A field whose metadata has `parse` is read by that function; a field that is a dataclass is built from its own table.
+    A field whose metadata has `parse` is read by that function; a field that is a dataclass is built from its own table. A
+    class method `complete` of `cls` adds defaults that depend on other values.
     """
+    if complete := getattr(cls, "complete", None):
+        table = complete(table)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
     values: Table = {}

@@ -1,4 +1,4 @@
-"""Small runs for the tests of training: two layers a side, two hundred pairs, a step in milliseconds."""
+"""Small runs for the tests of training: two layers a side, two hundred pairs or as many lines, a step in milliseconds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import torch
 
 from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
-from kilolayer.tasks.translation import TranslationTask
 from kilolayer.train import checkpoint
 from kilolayer.train.config import RunConfig
 from kilolayer.train.loop import Stop
 from kilolayer.train.metrics import read_metrics
-from kilolayer.train.run import Run, cache_folder
+from kilolayer.train.run import Run, cache_folder, prepare
 from kilolayer.train.step import Stepper
 
 TIMES = {"seconds", "tokens_per_second"}
@@ -58,14 +57,40 @@ def table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return merge(small, sections)
 
 
+def text_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a small language model of the corpus's English, with `sections` laid over it."""
+    small = {
+        "task": "causal_lm",
+        "text": {
+            "train": str(corpus / "train.en"),
+            "valid": str(corpus / "valid.en"),
+            "test": str(corpus / "test.en"),
+            "length": 16,
+        },
+        "tokenizer": {"kind": "bytes"},
+        "batches": {"tokens": 128},
+    }
+    shared = {name: table(corpus)[name] for name in ("model", "train")}
+    return merge({**shared, **small}, sections)
+
+
 def new_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
     """A run that was created and has not begun."""
-    config = build(RunConfig, table(corpus, **sections))
-    task = TranslationTask.prepare(config.data, config.tokenizer, config.batches, cache_folder())
-    return Run.create(folder, replace(config, model=task.fit(config.model)), task.tokenizers)
+    return _created(folder, table(corpus, **sections))
 
 
-def task_of(run: Run) -> TranslationTask:
+def new_text_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
+    """A run of a language model that was created and has not begun."""
+    return _created(folder, text_table(corpus, **sections))
+
+
+def _created(folder: Path, whole: dict[str, Any]) -> Run:
+    config = build(RunConfig, whole)
+    task = prepare(config, cache_folder())
+    return Run.create(folder, replace(config, model=task.fit(config.model)), task.vocabulary)
+
+
+def task_of(run: Run) -> Any:
     return run.task(cache_folder())
 
 

@@ -7,15 +7,19 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.output import show_errors, show_json, show_scores, show_table, tables_of_tests
-from kilolayer.errors import InputError, unknown
+from kilolayer.errors import InputError, OptionError, unknown
 
 if TYPE_CHECKING:
     from kilolayer.data.parallel import Direction
     from kilolayer.evaluate.scores import Metric
     from kilolayer.evaluate.significance import Comparison
+    from kilolayer.train.run import Run
+
+
+SAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +34,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same test part")
-    parser.add_argument("--samples", type=int, default=1000, help="of the bootstrap [1000]")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
     parser.add_argument("--spbleu", type=Path, metavar="MODEL", help="add spBLEU on the pieces of a SentencePiece model")
     parser.add_argument("--meteor", action="store_true", help="add METEOR; needs nltk and its WordNet data")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")
+    parser.add_argument(
+        "--stride", type=int, metavar="N", help="of a language model: tokens from window to window [text.stride]"
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -41,9 +48,15 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print scores, error analysis and comparisons."""
     from kilolayer.evaluate.scores import score_all
     from kilolayer.tasks.translation_scores import add_scores
+    from kilolayer.train.run import Run
 
     if typed:
-        raise unknown(typed[0], ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu"])
+        raise unknown(typed[0], ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu", "--stride"])
+    opened = Run.open(options.run)
+    if opened.config.task == "causal_lm":
+        return _evaluate_text(opened, options)
+    if options.stride is not None:
+        raise OptionError("--stride has no effect on a translator", where=str(options.run), fix="remove it")
     metrics = _metrics(options)
     runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
     own = runs[str(options.run)]
@@ -67,6 +80,44 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         print()
         show_table("+ row better than column, - worse, = no significant difference (p < 0.05)", matrix.rows())
     return 0
+
+
+def _evaluate_text(run: Run, options: argparse.Namespace) -> int:
+    """Print a language model's scores."""
+    where, length = str(run.folder), run.config.text.length
+    if options.against or options.samples != SAMPLES:
+        fix = "evaluate each run, and compare bits per byte on the same text"
+        raise OptionError("language models are not compared by bootstrap", where=where, fix=fix)
+    if options.spbleu or options.meteor:
+        raise OptionError("--spbleu and --meteor score translations", where=where, fix="remove them")
+    if options.stride is not None and not 1 <= options.stride <= length:
+        raise OptionError(f"--stride is {options.stride}", where=where, fix=f"allowed: 1 to text.length, {length}")
+    if not run.config.text.test and not run.config.text.test_share:
+        raise InputError("the run has no test part", where=where, fix="set text.test or text.test_share, and train again")
+    scores = _text_scores(run, options.stride, options.device)
+    if options.json:
+        show_json({"scores": tables_of_tests(scores)})
+    else:
+        show_scores(scores)
+    return 0
+
+
+def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
+    """What the run keeps, or with a stride of its own what that gives."""
+    from kilolayer.models.decoder import Decoder
+    from kilolayer.tasks.causal_lm import CausalLMTask
+    from kilolayer.train.run import cache_folder, choose_device
+
+    path = run.folder / "scores.json"
+    if stride is None and path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    task, model = run.task(cache_folder()), run.load_model(choose_device(device))
+    assert isinstance(task, CausalLMTask)
+    assert isinstance(model, Decoder)
+    if stride is not None:
+        return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}
+    task.score(model, run.folder)
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _metrics(options: argparse.Namespace) -> list[Metric]:

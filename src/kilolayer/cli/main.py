@@ -15,8 +15,9 @@ from kilolayer.cli.configuration import split_typed
 from kilolayer.errors import KilolayerError, OptionError, unknown
 
 VERBS = {
-    "train": "from text files to a scored translator, in a run folder",
+    "train": "from text files to a scored translator or language model, in a run folder",
     "translate": "lines in, lines out, in order",
+    "generate": "a language model continues prompts",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",

@@ -42,23 +42,34 @@ def show_scores(scores: dict[str, Any]) -> None:
         _show_directions(tests, scores.get("averages", {}))
         return
     for name, entry in tests.items():
-        show_table(name, [(each["name"], _two_digits(each), _how(each)) for each in entry.values()])
+        show_table(name, [(each["name"], _shown(each), _how(each)) for each in entry.values()])
 
 
 def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
     """One row a direction, then the averages; how each score was computed is said once."""
     names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
-    rows = [[part, *(_two_digits(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
+    rows = [[part, *(_shown(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
     for side, values in averages.items():
-        rows.append([f"average {side}", *(_two_digits({"value": values[key]} if key in values else {}) for key in names)])
+        rows.append([f"average {side}", *(_shown({"value": values[key]} if key in values else {}) for key in names)])
     show_table("scores by direction", rows, ["", *names.values()])
     for line in dict.fromkeys(f"{each['name']}: {_how(each)}" for entry in tests.values() for each in entry.values()):
         print(line)
     print()
 
 
-def _two_digits(score: dict[str, Any]) -> str:
-    return f"{score['value']:.2f}" if "value" in score else "-"
+def _shown(score: dict[str, Any]) -> str:
+    """With two digits behind the point, or as many as the score wants."""
+    return f"{score['value']:.{score.get('digits', 2)}f}" if "value" in score else "-"
+
+
+def show_samples(samples: Sequence[dict[str, str]]) -> None:
+    """What a model wrote, as samples.json holds it: translations, or continuations of a text."""
+    for sample in samples:
+        if "prompt" in sample:
+            print(f"{sample['prompt']}[{sample['continuation']}]\n")
+        else:
+            print(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
+    print()
 
 
 def _how(score: dict[str, Any]) -> str:

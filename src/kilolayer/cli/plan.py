@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
 
 if TYPE_CHECKING:
-    from kilolayer.models.budget import Budget
+    from kilolayer.models.budget import Budget, Work
     from kilolayer.train.config import RunConfig
 
 
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = describe_options(ModelConfig, "model")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
     parser.add_argument("--batch", type=int, help="sequences at once [what batches.tokens holds, else 64]")
-    parser.add_argument("--length", type=int, default=64, help="tokens a sequence and side [64]")
+    parser.add_argument("--length", type=int, help="tokens a sequence and side [a language model's text.length, else 64]")
     parser.add_argument("--beam", type=int, help="hypotheses a sentence when decoding [those of the search, else 5]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of weights and activations [bf16]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -51,10 +51,10 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         if value is not None and not 1 <= value <= LARGEST:
             raise OptionError(f"--{name} is {value}", fix=f"--{name} must be 1 to {LARGEST:,}")
 
-    from kilolayer.models.budget import Work, budget
+    from kilolayer.models.budget import budget
 
-    batch, beam = (64, 5) if isinstance(whole, PlanConfig) else usual_work(whole, options.length)
-    work = Work(options.batch or batch, options.length, options.beam or beam, options.precision)
+    work = usual_work(whole, options.length)
+    work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=options.precision)
     cost = budget(config, work)
     depths = config.depths
     described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
@@ -75,9 +75,18 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     return read(RunConfig, path, typed)
 
 
-def usual_work(run: RunConfig, length: int) -> tuple[int, int]:
-    """Sequences of `length` tokens a side in one of the run's batches, and the hypotheses of its search."""
-    return max(1, run.batches.tokens // (2 * length)), run.search.width
+def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
+    """A batch of a run, in sequences of `length` tokens a side, with the hypotheses of its search; for a model, Work's own."""
+    from kilolayer.models.budget import Work
+
+    if isinstance(config, PlanConfig):
+        return Work(length=length or Work.length)
+    tokens = config.batches.tokens
+    if config.task == "causal_lm":
+        length = length or config.text.length
+        return Work(max(1, tokens // length), length, beam=1)
+    length = length or Work.length
+    return Work(max(1, tokens // (2 * length)), length, config.search.width)
 
 
 def show(config: ModelConfig, cost: Budget, described: Description) -> None:

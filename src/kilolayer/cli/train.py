@@ -1,4 +1,4 @@
-"""kilolayer train: from text files to a scored translator, in a run folder."""
+"""kilolayer train: from text files to a scored translator or language model, in a run folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import describe_options, read
-from kilolayer.cli.output import show_json, show_scores, tables_of_tests
+from kilolayer.cli.output import show_json, show_samples, show_scores, tables_of_tests
 from kilolayer.config import Table
 from kilolayer.errors import OptionError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kilolayer.train.config import TrainConfig
     from kilolayer.train.run import Run
 
+HEADLINES = {"bleu": 1, "bits_per_byte": 4}  # the score that a task is told by, and its digits
 EMBEDDED = Path(str(files("kilolayer.tasks") / "quickstart.toml"))
 
 
@@ -94,7 +95,7 @@ def _train(run: Run, resume: bool) -> int:
 def _finish(run: Run, as_json: bool) -> int:
     """Score the test part once, write the report, and show both."""
     from kilolayer.report.page import write_report
-    from kilolayer.train.run import cache_folder, choose_device
+    from kilolayer.train.run import KINDS, cache_folder, choose_device
 
     path = run.folder / "scores.json"
     if not path.exists():
@@ -105,12 +106,12 @@ def _finish(run: Run, as_json: bool) -> int:
     if as_json:
         show_json(tests)
         return 0
-    for sample in json.loads((run.folder / "samples.json").read_text(encoding="utf-8"))[:5]:
-        print(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
-    print()
+    show_samples(json.loads((run.folder / "samples.json").read_text(encoding="utf-8"))[:5])
     show_scores(scores)
     print(f"report: {report}", file=sys.stderr)
-    print(f"next: kilolayer translate {run.folder} < text, or your own text: kilolayer train --help", file=sys.stderr)
+    _, use = KINDS[run.config.task]
+    print(f"next: kilolayer {use.format(run.folder)}, or your own text: kilolayer train --help", file=sys.stderr)
     if len(tests) == 1:
-        print(f"BLEU {next(iter(tests.values()))['bleu']['value']:.1f}")
+        (entry,) = tests.values()
+        print(*(f"{entry[key]['name']} {entry[key]['value']:.{digits}f}" for key, digits in HEADLINES.items() if key in entry))
     return 0

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.tasks.translation import SidedTokenizer
     from kilolayer.train.run import Run, choose_device
 
-    opened = Run.open(options.run)
+    opened = Run.open(options.run, "translation")
     table = overrides(typed)
     if any(section != "search" for section in table):
         raise unknown(next(iter(table)), ["search"], kind="section", where="options are typed as --search.NAME VALUE")

@@ -58,6 +58,8 @@ class TextConfig:
             raise OptionError(f"length is {self.length}", fix="allowed: 1 and more; 512 is usual")
         if self.stride is not None and not 1 <= self.stride <= self.length:
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
+        if self.stride is not None and not self.test and not self.test_share:
+            raise OptionError("stride has no effect without a test part", fix="set test or test_share, or remove it")
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,14 @@ class Reader:
         self.cache: Cache = model.new_cache(before + 1 + width * (max_length - 1))
         self.memory: Sequences | None = None
         if isinstance(model, EncoderDecoder):
-            self.memory = _without_mask_if_whole(model.encode(source))
+            memory = model.encode(source)
+            self.memory = replace(memory, real=None if memory.real is None else _mask_unless_whole(memory.real))
             self.first = source.new_full((len(source), 1), BOS)
         else:
             text = _right_aligned(source)
             self.first = text[:, -1:]
             if before:
-                model(text[:, :-1], cache=self.cache)
+                model(text[:, :-1], mask=_mask_unless_whole(text[:, :-1] != PAD), cache=self.cache)
 
     def branch(self, parents: Tensor) -> None:
         self.cache.branch(parents)
@@ -94,10 +95,9 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return found
 
 
-def _without_mask_if_whole(memory: Sequences) -> Sequences:
+def _mask_unless_whole(real: Tensor) -> Tensor | None:
     """The same; where nothing is padding, no step needs a mask. Only the CPU is asked: an accelerator would wait."""
-    whole = memory.real is not None and memory.real.device.type == "cpu" and bool(memory.real.all())
-    return replace(memory, real=None) if whole else memory
+    return None if real.device.type == "cpu" and bool(real.all()) else real
 
 
 def _right_aligned(tokens: Tensor) -> Tensor:

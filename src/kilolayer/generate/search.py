@@ -83,7 +83,7 @@ def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Seq
 
 def greedy(reader: Reads, limits: list[int]) -> list[list[Hypothesis]]:
     """The most probable token at each step."""
-    return _follow(reader, limits, 1, lambda log_probabilities, rows, step: top(log_probabilities[:, 0], 1)[1])
+    return follow(reader, limits, 1, lambda log_probabilities, rows, step: top(log_probabilities[:, 0], 1)[1])
 
 
 def sample(
@@ -103,10 +103,10 @@ def sample(
     def choose(log_probabilities: Tensor, rows: Tensor, step: int) -> Tensor:
         return draw(log_probabilities, numbers[rows, :, step], temperature=temperature, top_k=top_k, top_p=top_p)
 
-    return _follow(reader, limits, samples, choose)
+    return follow(reader, limits, samples, choose)
 
 
-def _follow(reader: Reads, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
+def follow(reader: Reads, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
     """Extend `width` hypotheses of each sentence token by token, each on its own, until all have ended."""
     found: list[list[Hypothesis]] = [[] for _ in limits]
     tokens, device = reader.first, reader.first.device

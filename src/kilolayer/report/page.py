@@ -13,6 +13,7 @@ from typing import Any
 from kilolayer.config import build
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import ModelConfig
+from kilolayer.report.experts import experts
 from kilolayer.report.markup import (
     bullets,
     folded,
@@ -60,7 +61,7 @@ pre { background: #f5f5f7; border-radius: 6px; padding: .8rem; overflow-x: auto;
 .sample { border-left: 3px solid #0072B2; padding: .1rem 0 .1rem .8rem; margin: 0 0 1rem; max-width: 46rem; }
 .sample dt { color: #57575c; font-size: .75rem; }
 .sample dd { margin: 0 0 .3rem; overflow-wrap: anywhere; white-space: pre-wrap; }
-.sample dd.hypothesis { font-weight: 600; }
+.sample dd.hypothesis, .sample dd.continuation { font-weight: 600; }
 ul { padding-left: 1.2rem; margin: .4rem 0; }
 li { overflow-wrap: anywhere; }
 summary { cursor: pointer; color: #00568a; }
@@ -69,6 +70,15 @@ summary { cursor: pointer; color: #00568a; }
 
 SHOWN_EVENTS, SHOWN_SAMPLES, SHOWN_LOG = 40, 30, 60
 SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF++", "ter": "TER", "spbleu": "spBLEU", "meteor": "METEOR"}
+HEADLINES = {"bleu": ("BLEU", 1, max), "bits_per_byte": ("Bits per byte", 3, min)}  # name, digits, and which is the best
+SAMPLE_PARTS = {  # of a translation, and of a continuation
+    "source": "source",
+    "reference": "reference",
+    "hypothesis": "hypothesis",
+    "prompt": "prompt",
+    "text": "how the text goes on",
+    "continuation": "how the model goes on",
+}
 
 
 def write_report(run: Path) -> Path:
@@ -89,8 +99,9 @@ def render(record: Record) -> str:
         section("Scores", _scores(record.scores)),
         section("Training", curves(record)),
         section("Languages", _directions(record.valid)),
-        section("Sample translations", _samples(record.samples)),
+        section(_title_of_samples(record.samples), _samples(record.samples)),
         section("Where the errors lie", errors(record.scores)),
+        section("Experts", experts(record)),
         section("Norms by layer", layers(record.layers)),
         section("Configuration", pre(record.config_text)),
         section("Log", _log(record.log)),
@@ -159,14 +170,15 @@ def _result_facts(record: Record) -> list[tuple[str, str, str]]:
         best = min(losses, key=lambda entry: entry["loss"])
         perplexity = f"perplexity {show_number(math.exp(min(best['loss'], 700)))}, "
         facts.append(("Best validation loss", f"{best['loss']:.3f}", f"{perplexity}step {int(best['step']):,}"))
-    tests = [(name, number(scores, "bleu", "value")) for name, scores in _score_sets(record.scores)]
-    tested = [(name, value) for name, value in tests if math.isfinite(value)]
-    bleus = [entry for entry in record.valid if math.isfinite(number(entry, "bleu"))]
-    if tested:
-        facts.append(("BLEU", f"{tested[0][1]:.1f}", f"on {tested[0][0]}"))
-    elif bleus:
-        best = max(bleus, key=lambda entry: entry["bleu"])
-        facts.append(("BLEU", f"{best['bleu']:.1f}", f"validation, step {int(best['step']):,}"))
+    for key, (title, digits, best_of) in HEADLINES.items():
+        tests = [(name, number(scores, key, "value")) for name, scores in _score_sets(record.scores)]
+        tested = [(name, value) for name, value in tests if math.isfinite(value)]
+        measured = [(number(entry, key), entry) for entry in record.valid if math.isfinite(number(entry, key))]
+        if tested:
+            facts.append((title, f"{tested[0][1]:.{digits}f}", f"on {tested[0][0]}"))
+        elif measured:
+            value, best = best_of(measured, key=lambda pair: pair[0])
+            facts.append((title, f"{value:.{digits}f}", f"validation, step {int(best['step']):,}"))
     speeds = sorted(speed for entry in record.train if math.isfinite(speed := number(entry, "tokens_per_second")))
     if speeds:
         facts.append(("Speed", show_count(speeds[len(speeds) // 2]), "tokens a second (median)"))
@@ -235,7 +247,8 @@ def _score_row(key: str, score: Entry) -> str:
     if not math.isfinite(value):
         return f'<tr>{label}<td colspan="2">not available: {escape(str(score.get("reason", "it has no value")))}</td></tr>'
     signature = escape(str(score.get("signature", ""))).replace("|", "|<wbr>")
-    return f'<tr>{label}<td class="number">{value:.2f}</td><td><code>{signature}</code></td></tr>'
+    digits = score.get("digits") if isinstance(score.get("digits"), int) else 2
+    return f'<tr>{label}<td class="number">{value:.{digits}f}</td><td><code>{signature}</code></td></tr>'
 
 
 def _directions(valid: Sequence[Entry]) -> str:
@@ -250,12 +263,16 @@ def _directions(valid: Sequence[Entry]) -> str:
     return f"<p>Validation at step {int(last['step']):,}.</p>" + folded_if_long(["direction", "loss", "BLEU"], rows)
 
 
+def _title_of_samples(samples: Sequence[Entry]) -> str:
+    return "Sample continuations" if any("prompt" in sample for sample in samples) else "Sample translations"
+
+
 def _samples(samples: Sequence[Entry]) -> str:
     blocks: list[str] = []
     for sample in samples[:SHOWN_SAMPLES]:
         lines = [
-            f'<dt>{name}</dt><dd class="{name}" dir="auto">{escape(str(sample[name]))}</dd>'
-            for name in ("source", "reference", "hypothesis")
+            f'<dt>{title}</dt><dd class="{name}" dir="auto">{escape(str(sample[name]))}</dd>'
+            for name, title in SAMPLE_PARTS.items()
             if sample.get(name) is not None
         ]
         blocks.append(f'<dl class="sample">{"".join(lines)}</dl>')

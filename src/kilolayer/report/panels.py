@@ -30,23 +30,25 @@ class Panel:
 
 
 def curves(record: Record) -> str:
-    """Loss, BLEU, gradient norm, learning rate and speed by step."""
+    """Loss, BLEU or bits per byte, gradient norm, learning rate and speed by step."""
     train, valid = record.train, record.valid
     plain = any(math.isfinite(number(entry, "nll")) for entry in train)
     loss = line_plot(
         "loss",
-        [_series("training", train, "nll" if plain else "loss"), _series("validation", valid, "loss")],
+        [series_of("training", train, "nll" if plain else "loss"), series_of("validation", valid, "loss")],
         x_label="step",
         y_label="loss, nats a token",
         description="Training and validation loss by step",
     )
     bleu = _curve("bleu", valid, "bleu", "BLEU", "Validation BLEU by step")
+    bits = _curve("bits", valid, "bits_per_byte", "bits per byte", "Validation bits per byte by step")
     rate = _curve("rate", train, "lr", "learning rate", "Learning rate by step")
     gradient = _curve("gradient-norm", train, "grad_norm", "gradient norm", "Norm of the whole gradient by step", log=True)
     speed = _curve("speed", train, "tokens_per_second", "tokens a second", "Tokens a second by step")
-    return _grid(
+    return grid(
         Panel(loss, "Loss", "Both without label smoothing." if plain else ""),
         Panel(bleu, "BLEU on the validation set"),
+        Panel(bits, "Bits per byte on the validation set"),
         Panel(gradient, "Gradient norm", _clipping(train)),
         Panel(rate, "Learning rate"),
         Panel(speed, "Speed"),
@@ -54,7 +56,7 @@ def curves(record: Record) -> str:
 
 
 def _curve(name: str, entries: Sequence[Entry], key: str, label: str, description: str, *, log: bool = False) -> str:
-    series = [_series(label, entries, key)]
+    series = [series_of(label, entries, key)]
     return line_plot(name, series, x_label="step", y_label=label, description=description, log=log, from_zero=True)
 
 
@@ -81,7 +83,7 @@ def layers(entries: Sequence[Entry]) -> str:
                 ordered=True,
             )
             panels.append(Panel(svg, f"{title}, {side}", note))
-    return _grid(*panels)
+    return grid(*panels)
 
 
 def errors(scores: dict[str, Any]) -> str:
@@ -109,7 +111,7 @@ def errors(scores: dict[str, Any]) -> str:
     )
     frequency_columns = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis", "f1": "F1"}
     length_columns = {"sentences": "sentences", "bleu": "BLEU"}
-    return _grid(
+    return grid(
         Panel(
             accuracy,
             "Word accuracy by training frequency",
@@ -148,7 +150,7 @@ def _over_depth(entry: Entry, quantity: str, side: str) -> Series:
     return Series(f"step {int(entry['step']):,}", range(1, len(values) + 1), values)
 
 
-def _grid(*panels: Panel) -> str:
+def grid(*panels: Panel) -> str:
     """The panels side by side, as many as the screen is wide; those without a plot are left out."""
     figures = [
         f"<figure><figcaption>{escape(panel.title)}{f'<small>{escape(panel.note)}</small>' if panel.note else ''}</figcaption>"
@@ -159,5 +161,5 @@ def _grid(*panels: Panel) -> str:
     return '<div class="plots">\n' + "\n".join(figures) + "\n</div>" if figures else ""
 
 
-def _series(name: str, entries: Sequence[Entry], key: str) -> Series:
+def series_of(name: str, entries: Sequence[Entry], key: str) -> Series:
     return Series(name, [number(entry, "step") for entry in entries], [number(entry, key) for entry in entries])

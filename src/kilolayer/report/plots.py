@@ -99,6 +99,25 @@ def bar_plot(name: str, labels: Sequence[str], values: Sequence[float], *, x_lab
         return _svg(figure, name, description)
 
 
+def heat_plot(
+    name: str, rows: Sequence[str], values: Sequence[Sequence[float]], *, x_label: str, scale_label: str, description: str
+) -> str:
+    """Rows of cells as SVG, dark where a value is low; empty where no value is finite. Columns are counted from 1."""
+    cells = np.array(values, dtype=float)
+    if not np.isfinite(cells).any():
+        return ""
+    with mpl.rc_context(STYLE):
+        figure, axes = _axes(x_label, "")
+        image = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0.0)
+        image.set_extent((0.5, cells.shape[1] + 0.5, len(rows) - 0.5, -0.5))
+        shown = range(0, len(rows), -(-len(rows) // 12))
+        axes.set_yticks(list(shown), [rows[place] for place in shown])
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.grid(visible=False)
+        figure.colorbar(image, label=scale_label)
+        return _svg(figure, name, description)
+
+
 def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=SIZE, layout="constrained")  # no pyplot: no global state, no display
     axes = figure.add_subplot()

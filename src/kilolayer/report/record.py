@@ -13,7 +13,7 @@ from typing import Any
 from kilolayer.errors import InputError
 
 Entry = dict[str, Any]
-KINDS = ("train", "valid", "layers", "event")
+KINDS = ("train", "valid", "layers", "routing", "event")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Record:
     train: list[Entry] = field(default_factory=list)
     valid: list[Entry] = field(default_factory=list)
     layers: list[Entry] = field(default_factory=list)
+    routing: list[Entry] = field(default_factory=list)
     event: list[Entry] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     scores: dict[str, Any] = field(default_factory=dict)

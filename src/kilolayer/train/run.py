@@ -16,13 +16,21 @@ import torch
 
 from kilolayer import config as configuration
 from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
+from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
 from kilolayer.errors import InputError, OptionError
 from kilolayer.models.build import build_model
 from kilolayer.models.model import Model
+from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.translation import TranslationTask
 from kilolayer.train import checkpoint
-from kilolayer.train.config import RunConfig
+from kilolayer.train.config import RunConfig, TaskName
+
+KINDS: dict[TaskName, tuple[str, str]] = {
+    "translation": ("a translator", "translate {} < text"),
+    "causal_lm": ("a language model", 'generate {} --prompt "..."'),
+}
+"""What a run of each task is, and how it is used."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +51,36 @@ class Run:
         vocabulary.save(folder)
         # Last and at once: a folder with this file is a run.
         partial = folder / "config.partial"
-        partial.write_text(configuration.dump(configuration.table_of(config)), encoding="utf-8")
+        partial.write_text(configuration.dump(config.table()), encoding="utf-8")
         partial.replace(folder / "config.toml")
         return cls(folder, config)
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
-        """A run that was created before."""
+    def open(cls, folder: Path, task: TaskName | None = None) -> Run:
+        """A run that was created before; with `task`, of this task alone."""
         path = folder / "config.toml"
         if not path.is_file():
             raise InputError(
                 "this is not a run", where=str(folder), fix="name a folder that `kilolayer train` made: it holds config.toml"
             )
         try:
-            return cls(folder, configuration.build(RunConfig, configuration.load(path)))
+            run = cls(folder, configuration.build(RunConfig, configuration.load(path)))
         except OptionError as error:
             raise error.at(f"in {path}") from None
+        if task not in (None, run.config.task):
+            kind, use = KINDS[run.config.task]
+            raise InputError(f"this run is {kind}", where=str(folder), fix=f"use it so: kilolayer {use.format(folder)}")
+        return run
 
     def task(self, cache: Path) -> Task:
         """The run's data, with the vocabulary that the run keeps."""
-        return prepare(self.config, cache, self.folder)
+        return prepare(self.config, cache, self.vocabulary())
+
+    def vocabulary(self) -> Tokenizers | TextVocabulary:
+        """What the run keeps."""
+        if self.config.task == "causal_lm":
+            return load_vocabulary(self.folder, self.config.tokenizer)
+        return Tokenizers.load(self.folder)
 
     def load_model(self, device: torch.device) -> Model:
         """The trained model: the mean of the last checkpoints where the run averages, else the best one."""
@@ -70,7 +88,7 @@ class Run:
         if newest is None:
             raise InputError("the run has no whole checkpoint", where=str(self.checkpoints), fix="train it first")
         state = checkpoint.load_state(newest)
-        check_vocabulary(state["vocabulary"], Tokenizers.load(self.folder), self.folder)
+        check_vocabulary(state["vocabulary"], self.vocabulary(), self.folder)
         if self.config.train.average:
             whole = [path for path in checkpoint.steps(self.checkpoints) if checkpoint.find_fault(path) is None]
             weights = checkpoint.average(whole[-self.config.train.average :])
@@ -84,11 +102,14 @@ class Run:
         return model.to(device).eval()
 
 
-def prepare(config: RunConfig, cache: Path, run: Path | None = None) -> Task:
-    """The data of a configuration; in the folder of a run its vocabulary is taken, else one is trained where none is named."""
-    tokenizers = None if run is None else Tokenizers.load(run)
+def prepare(config: RunConfig, cache: Path, vocabulary: Tokenizers | TextVocabulary | None = None) -> Task:
+    """The data of a configuration; without a vocabulary, one is trained unless the configuration names it."""
+    if config.task == "causal_lm":
+        assert not isinstance(vocabulary, Tokenizers)
+        return CausalLMTask.prepare(config.text, config.tokenizer, config.batches, cache, vocabulary)
+    assert vocabulary is None or isinstance(vocabulary, Tokenizers)
     return TranslationTask.prepare(
-        config.data, config.tokenizer, config.batches, cache, tokenizers, config.search, config.train.valid_bleu
+        config.data, config.tokenizer, config.batches, cache, vocabulary, config.search, config.train.valid_bleu
     )
 
 

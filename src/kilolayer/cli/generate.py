@@ -1,0 +1,168 @@
+"""kilolayer generate: a language model continues prompts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kilolayer.cli.output import show_json
+from kilolayer.errors import InputError, OptionError, unknown
+
+if TYPE_CHECKING:
+    from kilolayer.generate.config import SearchConfig
+    from kilolayer.train.run import Run
+
+PROMPTS_AT_ONCE = 64
+SAMPLING = ("temperature", "top_k", "top_p", "seed", "samples")
+SEPARATOR = "---"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a language model")
+    parser.add_argument("--prompt", metavar="TEXT", help="what to continue; without it, each line of standard input")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="most tokens to write [256]")
+    parser.add_argument("--greedy", action="store_true", help="the most probable token each time, in the place of sampling")
+    parser.add_argument("--temperature", type=float, help="divides the scores: below 1 safer, above 1 more varied [1]")
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N most probable tokens [all]")
+    parser.add_argument("--top-p", type=float, metavar="P", help="from the fewest tokens that have this probability together")
+    parser.add_argument("--samples", type=int, metavar="N", help="continuations of each prompt [1]")
+    parser.add_argument("--seed", type=int, help="the same seed and prompt give the same text [0]")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to write [auto]")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace, typed: list[str]) -> int:
+    """Continue the prompts; a single continuation is shown as it is written."""
+    if typed:
+        raise unknown(
+            typed[0].partition("=")[0], ["--temperature", "--top-k", "--top-p", "--samples", "--max-tokens", "--seed"]
+        )
+    from kilolayer.train.run import Run, choose_device
+
+    opened = Run.open(options.run, "causal_lm")
+    writer = Writer(opened, _search(options), choose_device(options.device))
+    if options.prompt is not None:
+        prompts = iter([_checked(options.prompt.encode("utf-8", "surrogateescape"), "--prompt")])
+    else:
+        prompts = _lines()
+    if options.json:
+        show_json([result for some in _some(prompts) for result in writer.results(some)])
+    elif options.prompt is not None and writer.search.n_best == 1:
+        writer.stream(next(prompts))
+    else:
+        _print_all(result for some in _some(prompts) for result in writer.results(some))
+    if writer.cut:
+        beginning = f"the beginning of {writer.cut} prompts was" if writer.cut > 1 else "the beginning of the prompt was"
+        print(f"{beginning} not read: the model reads {writer.context} tokens at once", file=sys.stderr)
+    return 0
+
+
+class Writer:
+    """A run's model, and how it continues prompts."""
+
+    def __init__(self, run: Run, search: SearchConfig, device: Any) -> None:
+        from kilolayer.data.vocabulary import load_vocabulary
+        from kilolayer.models.decoder import Decoder
+
+        self.search, self.context = search, run.config.text.length
+        self.vocabulary = load_vocabulary(run.folder, run.config.tokenizer)
+        model = run.load_model(device)
+        assert isinstance(model, Decoder)
+        self.model = model
+        self.cut = self.done = 0
+
+    def results(self, prompts: list[str]) -> list[dict[str, Any]]:
+        """The prompts with their continuations."""
+        from kilolayer.generate.continuation import continue_texts
+
+        texts, numbers = [self._tokens(prompt) for prompt in prompts], range(self.done, self.done + len(prompts))
+        found = continue_texts(self.model, texts, self.search, context=self.context, indices=numbers)
+        self.done += len(prompts)
+        return [
+            {
+                "prompt": prompt,
+                "continuations": [
+                    {"text": self.vocabulary.decode(each.tokens), "log_probability": each.log_probability, "ended": each.ended}
+                    for each in each_prompts
+                ],
+            }
+            for prompt, each_prompts in zip(prompts, found, strict=True)
+        ]
+
+    def stream(self, prompt: str) -> None:
+        """Print the prompt, and its continuation as it is written."""
+        from kilolayer.generate.continuation import continue_texts
+        from kilolayer.generate.stream import TextStream
+
+        def write(text: str) -> None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+        write(prompt)
+        stream = TextStream(self.vocabulary.decode, write)
+        continue_texts(self.model, [self._tokens(prompt)], self.search, context=self.context, hear=stream.add)
+        stream.close()
+        write("\n")
+
+    def _tokens(self, prompt: str) -> list[int]:
+        """A prompt is read as if it came out of the midst of a text; the empty one is the beginning of a document."""
+        from kilolayer.data.tokenizer import END
+
+        tokens = self.vocabulary.encode(prompt.encode()).tolist() or [END]
+        self.cut += len(tokens) > self.context
+        return tokens
+
+
+def _search(options: argparse.Namespace) -> SearchConfig:
+    from kilolayer.generate.config import SearchConfig
+
+    given = {name: value for name in SAMPLING if (value := getattr(options, name)) is not None}
+    for name in ("samples", "max_tokens"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{flag} is {getattr(options, name)}", where="in the typed options", fix="1 is the least")
+    if options.greedy and given:
+        flag = f"--{next(iter(given)).replace('_', '-')}"
+        raise OptionError(f"{flag} has no effect with --greedy", where="in the typed options", fix="remove one of them")
+    length = {"max_length_factor": 0.0, "max_length_extra": options.max_tokens}
+    try:
+        return SearchConfig(method="greedy" if options.greedy else "sample", n_best=given.pop("samples", 1), **given, **length)
+    except OptionError as error:
+        raise error.at("in the typed options") from None
+
+
+def _lines() -> Iterator[str]:
+    """The lines of standard input."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
+
+
+def _checked(prompt: bytes, where: str) -> str:
+    try:
+        return prompt.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"the prompt is not valid UTF-8: byte 0x{prompt[error.start]:02x}",
+            where=f"{where}, byte {error.start + 1}",
+            fix="`iconv -f FROM -t UTF-8` converts it",
+        ) from None
+
+
+def _some(prompts: Iterator[str]) -> Iterator[list[str]]:
+    while some := list(islice(prompts, PROMPTS_AT_ONCE)):
+        yield some
+
+
+def _print_all(results: Iterator[dict[str, Any]]) -> None:
+    first = True
+    for result in results:
+        for continuation in result["continuations"]:
+            if not first:
+                print(SEPARATOR)
+            print(result["prompt"] + continuation["text"], flush=True)
+            first = False

@@ -1,0 +1,91 @@
+"""How well a language model predicts a text: loss, perplexity, bits per byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kilolayer.data.tokenizer import PAD
+from kilolayer.data.windows import TextBatch
+from kilolayer.evaluate.scores import Score
+from kilolayer.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class TextScore(Score):
+    """A score of a text, of any size."""
+
+    digits: int = 4
+    """To show behind the point."""
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """nll: the summed negative log-likelihood, in nats, of `tokens` tokens that stand for `bytes` bytes of text."""
+
+    nll: float
+    tokens: int
+    bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """A token; two vocabularies cannot be compared by it."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits that the model needs for a byte of the text, its ends of documents included: fit to compare vocabularies."""
+        return self.nll / math.log(2) / self.bytes if self.bytes else math.nan
+
+    @property
+    def quality(self) -> float:
+        """The larger, the better."""
+        return -self.loss
+
+    def metrics(self) -> dict[str, Any]:
+        """For metrics.jsonl."""
+        return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+
+    def scores(self, signature: str) -> dict[str, TextScore]:
+        """For scores.json."""
+        signature = f"{signature}|tokens:{self.tokens}|bytes:{self.bytes}"
+        return {
+            "bits_per_byte": TextScore("bits per byte", self.bits_per_byte, signature),
+            "perplexity": TextScore("perplexity of a token", self.perplexity, signature),
+            "loss": TextScore("loss, nats a token", self.loss, signature),
+        }
+
+    def __str__(self) -> str:
+        return f"loss {self.loss:.4f}, perplexity {self.perplexity:.2f}, {self.bits_per_byte:.4f} bits per byte"
+
+
+@torch.inference_mode()
+def measure(model: Decoder, batches: Iterable[TextBatch], byte_lengths: np.ndarray) -> TextLoss:
+    """The loss of all labels of `batches`; dropout is off while this runs.
+
+    byte_lengths: int64 [vocabulary], the bytes that each token stands for.
+    """
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    nll, tokens, size = 0.0, 0, 0
+    for batch in batches:
+        logits = model(batch.inputs.to(device)).logits
+        losses = F.cross_entropy(
+            logits.float().flatten(0, 1), batch.labels.to(device).flatten(), ignore_index=PAD, reduction="none"
+        )
+        nll += float(losses.double().sum())
+        tokens += batch.tokens
+        size += int(byte_lengths[batch.labels.numpy()].sum())
+    model.train(was_training)
+    return TextLoss(nll, tokens, size)

@@ -1,0 +1,122 @@
+"""Continuing texts, also beyond what a model reads at once.
+
+A model reads at most `context` tokens. Of a longer text it reads the last ones; and when what it has read and written fills its
+context, it reads the last half of that anew and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kilolayer.export.write_out import write_out
+from kilolayer.generate.config import SearchConfig
+from kilolayer.generate.hypothesis import Hypothesis
+from kilolayer.generate.reader import PAD, Reader
+from kilolayer.generate.sample import draw, uniforms
+from kilolayer.generate.search import Choose, follow
+from kilolayer.generate.top import top
+from kilolayer.models.decoder import Decoder
+
+AT_ONCE = 64  # continuations that are written side by side
+
+
+@dataclass
+class _Line:
+    """One continuation of one text, and the tokens before it that the model reads next."""
+
+    text: int
+    sample: int
+    window: list[int]
+    written: list[int] = field(default_factory=list)
+    log_probability: float = 0.0
+    ended: bool = False
+
+
+@torch.inference_mode()
+def continue_texts(
+    model: Decoder,
+    texts: Sequence[Sequence[int]],
+    config: SearchConfig,
+    *,
+    context: int,
+    indices: Sequence[int] | None = None,
+    hear: Callable[[int], None] | None = None,
+) -> list[list[Hypothesis]]:
+    """`config.n_best` continuations of each text, greedy or sampled: until the model ends them, or the config's length.
+
+    texts: token ids, at least one each. indices: the number of each text, which keys what is sampled for it.
+    hear: is given each token as it is written, where there is but one continuation to write.
+    """
+    samples = range(config.n_best)
+    lines = [_Line(text, sample, list(tokens[-context:])) for text, tokens in enumerate(texts) for sample in samples]
+    numbers = uniforms(config.seed or 0, range(len(texts)) if indices is None else indices, config.n_best, config.max_length(0))
+    was_training = model.training
+    model.eval()
+    try:
+        _write_on(write_out(model), lines, config, numbers.to(next(model.parameters()).device), context, hear)
+    finally:
+        model.train(was_training)
+    found: list[list[Hypothesis]] = [[] for _ in texts]
+    for line in lines:
+        found[line.text].append(Hypothesis(line.written, line.log_probability, line.log_probability, line.ended))
+    return found
+
+
+def _write_on(
+    model: Decoder, lines: list[_Line], config: SearchConfig, numbers: Tensor, context: int, hear: Callable[[int], None] | None
+) -> None:
+    """Round after round, each of them until a line's context is full."""
+    most = config.max_length(0)
+    while open_ := [line for line in lines if not line.ended and len(line.written) < most]:
+        for batch in _batches(open_, padded=model.config.max_length is None):
+            limits = [min(most - len(line.written), context - len(line.window) + 1) for line in batch]
+            _extend(model, batch, limits, _chooser(batch, config, numbers, hear))
+        for line in open_:
+            line.window = line.window[-max(1, context // 2) :]
+
+
+def _batches(lines: list[_Line], *, padded: bool) -> Iterator[list[_Line]]:
+    """Lines to be read side by side. Learned positions leave no room for padding: then all of a batch are of one length."""
+    rest = sorted(lines, key=lambda line: len(line.window))
+    while rest:
+        count = min(len(rest), AT_ONCE)
+        if not padded:
+            count = sum(len(line.window) == len(rest[0].window) for line in rest[:count])
+        yield rest[:count]
+        rest = rest[count:]
+
+
+def _extend(model: Decoder, lines: list[_Line], limits: list[int], choose: Choose) -> None:
+    """Write on, each line up to its limit."""
+    width = max(len(line.window) for line in lines)
+    source = torch.tensor([line.window + [PAD] * (width - len(line.window)) for line in lines])
+    reader = Reader(model, source.to(next(model.parameters()).device), width=1, max_length=max(limits))
+    for line, (found,) in zip(lines, follow(reader, limits, 1, choose), strict=True):
+        line.written += found.tokens
+        line.window += found.tokens
+        line.log_probability += found.log_probability
+        line.ended = found.ended
+
+
+def _chooser(lines: list[_Line], config: SearchConfig, numbers: Tensor, hear: Callable[[int], None] | None) -> Choose:
+    """How the next tokens are chosen; the number of a draw says which sample it is of, and the how manieth token."""
+    texts, samples, done = torch.tensor(
+        [[line.text, line.sample, len(line.written)] for line in lines], device=numbers.device
+    ).T
+
+    def choose(log_probabilities: Tensor, rows: Tensor, step: int) -> Tensor:
+        if config.method == "greedy":
+            chosen = top(log_probabilities[:, 0], 1)[1]
+        else:
+            drawn = numbers[texts[rows], samples[rows], done[rows] + step]
+            temperature = 1.0 if config.temperature is None else config.temperature
+            chosen = draw(log_probabilities, drawn[:, None], temperature=temperature, top_k=config.top_k, top_p=config.top_p)
+        if hear is not None:
+            hear(int(chosen[0, 0]))
+        return chosen
+
+    return choose
