@@ -7,7 +7,7 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from kilolayer.config import Config, DataclassInstance, Table, build, help_texts, load, merge, overrides
+from kilolayer.config import Config, DataclassInstance, Table, build, help_texts, load, merge, overrides, section_of
 from kilolayer.errors import OptionError
 
 
@@ -43,15 +43,15 @@ def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
     hints = typing.get_type_hints(cls)
     lines, below = [], []
     for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[field.name]) and not field.metadata.get("parse"):
-            inner = typing.cast("type[DataclassInstance]", hints[field.name])
+        if (inner := section_of(hints[field.name])) is not None and not field.metadata.get("parse"):
             below.append(describe_options(inner, f"{section}.{field.name}".lstrip(".")))
-            continue
+            if field.default is not None:
+                continue
         default = field.default
         if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
             made = field.default_factory()
             default = getattr(made, "name", made)
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
         lines.append(f"  {field.name:<20} {texts.get(field.name, '')} [{shown}]")
-    title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:"
+    title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:" if section else "At the top of the file:"
     return "\n\n".join(["\n".join([title, *lines]), *below] if lines else below)

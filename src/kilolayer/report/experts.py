@@ -70,7 +70,7 @@ def _panels(entries: Sequence[Entry]) -> list[Panel]:
                 description="Load of each expert in each layer",
             ),
             f"Load by expert, step {int(last['step']):,}",
-            "Dark columns are experts that nobody asks; one bright column is an expert that does it all.",
+            "A dark cell is an expert that nobody asks; one bright cell in a dark row is an expert that does it all.",
         ),
         Panel(
             line_plot(
@@ -79,6 +79,7 @@ def _panels(entries: Sequence[Entry]) -> list[Panel]:
                 x_label="step",
                 y_label="times an even share",
                 description="Load of the busiest and of the idlest expert of all layers by step",
+                from_zero=True,
             ),
             "Busiest and idlest expert",
         ),

@@ -162,4 +162,5 @@ def grid(*panels: Panel) -> str:
 
 
 def series_of(name: str, entries: Sequence[Entry], key: str) -> Series:
+    """The numbers of `key` by step."""
     return Series(name, [number(entry, "step") for entry in entries], [number(entry, key) for entry in entries])
