@@ -1,0 +1,156 @@
+"""Sparse models in training: the same text, steps and active arithmetic, with and without experts.
+
+    python benchmarks/sparse/runs.py language OUT --steps 1500 --seconds S [--systems ...]
+    python benchmarks/sparse/runs.py translation OUT --steps 1500 --seconds S [--systems ...]
+
+Runs go one after the other, so that their seconds can be compared; a run that is out of time ends where it is. None writes a
+checkpoint, which has 40 GB with 256 experts: after its last validation a run is ended. OUT gets
+NAME.json: loss by step and by second, routing, norms and clippings. Language reads KILOLAYER_DATA/books, and the vocabulary
+KILOLAYER_DATA/books.model where it is there; translation the text that benchmarks/translation/multilingual.py prepares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+
+
+def experts(count: int, *more: str) -> list[str]:
+    return ["--model.moe.experts", str(count), *more]
+
+
+# Two experts of FFN 2048 in every second layer are the arithmetic of FFN 3072 in all layers.
+LANGUAGE = {
+    "dense": ["--model.ffn_dim", "3072"],
+    "16": experts(16),
+    "64": experts(64),
+    "256": experts(256),
+    "256 plain clipping": experts(256, "--train.clip", "plain"),
+    "64 top-1": experts(64, "--model.moe.top_k", "1"),
+    "64 linear router": experts(64, "--model.moe.router", "linear"),
+}
+TRANSLATION = {
+    "dense": ["--model.ffn_dim", "1536"],
+    "256": experts(256),
+    "256 plain clipping": experts(256, "--train.clip", "plain"),
+}
+
+
+def paths(task: str) -> list[str]:
+    """The text of a task, as options."""
+    data = Path(os.environ["KILOLAYER_DATA"])
+    if task == "translation":
+        sys.path.insert(0, str(HERE.parent / "translation"))
+        from multilingual import TEXT, encode, unpack
+
+        unpack()
+        encode([])
+        return ["--data.folder", str(TEXT), "--tokenizer.path", str(TEXT / "tokenizer.model")]
+    parts = [f"--text.{part}={json.dumps([str(data / 'books' / f'{part}.jsonl.xz')])}" for part in ("train", "valid", "test")]
+    vocabulary = data / "books.model"
+    return [*parts, *(["--tokenizer.path", str(vocabulary)] if vocabulary.exists() else [])]
+
+
+def train(task: str, folder: Path, options: list[str], steps: int, end: float) -> None:
+    """One run until its last validation, or until `end`; what it says goes to FOLDER.log."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    config = [str(HERE / f"{task}.toml"), "--run", str(folder), "--train.steps", str(steps)]
+    with folder.with_suffix(".log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kilolayer", "train", *config, *options], stdout=log, stderr=subprocess.STDOUT
+        )
+        while process.poll() is None and time.monotonic() < end and not is_validated(folder, steps):
+            time.sleep(0.2)
+        process.kill()
+        process.wait()
+
+
+def is_validated(folder: Path, step: int) -> bool:
+    path = folder / "metrics.jsonl"
+    return path.exists() and f'"valid", "step": {step},' in path.read_text()
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """What a run measured."""
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "valid", "routing")}
+    if not by_kind["train"]:
+        log = folder.with_suffix(".log").read_text().splitlines()
+        return {"reason": log[-1] if log else "it said nothing"}
+    seconds = {row["step"]: row["seconds"] for row in by_kind["train"]}
+    log = (folder / "log.txt").read_text().splitlines()
+    return {
+        "said": [line for line in log if not line.startswith("step")],
+        "steps": by_kind["train"][-1]["step"],
+        "seconds": by_kind["train"][-1]["seconds"],
+        "tokens_per_second": sorted(row["tokens_per_second"] for row in by_kind["train"])[len(by_kind["train"]) // 2],
+        "skipped": sum(row["skipped"] for row in by_kind["train"]),
+        "clipped": sum(row["clipped"] for row in by_kind["train"]),
+        "clipped_by_step": [(row["step"], row["clipped"]) for row in by_kind["train"]],
+        "valid": [(row["step"], seconds.get(row["step"]), row["loss"], math.exp(row["loss"])) for row in by_kind["valid"]],
+        "train": [(row["step"], row["nll"]) for row in by_kind["train"]],
+        "routing": [_summary(row) for row in by_kind["routing"]],
+    }
+
+
+def _summary(row: dict[str, Any]) -> dict[str, Any]:
+    """Means over the layers, and the extremes of the loads in even shares."""
+    shares = [[share * len(load) for share in load] for load in row["load"]]
+    means = {name: sum(row[name]) / len(row[name]) for name in ("entropy", "dropped", "temperature")}
+    dead = sum(share < 0.01 for load in shares for share in load)
+    extremes = {"busiest": max(map(max, shares)), "idlest": min(map(min, shares)), "dead": dead}
+    return {"step": row["step"], "dense_norm": row["dense_norm"], "expert_norm": row["expert_norm"], **means, **extremes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sparse models in training.", allow_abbrev=False)
+    parser.add_argument("task", choices=("language", "translation"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seconds", type=float, default=550)
+    parser.add_argument("--systems", nargs="+")
+    chosen, others = parser.parse_known_args()
+    systems = LANGUAGE if chosen.task == "language" else TRANSLATION
+    wanted = chosen.systems or list(systems)
+    if unknown := set(wanted) - set(systems):
+        parser.error(f"no system {', '.join(sorted(unknown))}; there are {', '.join(systems)}")
+    text = paths(chosen.task)
+    end = time.monotonic() + chosen.seconds
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    words = ["OUT" if Path(word) == chosen.out else word for word in sys.argv[1:]]
+    document: dict[str, Any] = {
+        "command": " ".join(["python benchmarks/sparse/runs.py", *words]),
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "runs": {},
+    }
+    for name in wanted:
+        if time.monotonic() > end:
+            document["runs"][name] = {"reason": "not started: the time was up"}
+            continue
+        folder = Path("runs") / f"sparse-{chosen.task}" / name.replace(" ", "-")
+        train(chosen.task, folder, [*text, *systems[name], *others], chosen.steps, end)
+        found = document["runs"][name] = describe(folder) | {"options": systems[name]}
+        (chosen.out / f"{chosen.task}.json").write_text(json.dumps(document, indent=1) + "\n")
+        print(
+            name,
+            {key: found.get(key) for key in ("steps", "seconds", "clipped", "skipped", "reason")},
+            found.get("valid", [])[-1:],
+        )
+
+
+if __name__ == "__main__":
+    main()
