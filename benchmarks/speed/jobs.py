@@ -11,7 +11,11 @@ Found = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Setting:
-    """A model and its batch: `rows` x `length` tokens, a side in translation; `layers` a side."""
+    """A model and its batch: `rows` x `length` tokens, a side in translation; `layers` a side.
+
+    experts: in every second layer, two of which serve a token. twin: the dense model of the same active arithmetic, FFN twice
+    as wide in every second layer.
+    """
 
     task: Literal["translation", "language"]
     layers: int
@@ -22,6 +26,8 @@ class Setting:
     ffn_dim: int
     vocabulary: int
     recipe: str = "deepnorm"
+    experts: int = 0
+    twin: bool = False
 
     @property
     def tokens(self) -> int:
@@ -34,6 +40,8 @@ class Setting:
         dim, feedforward = self.dim, 2 * self.dim * self.ffn_dim
         attention, scores = (12 * dim**2, 0) if self.task == "translation" else (4 * dim**2, dim * self.length)
         sides = 2 if self.task == "translation" else 1
+        if self.experts or self.twin:
+            feedforward = feedforward * 3 // 2
         layer = attention + sides * feedforward + scores
         return 6 * self.tokens * (self.layers * layer + dim * self.vocabulary)
 
@@ -58,6 +66,7 @@ class Job:
 
 TRANSLATION = Setting("translation", 100, 64, 64, dim=512, heads=8, ffn_dim=2048, vocabulary=32_768)
 LARGE = replace(TRANSLATION, rows=256)
+SPARSE = Setting("language", 12, 16, 1024, dim=1024, heads=16, ffn_dim=4096, vocabulary=50_304, recipe="sub_ln", experts=64)
 LANGUAGE = Setting("language", 24, 32, 1024, dim=1024, heads=16, ffn_dim=4096, vocabulary=50_304)
 DECODED = replace(TRANSLATION, layers=18, length=32)
 
@@ -91,6 +100,12 @@ JOBS = [
     Job("decoding fp32", "decoding", "fp32", DECODED, 8),
     Job("decoding bf16", "decoding", "bf16", DECODED, 8),
     Job("kilolayer 10L", "training", "kilolayer", deep(10), 8, alone=True),
+    Job("kilolayer 64 experts", "training", "kilolayer", SPARSE, 70, profile=10),
+    Job("kilolayer twin", "training", "kilolayer", replace(SPARSE, experts=0, twin=True), 20, profile=11),
+    Job("torchscale 64 experts", "training", "torchscale language", SPARSE, 110),
+    Job("torchscale dense", "training", "torchscale language", replace(SPARSE, experts=0), 40),
+    Job("kilolayer 16 experts", "training", "kilolayer", replace(SPARSE, experts=16), 30),
+    Job("torchscale 16 experts", "training", "torchscale language", replace(SPARSE, experts=16), 80),
     Job("gpt2", "training", "gpt2", LANGUAGE, 88),
     Job("marian", "training", "marian", TRANSLATION, 40),
     Job("nn.Transformer 256x64", "training", "nn.Transformer", LARGE, 120),
@@ -195,6 +210,25 @@ ROWS = {
                 "seconds for 500 layers over 10 (about 1)",
                 lambda found: found["kilolayer 500L"]["compile_s"] / found["kilolayer 10L"]["compile_s"],
             ),
+        ),
+    ),
+    8: Row(
+        "Language model, 12 layers, d 1024, X-MoE in every second layer, top-2, 16 x 1,024 tokens",
+        (
+            "kilolayer 64 experts",
+            "kilolayer 16 experts",
+            "kilolayer twin",
+            "torchscale 64 experts",
+            "torchscale 16 experts",
+            "torchscale dense",
+        ),
+        (
+            Goal("times TorchScale at 64 experts (at least 5)", times("kilolayer 64 experts", "torchscale 64 experts")),
+            Goal(
+                "forward and backward over those of the dense twin (at most 1.5)",
+                lambda found: found["kilolayer 64 experts"]["model_ms"] / found["kilolayer twin"]["model_ms"],
+            ),
+            Goal("memory at 64 experts, GB (at most 64)", lambda found: found["kilolayer 64 experts"]["gigabytes"]),
         ),
     ),
     9: Row(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.data.windows import TextBatch
+from kilolayer.layers.stack import Stack
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import Guard
 from kilolayer.train.optimizer import Optimizer
@@ -38,9 +39,13 @@ def kilolayer(setting: Setting, device: torch.device) -> Step:
         "recipe": kl.recipes.get(setting.recipe),
         "pad_id": None,
     }
+    if setting.experts:
+        options["moe"] = kl.MoE(experts=setting.experts)
     translates = setting.task == "translation"
     shape = "encoder_decoder" if translates else "decoder"
     model = kl.build_model(kl.ModelConfig(shape=shape, **options), device=device, seed=1)
+    if setting.twin:
+        widen(model.stacks()[0], kl.ModelConfig(shape=shape, **options | {"ffn_dim": 2 * setting.ffn_dim}), device)
     source, target, labels = batch(setting, torch.device("cpu"))
     read = Batch(source, target, labels, labels.numel()) if translates else TextBatch(target, labels, labels.numel())
     if model.config.recipe.calibration() is not None:
@@ -55,6 +60,13 @@ def kilolayer(setting: Setting, device: torch.device) -> Step:
             _refuse(f"{fault} is not finite, and the update was left out")
 
     return step
+
+
+def widen(stack: Stack, config: kl.ModelConfig, device: torch.device) -> None:
+    """Put layers of another configuration in the place of every second one."""
+    wide = kl.build_model(config, device=device, seed=1).stacks()[0]
+    for index in range(1, len(stack.blocks), 2):
+        stack.blocks[index] = wide.blocks[index]
 
 
 def _refuse(message: str) -> None:
@@ -92,6 +104,42 @@ def torchscale(setting: Setting, device: torch.device) -> Step:
         model = EncoderDecoder(config, table, source_positions, table, target_positions)
     source, target, labels = batch(setting, device)
     return autocast_step(model, lambda: model(source, target)[0], labels)
+
+
+def torchscale_language(setting: Setting, device: torch.device) -> Step:
+    """Its decoder, Sub-LN, with X-MoE in every second layer; the balance loss as its examples weigh it."""
+    from torchscale.architecture.config import DecoderConfig
+    from torchscale.architecture.decoder import Decoder
+    from torchscale.component.embedding import PositionalEmbedding, TextEmbedding
+
+    if not torch.distributed.is_initialized():
+        # Its sparse layer asks a process group for its size.
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    sparse = {"moe_freq": 2, "moe_expert_count": setting.experts, "use_xmoe": True} if setting.experts else {}
+    config = DecoderConfig(
+        decoder_layers=setting.layers,
+        decoder_embed_dim=setting.dim,
+        decoder_attention_heads=setting.heads,
+        decoder_ffn_embed_dim=setting.ffn_dim,
+        subln=True,
+        activation_fn="relu",
+        vocab_size=setting.vocabulary,
+        share_decoder_input_output_embed=True,
+        **sparse,
+    )
+    with device:
+        positions = PositionalEmbedding(setting.length + 2, setting.dim)
+        model = Decoder(config, TextEmbedding(setting.vocabulary, setting.dim), positions)
+    _, target, labels = batch(setting, device)
+    balance: list[Tensor] = []
+
+    def logits() -> Tensor:
+        found, extra = model(target)
+        balance[:] = [each for each in extra.get("l_aux", []) if each is not None]
+        return found
+
+    return autocast_step(model, logits, labels, more=lambda: 0.01 * sum(balance) if balance else 0.0)
 
 
 class PlainTransformer(nn.Module):
@@ -194,13 +242,22 @@ def x_transformers(setting: Setting, device: torch.device, compiled: bool = Fals
     return autocast_step(model, lambda: model(target), labels, compiled)
 
 
-def autocast_step(model: nn.Module, logits: Callable[[], Tensor], labels: Tensor, compiled: bool = False) -> Step:
-    """Forward and loss under bf16 autocast, backward, update. compiled: forward and loss as one, in torch's default mode."""
+def autocast_step(
+    model: nn.Module,
+    logits: Callable[[], Tensor],
+    labels: Tensor,
+    compiled: bool = False,
+    more: Callable[[], Tensor | float] = lambda: 0.0,
+) -> Step:
+    """Forward and loss under bf16 autocast, backward, update. compiled: forward and loss as one, in torch's default mode.
+
+    more: what the last forward adds to the loss.
+    """
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=LR, weight_decay=0.01, fused=True)
 
     def mean_loss() -> Tensor:
         with torch.autocast(labels.device.type, torch.bfloat16):
-            return F.cross_entropy(logits().flatten(0, 1), labels.flatten())
+            return F.cross_entropy(logits().flatten(0, 1), labels.flatten()) + more()
 
     loss = torch.compile(mean_loss) if compiled else mean_loss
 
@@ -222,6 +279,7 @@ def batch(setting: Setting, device: torch.device) -> tuple[Tensor, Tensor, Tenso
 SYSTEMS: dict[str, Callable[[Setting, torch.device], Step]] = {
     "kilolayer": kilolayer,
     "torchscale": torchscale,
+    "torchscale language": torchscale_language,
     "nn.Transformer": nn_transformer,
     "marian": marian,
     "gpt2": gpt2,

@@ -12,6 +12,7 @@ TRAINING = {
     "tokens_per_s": ("target tokens/s", "{:,.0f}"),
     "tflops": ("TFLOP/s", "{:,.1f}"),
     "share": ("of the product's rate", "{:.1%}"),
+    "update_ms": ("of it clip and update", "{:.1f}"),
     "gigabytes": ("memory GB", "{:.1f}"),
     "reserved_gigabytes": ("reserved GB", "{:.1f}"),
     "first_s": ("first step s", "{:.1f}"),
