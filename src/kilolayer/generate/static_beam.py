@@ -7,8 +7,6 @@ more than needed is taken.
 
 from __future__ import annotations
 
-from itertools import count
-
 import torch
 from torch import Tensor
 
@@ -34,7 +32,7 @@ def static_beam_search(
     written = torch.empty(room.size.rows, beam, 0, dtype=torch.int64)
     rooms.take_step(room)
     room.send(0)
-    for length in count(1):
+    for length in range(1, longest + 1):
         if length < longest:
             rooms.take_step(room)
             room.send(length)
