@@ -10,8 +10,9 @@ come among the n best: log p only falls and the length is bounded, so that log p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from kilolayer.generate.top import top
 
 
 @dataclass
-class _Sentence:
+class Sentence:
     """The finished hypotheses of a sentence and the rule that ends its search."""
 
     longest: int
@@ -33,16 +34,28 @@ class _Sentence:
     count: int = 0
     best: list[Hypothesis] = field(default_factory=list)
 
-    def finish(self, tokens: list[int], log_probability: float) -> None:
-        ended = tokens[-1] == EOS
-        score = log_probability / len(tokens) ** self.penalty
-        self.count += 1
-        self.best.append(Hypothesis(tokens[:-1] if ended else tokens, score, log_probability, ended))
-        self.best = sorted(self.best, key=lambda each: -each.score)[: self.n_best]
+    def advance(self, length: int, totals: list[float], ends: list[bool], written: Callable[[int], list[int]]) -> bool:
+        """Finish what ends among the best `beam`, or at the longest length; whether the search is over.
 
-    def is_over(self, length: int, best_open: float) -> bool:
+        totals and ends: the log-probabilities of the continuations, now of `length` tokens, and which of them end; best first,
+        what is not a number before all. written: the tokens of the continuation of a rank.
+        """
+        for rank in range(min(self.beam, len(totals))):
+            if (ends[rank] or length >= self.longest) and isfinite(totals[rank]):
+                self._finish(rank, length, totals[rank], ends[rank], written)
+        return self._is_over(length, totals[ends.index(False)] if False in ends else -inf)
+
+    def _finish(self, rank: int, length: int, total: float, end: bool, written: Callable[[int], list[int]]) -> None:
+        score = total / length**self.penalty
+        self.count += 1
+        if len(self.best) < self.n_best or score > self.best[-1].score:
+            tokens = written(rank)
+            self.best.append(Hypothesis(tokens[:-1] if end else tokens, score, total, end))
+            self.best = sorted(self.best, key=lambda each: -each.score)[: self.n_best]
+
+    def _is_over(self, length: int, best_open: float) -> bool:
         refuse_nan(best_open)
-        if self.count >= self.beam or length >= self.longest or best_open == float("-inf"):
+        if self.count >= self.beam or length >= self.longest or best_open == -inf:
             return True
         bound = best_open / self.longest**self.penalty
         return self.by_bound and len(self.best) == self.n_best and bound <= self.best[-1].score
@@ -55,8 +68,8 @@ def beam_search(
 
     limits: the longest length of each sentence. early_stop: by the bound above; without it the result is the same, later.
     """
-    sentences = [_Sentence(limit, beam, length_penalty, n_best, early_stop) for limit in limits]
-    running = list(sentences)
+    sentences = [Sentence(limit, beam, length_penalty, n_best, early_stop) for limit in limits]
+    running = dict(enumerate(sentences))
     tokens = reader.first
     totals: Tensor | None = None  # log-probabilities of the open hypotheses [batch, beam]; -inf where there is none
     written = tokens[:, :, None][..., :0]  # their tokens [batch, beam, length]
@@ -64,21 +77,20 @@ def beam_search(
     for length in range(1, max(limits) + 1):
         log_probabilities = reader.read(tokens)
         candidates, parents, tokens = _continuations(log_probabilities, totals, beam)
-        written = torch.cat([_of_parents(written, parents), tokens[..., None]], dim=2)
+        written = torch.cat([of_parents(written, parents), tokens[..., None]], dim=2)
         ends = tokens == EOS
-        over = _finish(running, length, candidates, written, ends)
+        over = advance(running, length, candidates, written, ends)
         if all(over):
             break
-        # Open hypotheses first, in the order of their rank; at most `beam` of the 2 beam candidates end.
-        order = ends.long().argsort(dim=1, stable=True)[:, :beam]
+        order = open_first(ends, beam)
         totals = candidates.masked_fill(ends, float("-inf")).gather(1, order)
-        tokens, parents, written = tokens.gather(1, order), parents.gather(1, order), _of_parents(written, order)
+        tokens, parents, written = tokens.gather(1, order), parents.gather(1, order), of_parents(written, order)
         reader.branch(parents)
         if any(over):
             rows = without_gaps(~torch.tensor(over, device=tokens.device))
             reader.keep(rows)
             totals, tokens, written = totals[rows], tokens[rows], written[rows]
-            running = [running[row] for row in rows.tolist()]
+            running = dict(enumerate(running[row] for row in rows.tolist()))
     return [sentence.best for sentence in sentences]
 
 
@@ -92,20 +104,27 @@ def _continuations(log_probabilities: Tensor, totals: Tensor | None, beam: int) 
     return totals, index // vocabulary, index % vocabulary
 
 
-def _finish(running: list[_Sentence], length: int, totals: Tensor, written: Tensor, ends: Tensor) -> list[bool]:
-    """Hand over what ends among the best `beam`, or at the longest length; which sentences are over."""
-    over = []
+def advance(running: dict[int, Sentence], length: int, totals: Tensor, written: Tensor, ends: Tensor) -> list[bool]:
+    """Which sentences, by row, are over after the continuations to tokens [rows, continuations, length].
+
+    totals [rows, continuations]: their log-probabilities, best first; ends bool, of the same shape.
+    """
     # As lists: a few hundred numbers, of which one by one is asked, cost less than the calls that would ask all at once.
-    for row, (sentence, numbers, ended) in enumerate(zip(running, totals.tolist(), ends.tolist(), strict=True)):
-        done = [length >= sentence.longest or end for end in ended[: sentence.beam]]
-        for rank, (total, is_done) in enumerate(zip(numbers, done, strict=False)):
-            if is_done and isfinite(total):
-                sentence.finish(written[row, rank].tolist(), total)
-        open_ = [total for total, end in zip(numbers, ended, strict=True) if not end]
-        over.append(sentence.is_over(length, nan if any(map(isnan, open_)) else max(open_, default=-inf)))
-    return over
+    numbers, ended = totals.tolist(), ends.tolist()
+    return [
+        sentence.advance(length, numbers[row], ended[row], lambda rank, row=row: written[row, rank].tolist())
+        for row, sentence in running.items()
+    ]
 
 
-def _of_parents(written: Tensor, parents: Tensor) -> Tensor:
+def open_first(ends: Tensor, beam: int) -> Tensor:
+    """Which continuations are read on: bool [rows, continuations] to int64 [rows, beam], open ones first, best first.
+
+    At most `beam` of the 2 beam continuations end: one of each hypothesis.
+    """
+    return ends.long().argsort(dim=1, stable=True)[:, :beam]
+
+
+def of_parents(written: Tensor, parents: Tensor) -> Tensor:
     """[batch, hypotheses, length] in the order of int64 [batch, children]."""
     return written.gather(1, parents[..., None].expand(-1, -1, written.shape[2]))

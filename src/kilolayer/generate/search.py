@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import EOS, PAD, Reader, Reads, without_gaps
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.static import StaticReader
+from kilolayer.generate.static_beam import static_beam_search
 from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -49,6 +51,9 @@ def generate(
     model.eval()
     try:
         limits = [config.max_length(length) for length in lengths]
+        # On a GPU a translator's steps are recorded as a graph, in memory of fixed shape.
+        if config.method == "beam" and source.device.type == "cuda" and isinstance(model, EncoderDecoder):
+            return static_beam_search(model, source, limits, **_beam_options(config))
         reader = _reader(model, source, config.width, max(limits))
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
@@ -57,7 +62,6 @@ def generate(
 
 
 def _reader(model: EncoderDecoder | Decoder, source: Tensor, width: int, max_length: int) -> Reads:
-    """On a GPU a translator's steps are recorded as a graph, in memory of fixed shape."""
     if source.device.type == "cuda" and isinstance(model, EncoderDecoder):
         return StaticReader(model, source, width=width, max_length=max_length)
     return Reader(write_out(model), source, width=width, max_length=max_length)
@@ -67,8 +71,7 @@ def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Seq
     if config.method == "greedy":
         return greedy(reader, limits)
     if config.method == "beam":
-        penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        return beam_search(reader, limits, beam=config.width, length_penalty=penalty, n_best=config.n_best)
+        return beam_search(reader, limits, **_beam_options(config))
     return sample(
         reader,
         limits,
@@ -79,6 +82,11 @@ def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Seq
         top_k=config.top_k,
         top_p=config.top_p,
     )
+
+
+def _beam_options(config: SearchConfig) -> dict[str, Any]:
+    penalty = 1.0 if config.length_penalty is None else config.length_penalty
+    return {"beam": config.width, "length_penalty": penalty, "n_best": config.n_best}
 
 
 def greedy(reader: Reads, limits: list[int]) -> list[list[Hypothesis]]:

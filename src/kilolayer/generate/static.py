@@ -8,7 +8,9 @@ sources are rounded up to a few sizes, and a room of each size serves batch afte
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,9 +19,11 @@ from torch import Tensor
 from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilities
 from kilolayer.layers.attention import CrossAttention
 from kilolayer.layers.block import CrossBlock, View
+from kilolayer.layers.cache import StaticKeys
 from kilolayer.layers.graph import Graphs
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.stack import Sequences
+from kilolayer.layers.step_attention import serves
 from kilolayer.models.encoder_decoder import EncoderDecoder
 
 ROOMS = 4  # kept of each model
@@ -40,42 +44,30 @@ class Size:
         return cls(1 << (rows - 1).bit_length(), width, -(-steps // 32) * 32, -(-source // 32) * 32)
 
 
-class StaticKeys:
-    """One layer's keys and values: [rows, key heads, entries, head width] each; and those of the source."""
-
-    def __init__(self, entries: Tensor, memory: Tensor) -> None:
-        self.keys, self.values = entries
-        key, value = memory
-        self.memory: tuple[Tensor, Tensor] | None = (key, value)
-
-    def append(self, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Write into the entries int64 [new] of `past`; return all entries, also those that hold nothing yet."""
-        self.keys.index_copy_(2, past, key)
-        self.values.index_copy_(2, past, value)
-        return self.keys, self.values
-
-
 class Room:
     """The memory of a batch of one size, and one step of a model in it."""
 
     def __init__(self, model: EncoderDecoder, size: Size) -> None:
         self.model, self.size = model, size
-        table = model.embedding.weight
-        self.dtype, self.device = model.decoder.product_dtype, table.device
+        self.vocabulary, self.device = model.embedding.weight.shape[0], model.embedding.weight.device
+        self.dtype = model.decoder.product_dtype
         layers, entries = len(model.decoder.blocks), size.steps * size.width
-        shape = (layers, 2, size.rows, model.config.key_heads)
-        kept = torch.zeros(*shape, entries, model.config.head_dim, dtype=self.dtype, device=self.device)
-        read = torch.zeros(*shape, size.source, model.config.head_dim, dtype=self.dtype, device=self.device)
+        config = model.config
+        shape = (layers, 2, size.rows, config.key_heads)
+        kept = torch.zeros(*shape, entries, config.head_dim, dtype=self.dtype, device=self.device)
+        read = torch.zeros(*shape, size.source, config.head_dim, dtype=self.dtype, device=self.device)
         self.layers = [StaticKeys(kept[layer], read[layer]) for layer in range(layers)]
-        self.memory_bias = torch.zeros(size.rows, 1, 1, size.source, dtype=self.dtype, device=self.device)
+        # Whether the kernel of step_attention.py serves, or SDPA, which takes a bias of its own form.
+        self.by_kernel = model.decoder.positions.bias is None and serves(
+            self.device, self.dtype, size.width * config.heads // config.key_heads, config.head_dim
+        )
+        self.real = torch.ones(size.rows, 1, 1, size.source, dtype=torch.bool, device=self.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
         self.tokens = torch.full((size.rows, size.width), PAD, device=self.device)
         self.itself = torch.arange(size.width, device=self.device).expand(size.rows, -1).contiguous()
         self.parents = self.itself.clone()
         self.seen = torch.zeros(size.rows, size.width, entries, dtype=torch.bool, device=self.device)
-        precise = torch.promote_types(table.dtype, torch.float32)
-        self.found = torch.zeros(size.rows, size.width, table.shape[0], dtype=precise, device=self.device)
-        self.ready = 0
+        self.ready = False
 
     def enter(self, memory: Sequences) -> None:
         """Begin with the first step of a new batch, whose encoded sources are `memory`."""
@@ -87,71 +79,100 @@ class Room:
             assert keys.memory is not None
             for place, part in zip(keys.memory, attention.read(memory.states, None), strict=True):
                 place[:rows, :, :source] = part
-        self.memory_bias[:, ..., source:] = float("-inf")
-        bias = (
-            0.0
-            if memory.real is None
-            else torch.zeros_like(memory.real, dtype=self.dtype).masked_fill(~memory.real, -torch.inf)
-        )
-        self.memory_bias[:rows, 0, 0, :source] = bias
-        self.memory_bias[rows:, ..., :source] = 0.0
+        self.real.fill_(True)
+        self.real[:, ..., source:] = False
+        if memory.real is not None:
+            self.real[:rows, 0, 0, :source] = memory.real
         self.step.zero_()
         self.seen.zero_()
         self.tokens.fill_(PAD)
         self.parents.copy_(self.itself)
 
     def take_step(self) -> None:
-        """Read `tokens`, each after the hypothesis in `parents`; leave log-probabilities in `found`."""
+        """What a graph records."""
+        raise NotImplementedError
+
+    def read(self) -> Tensor:
+        """Read `tokens`, each after the hypothesis in `parents`: logits [rows, width, vocabulary]."""
         width, entries = self.size.width, self.seen.shape[2]
         self.seen.copy_(self.seen.gather(1, self.parents[..., None].expand(-1, -1, entries)))
         new = self.step * width + self.itself[0]
         self.seen.scatter_(2, new[None, :, None].expand(self.size.rows, -1, -1), True)
         decoder, places = self.model.decoder, self.step.expand(1, width)
-        mask = Mask(values=self.seen[:, None])
+        mask = Mask(values=self.seen[:, None], step=self.by_kernel)
+        reading = Mask(values=self.real, step=self.by_kernel)
         positions = decoder.positions
         if positions.bias is not None:
             mask = mask.with_bias(positions.bias(places, (torch.arange(entries, device=self.device) // width)[None]))
+        if not self.by_kernel:
+            mask, reading = mask.as_bias(self.dtype), reading.as_bias(self.dtype)
         rotation = None if positions.rotary is None else positions.rotary(places, self.dtype)
         x = positions.at_input(self.model.embedding(self.tokens), places)
-        view = View(mask.as_bias(self.dtype), rotation, new, None, Mask(values=self.memory_bias))
-        self.found.copy_(log_probabilities(self.model.scores(decoder.run(x, view, self.layers).states)))
+        logits = self.model.scores(decoder.run(x, View(mask, rotation, new, None, reading), self.layers).states)
         self.step += 1
+        return logits
+
+
+class ReadingRoom(Room):
+    """A room whose step leaves the log-probabilities of all tokens."""
+
+    def __init__(self, model: EncoderDecoder, size: Size) -> None:
+        super().__init__(model, size)
+        precise = torch.promote_types(model.embedding.weight.dtype, torch.float32)
+        self.found = torch.zeros(size.rows, size.width, self.vocabulary, dtype=precise, device=self.device)
+
+    def take_step(self) -> None:
+        self.found.copy_(log_probabilities(self.read()))
         self.parents.copy_(self.itself)
+
+
+AnyRoom = TypeVar("AnyRoom", bound=Room)
 
 
 class Rooms:
     """The rooms of one model, the last used ones kept, and their recordings in one memory pool."""
 
     def __init__(self) -> None:
-        self.rooms: OrderedDict[tuple[Size, int], Room] = OrderedDict()
+        self.rooms: OrderedDict[Hashable, Room] = OrderedDict()
         self.graphs: Graphs | None = None
 
-    def room(self, model: EncoderDecoder, size: Size) -> Room:
+    def room(self, kind: type[AnyRoom], model: EncoderDecoder, size: Size) -> AnyRoom:
         """A room of this size; a model whose weights have moved gets a new one."""
-        key = (size, model.embedding.weight.data_ptr())
+        key = _key(kind, model, size)
         if key not in self.rooms:
-            self.rooms[key] = Room(model, size)
+            self.rooms[key] = kind(model, size)
             if len(self.rooms) > ROOMS:
                 old, _ = self.rooms.popitem(last=False)
                 if self.graphs is not None:
                     self.graphs.recordings.pop(old, None)
         self.rooms.move_to_end(key)
-        return self.rooms[key]
+        room = self.rooms[key]
+        assert isinstance(room, kind)
+        return room
 
     def take_step(self, room: Room) -> None:
         """A step of the room, on a GPU recorded the second time: the first one readies its kernels."""
-        key = (room.size, room.model.embedding.weight.data_ptr())
         if room.device.type != "cuda" or not room.ready:
             room.take_step()
-            room.ready = 1
+            room.ready = True
             return
+        key = _key(type(room), room.model, room.size)
         self.graphs = self.graphs or Graphs()
         if key not in self.graphs.recordings:
             self.graphs.record(key, room.take_step, ())
         self.graphs.replay(key, ())
 
 
+def _key(kind: type[Room], model: EncoderDecoder, size: Size) -> Hashable:
+    return kind, size, model.embedding.weight.data_ptr()
+
+
 _rooms: WeakKeyDictionary[EncoderDecoder, Rooms] = WeakKeyDictionary()
+
+
+def rooms_of(model: EncoderDecoder) -> Rooms:
+    """The rooms that are kept as long as the model."""
+    return _rooms.setdefault(model, Rooms())
 
 
 class StaticReader:
@@ -160,9 +181,9 @@ class StaticReader:
     def __init__(self, model: EncoderDecoder, source: Tensor, *, width: int, max_length: int) -> None:
         self.max_length = allowed_length(model, max_length, before=0)
         self.first = source.new_full((len(source), 1), BOS)
-        self.rooms = _rooms.setdefault(model, Rooms())
+        self.rooms = rooms_of(model)
         size = Size.holding(len(source), width, self.max_length, source.shape[1])
-        self.room = self.rooms.room(model, size)
+        self.room = self.rooms.room(ReadingRoom, model, size)
         self.room.enter(model.encode(source))
         self.rows = torch.arange(len(source), device=source.device)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kilolayer.layers.cache import KeptKeys
+from kilolayer.layers.cache import KeptKeys, StaticKeys
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
@@ -14,6 +14,7 @@ from kilolayer.layers.position import Rotation
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import HeadScale, make_shift
 from kilolayer.layers.short_attention import short_cross_attention, short_self_attention
+from kilolayer.layers.step_attention import step_cross_attention, step_self_attention
 from kilolayer.recipes.base import Plan, Role
 
 
@@ -85,6 +86,10 @@ class SelfAttention(Attention):
         query, key, value = (self.split_heads(part) for part in projected.split(self.query_key_value.rows, dim=-1))
         if rotation is not None:
             query, key = rotation.rotate_query(query), rotation.rotate_key(key)
+        if mask.step:
+            assert isinstance(cache, StaticKeys)
+            assert isinstance(past, Tensor)
+            return self.finish(self.split_heads(step_self_attention(query, key, value, cache, mask, past)))
         if cache is not None:
             key, value = cache.append(key, value, past)
         return self.attend(query, key, value, mask)
@@ -107,6 +112,8 @@ class CrossAttention(Attention):
             packed = self.key_value(memory)
             return self.finish(self.split_heads(short_cross_attention(query, packed, mask.keys, self.heads, self.key_heads)))
         key, value = self.read(memory, cache)
+        if mask.step:
+            return self.finish(self.split_heads(step_cross_attention(self.split_heads(query), key, value, mask)))
         return self.attend(self.split_heads(query), key, value, mask)
 
     def read(self, memory: Tensor, cache: KeptKeys | None) -> tuple[Tensor, Tensor]:

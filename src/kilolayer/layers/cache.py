@@ -48,6 +48,21 @@ class LayerCache:
             self.memory = (_moved(key, rows, key.shape[2]), _moved(value, rows, value.shape[2]))
 
 
+class StaticKeys:
+    """One layer's keys and values: [rows, key heads, entries, head width] each; and those of the source. Nothing here moves."""
+
+    def __init__(self, entries: Tensor, memory: Tensor) -> None:
+        self.keys, self.values = entries
+        key, value = memory
+        self.memory: tuple[Tensor, Tensor] | None = (key, value)
+
+    def append(self, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Write into the entries int64 [new] of `past`; return all entries, also those that hold nothing yet."""
+        self.keys.index_copy_(2, past, key)
+        self.values.index_copy_(2, past, value)
+        return self.keys, self.values
+
+
 class Cache:
     """What a decoder has read so far; `length` entries of at most `capacity`.
 

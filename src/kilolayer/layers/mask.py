@@ -15,12 +15,14 @@ class Mask:
 
     `values` broadcasts to [batch, heads, queries, keys]: bool, True where a query may look, or a float bias.
     `short`: the view is causal, or not, on keys with the bias `keys` [batch, keys], and short_attention.py serves it.
+    `step`: the view is that of hypotheses side by side on kept entries, `values` are bool, and step_attention.py serves it.
     """
 
     causal: bool = False
     values: Tensor | None = None
     short: bool = False
     keys: Tensor | None = None
+    step: bool = False
 
     def with_bias(self, bias: Tensor) -> Mask:
         """The same view with a float bias [1, heads, queries, keys] on the scores."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kilolayer.layers.few_rows import few_rows_product, serves
 from kilolayer.layers.initialise import Noise
 from kilolayer.recipes.base import Plan, Role
 
@@ -41,7 +42,9 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] to [..., sum of rows], in the dtype of the weights."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        x = x.to(self.weight.dtype)
+        product = few_rows_product if serves(x, self.weight) else F.linear
+        return product(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{role}: {rows} x {self.weight.shape[1]}" for role, rows in self.parts)
