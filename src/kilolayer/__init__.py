@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from kilolayer.models.encoder import Encoder as Encoder
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
     from kilolayer.moe.balance import update_balance as update_balance
+    from kilolayer.moe.clip import clip_grad_norm_ as clip_grad_norm_
     from kilolayer.moe.config import MoE as MoE
+    from kilolayer.moe.layer import freeze_experts as freeze_experts
+    from kilolayer.moe.shard import reduce_gradients as reduce_gradients
+    from kilolayer.moe.shard import shard_experts as shard_experts
+    from kilolayer.moe.state import full_state_dict as full_state_dict
+    from kilolayer.moe.state import load_full_state_dict as load_full_state_dict
 
 __version__ = "0.1.0"
 
@@ -30,7 +36,13 @@ _HOMES = {
     "ModelConfig": "kilolayer.models.config",
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
+    "clip_grad_norm_": "kilolayer.moe.clip",
     "fold": "kilolayer.export.fold",
+    "freeze_experts": "kilolayer.moe.layer",
+    "full_state_dict": "kilolayer.moe.state",
+    "load_full_state_dict": "kilolayer.moe.state",
+    "reduce_gradients": "kilolayer.moe.shard",
+    "shard_experts": "kilolayer.moe.shard",
     "update_balance": "kilolayer.moe.balance",
 }
 
@@ -42,8 +54,14 @@ __all__ = [
     "ModelConfig",
     "build_model",
     "calibrate",
+    "clip_grad_norm_",
     "fold",
+    "freeze_experts",
+    "full_state_dict",
+    "load_full_state_dict",
     "recipes",
+    "reduce_gradients",
+    "shard_experts",
     "update_balance",
 ]
 

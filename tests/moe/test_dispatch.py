@@ -44,17 +44,16 @@ def test_what_is_gathered_is_combined_again(top_k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("experts", "top_k", "factor", "real", "padding", "expected"),
+    ("experts", "top_k", "factor", "tokens", "expected"),
     [
-        (4, 1, 1.0, 16, 0, 4),
-        (4, 1, 1.0, 17, 3, 5),  # ceil(17 / 4); padding does not count
-        (4, 2, 1.25, 16, 5, 10),
-        (4, 2, 1.0, 17, 0, 10),
-        (100, 1, 0.29, 10_000, 0, 29),
-        (8, 1, 0.5, 3, 0, 1),
-        (8, 2, 1.0, 0, 4, 1),
+        (4, 1, 1.0, 16, 4),
+        (4, 1, 1.0, 17, 5),  # ceil(17 / 4)
+        (4, 2, 1.25, 16, 10),
+        (4, 2, 1.0, 17, 10),
+        (100, 1, 0.29, 10_000, 29),
+        (8, 1, 0.5, 3, 1),
+        (8, 2, 1.0, 0, 1),
     ],
 )
-def test_capacity(experts: int, top_k: int, factor: float, real: int, padding: int, expected: int) -> None:
-    tokens = torch.tensor([True] * real + [False] * padding)
-    assert int(capacity_of(experts, top_k, factor, tokens)) == expected
+def test_capacity(experts: int, top_k: int, factor: float, tokens: int, expected: int) -> None:
+    assert int(capacity_of(experts, top_k, factor, torch.tensor(tokens))) == expected

@@ -129,7 +129,7 @@ def _is_served(ends: Tensor, *operands: Tensor) -> bool:
         served = dtype == torch.bfloat16 and torch.cuda.get_device_capability(operands[0].device)[0] in (9, 10)
     else:
         served = dtype in (torch.float32, torch.bfloat16)
-    return served and len(ends) <= MOST_GROUPS and all(map(_is_aligned, operands))
+    return served and len(operands[0]) > 0 and len(ends) <= MOST_GROUPS and all(map(_is_aligned, operands))
 
 
 def _is_aligned(operand: Tensor) -> bool:
@@ -147,7 +147,7 @@ class _Blocks:
 
     def __init__(self, rows: int, ends: Tensor) -> None:
         groups, device = len(ends), ends.device
-        self.size = -(-rows // groups)
+        self.size = max(1, -(-rows // groups))
         count = min(2 * groups, rows)
         starts = F.pad(ends, (1, 0))
         self.ends, self.starts = ends.long(), starts[:-1].long()

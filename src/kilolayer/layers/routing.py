@@ -16,6 +16,8 @@ class Routing(NamedTuple):
     entropy: of a token's gate distribution, in nats, the mean over tokens.
     dropped: the share of choices that were over an expert's capacity.
     temperature: of the gate; 1 where it has none.
+    Where several processes share the experts, each reading tokens of its own: router_loss is the share of this process, to be
+    summed over them, and the others are of all processes' tokens.
     """
 
     router_loss: Tensor

@@ -109,18 +109,22 @@ class Stack(nn.Module):
         return attention
 
     def compile_layer(self, backend: str = "inductor") -> None:
-        """Compile the layers' forward, once for all of a kind and all batch shapes, for training with `recompute` as it is."""
+        """Compile the layers' forward, once for all of a kind and all batch shapes, for training with `recompute` as it is.
+
+        Layers that share experts with other processes find out shapes in their forward and run one operation at a time.
+        """
         # A number that all layers share is a constant; sizes that happen to be equal are still two sizes.
         torch._dynamo.config.specialize_float = True
         shape_config.use_duck_shape = False
         partition_config.activation_memory_budget = {"none": 1.0, "selective": 0.5, "layer": 0.0}[self.recompute]
-        kinds = {type(block) for block in self.blocks}
+        kinds = {type(block) for block in self.blocks if _has_fixed_shapes(block)}
         self.compiled = {kind: torch.compile(kind.forward, dynamic=True, fullgraph=True, backend=backend) for kind in kinds}
 
     def _how_to_run(self, block: nn.Module, caches: Sequence[KeptKeys] | None) -> Callable[..., LayerOutput]:
         if not self.training or caches is not None:
             return nn.Module.__call__
-        return recomputed(nn.Module.__call__, self.recompute) if self.compiled is None else self.compiled[type(block)]
+        compiled = None if self.compiled is None else self.compiled.get(type(block))
+        return recomputed(nn.Module.__call__, self.recompute) if compiled is None else compiled
 
     def sublayers(self) -> list[Sublayer]:
         """All sublayers in the order of the forward; a compiled block is looked into."""
@@ -205,3 +209,7 @@ class Stack(nn.Module):
         if self.positions.bias is not None:
             mask = mask.with_bias(self.positions.bias(places, cache.places().to(places.device)))
         return places, mask
+
+
+def _has_fixed_shapes(block: nn.Module) -> bool:
+    return all(getattr(module, "has_fixed_shapes", True) for module in block.modules())

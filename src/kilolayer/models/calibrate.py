@@ -16,6 +16,7 @@ from kilolayer.errors import InputError
 from kilolayer.layers.stack import Sequences, Stack
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.models.model import Model
+from kilolayer.moe.shard import expert_group
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
     if rule is None:
         logger.warning("recipe %s needs no calibration: nothing was changed", model.config.recipe.name)
         return Calibration()
+    if expert_group(model) is not None:
+        raise InputError(
+            "processes that share experts would find different scales, each from its own tokens",
+            fix="calibrate the whole model first, then call shard_experts",
+        )
     probes = {stack.side: _Profile(stack, running=rule == "running") for stack in model.stacks()}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     try:

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.moe.router import Choice, Router
+from kilolayer.parallel.collectives import sum_over
+from kilolayer.parallel.group import ExpertGroup
 
 
 class Statistics(NamedTuple):
-    """Over real tokens. first [experts]: the share of tokens whose first choice it is; balance, z, entropy: scalars."""
+    """Over real tokens. first [experts]: the share of tokens whose first choice it is; balance, z, entropy: scalars.
+
+    Of several processes, first and entropy are those of all their tokens; balance and z are what the tokens of this process
+    add to them: their sum over the processes is that of all tokens.
+    """
 
     first: Tensor
     balance: Tensor
@@ -21,25 +27,26 @@ class Statistics(NamedTuple):
     entropy: Tensor
 
 
-def statistics(choice: Choice, real: Tensor | None) -> Statistics:
+def statistics(choice: Choice, real: Tensor | None, group: ExpertGroup | None = None) -> Statistics:
     """What the losses of a router are made from; real: bool [tokens], False at padding.
 
     balance = E * sum_e m_e c_e, m_e the mean share of expert e and c_e the share of first choices that fall on it (GShard,
-    X-MoE); z = mean(logsumexp(logits)^2) (ST-MoE); entropy: of the gates, in nats.
+    X-MoE); z = mean(logsumexp(logits)^2) (ST-MoE); entropy: of the gates, in nats. All means are over the tokens of all
+    processes of `group`.
     """
     tokens, experts = choice.logits.shape
-    if real is None:
-        portion = choice.logits.new_ones(1, 1) / tokens
-    else:
-        portion = real.to(choice.logits.dtype)[:, None] / real.sum().clamp(min=1)
+    counted = choice.logits.new_ones(tokens, 1) if real is None else real.to(choice.logits.dtype)[:, None]
     numbers = torch.arange(experts, device=choice.experts.device)
-    first = ((choice.experts[:, :1] == numbers) * portion).sum(dim=0)
-    balance = experts * ((choice.shares * portion).sum(dim=0) * first).sum()
-    z = (choice.logits.logsumexp(dim=-1, keepdim=True).square() * portion).sum()
+    firsts = ((choice.experts[:, :1] == numbers) * counted).sum(dim=0)
     gates = choice.gates.detach()
     gates = gates / gates.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
-    entropy = (-torch.xlogy(gates, gates).sum(dim=-1, keepdim=True) * portion).sum()
-    return Statistics(first, balance, z, entropy)
+    entropies = (-torch.xlogy(gates, gates).sum(dim=-1, keepdim=True) * counted).sum(dim=0)
+    firsts, entropies = sum_over(torch.cat([firsts, entropies]), group).split([experts, 1])
+    count = firsts.sum().clamp(min=1)
+    first, portion = firsts / count, counted / count
+    balance = experts * ((choice.shares * portion).sum(dim=0) * first).sum()
+    z = (choice.logits.logsumexp(dim=-1, keepdim=True).square() * portion).sum()
+    return Statistics(first, balance, z, (entropies / count).squeeze())
 
 
 def balanced_routers(model: nn.Module) -> list[Router]:

@@ -42,9 +42,12 @@ class Dispatch(NamedTuple):
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of each token's rows: [tokens * k, dim] and [tokens, k] to [tokens, dim], in the rows' dtype."""
-        choices = _Taken.apply(rows, self.place.flatten(), self.order[None])
-        summed = (choices.unflatten(0, self.place.shape) * weights.mT[..., None]).sum(dim=0)
-        return summed.to(rows.dtype)
+        choices = self.unsort(rows).unflatten(0, self.place.shape)
+        return (choices * weights.mT[..., None]).sum(dim=0).to(rows.dtype)
+
+    def unsort(self, rows: Tensor) -> Tensor:
+        """Rows in the order of choices: [tokens * k, dim] to the same."""
+        return _Taken.apply(rows, self.place.flatten(), self.order[None])
 
     def queue(self) -> Tensor:
         """How many choices of the same expert come before each: int64 [tokens, k]."""
@@ -53,12 +56,12 @@ class Dispatch(NamedTuple):
         return (torch.arange(len(of_row), device=of_row.device) - starts[of_row])[self.place].mT
 
 
-def capacity_of(experts: int, top_k: int, factor: float, real: Tensor) -> Tensor:
+def capacity_of(experts: int, top_k: int, factor: float, tokens: Tensor) -> Tensor:
     """The most choices that an expert takes: k * ceil(tokens / experts) * factor, rounded down, at least 1.
 
-    real: bool [tokens], False at padding.
+    tokens: int64 [], how many there are, padding left out.
     """
-    share = -(-real.sum() // experts)
+    share = -(-tokens // experts)
     # A hair more: 0.29 * 100 is 28.999999999999996.
     return (share.double() * (top_k * factor) + 1e-6).floor().clamp(min=1)
 

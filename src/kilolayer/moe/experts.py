@@ -20,6 +20,7 @@ class ExpertProjection(nn.Module):
     """A projection for each expert, all of one role: each has the Xavier fan and the gain of a dense one.
 
     Shapes: weight [experts, parts * outputs, inputs]; bias [experts, parts * outputs], absent where the plan has none.
+    first: the number of the first expert that is held here; other processes may hold those before and behind.
     """
 
     def __init__(
@@ -32,13 +33,13 @@ class ExpertProjection(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.parts, self.plan = tuple(parts), plan
+        self.parts, self.plan, self.first = tuple(parts), plan, 0
         self.rows = [rows for _, rows in parts]
         self.weight = nn.Parameter(torch.empty(experts, sum(self.rows), inputs, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(experts, sum(self.rows), device=device, dtype=dtype)) if plan.bias else None
 
     def fill(self, noise: Noise) -> None:
-        for expert, matrices in enumerate(self.weight):
+        for expert, matrices in enumerate(self.weight, self.first):
             for index, (matrix, (role, _)) in enumerate(zip(matrices.split(self.rows), self.parts, strict=True)):
                 noise.xavier_(matrix, self.plan.gain(role), self.plan.xavier, key=f"weight.{expert}.{index}")
         if self.bias is not None:

@@ -8,19 +8,26 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from kilolayer.errors import InputError
 from kilolayer.layers.block import Sparsity
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.moe.balance import statistics
 from kilolayer.moe.config import MoE
 from kilolayer.moe.dispatch import Dispatch, capacity_of
+from kilolayer.moe.exchange import SharedDispatch, make_dispatch
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
 from kilolayer.moe.router import make_router
+from kilolayer.parallel.collectives import sum_over
+from kilolayer.parallel.group import ExpertGroup
 from kilolayer.recipes.base import Plan
 
 
 class SparseFeedForward(nn.Module):
-    """sum_e g_e(x) FFN_e(x) over the experts e that x is sent to. [batch, length, dim] to the same, and how it was done."""
+    """sum_e g_e(x) FFN_e(x) over the experts e that x is sent to. [batch, length, dim] to the same, and how it was done.
+
+    group: the processes that share the experts, each with its own x; None where all experts are here (shard.py).
+    """
 
     def __init__(
         self,
@@ -32,8 +39,14 @@ class SparseFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.moe = moe
+        self.group: ExpertGroup | None = None
         self.router = make_router(moe, options.dim, plan, device, dtype)
         self.experts = Experts(moe.experts, options, plan, device, dtype)
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether the number of tokens alone tells all shapes: not where rows come from other processes."""
+        return self.group is None
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Routing]:
         """real: bool [batch, length], False at padding, which no expert reads and whose output is 0."""
@@ -42,21 +55,24 @@ class SparseFeedForward(nn.Module):
             real = real.flatten()
             tokens = torch.where(real[:, None], tokens, 0)
         choice = self.router(tokens, real)
-        dispatch = Dispatch.of(choice.experts, self.moe.experts)
+        dispatch = make_dispatch(choice.experts, self.moe.experts, self.group)
         weights, dropped = self._within_capacity(dispatch, choice.weights, real)
         rows = self.experts(dispatch.gather(tokens.to(self.experts.dtype)), dispatch.groups)
         y = dispatch.combine(rows, weights).view(x.shape)
-        found = statistics(choice, real)
+        found = statistics(choice, real, self.group)
         loss = self.moe.balance_weight * found.balance + self.moe.z_loss * found.z
         temperature = self.router.temperature.detach()
         return y, Routing(loss, dispatch.load, found.first, found.entropy, dropped, temperature)
 
-    def _within_capacity(self, dispatch: Dispatch, weights: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _within_capacity(
+        self, dispatch: Dispatch | SharedDispatch, weights: Tensor, real: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The weights, 0 where an expert was full before, and the share of choices for which it was."""
         if self.moe.capacity is None or not self.training:
             return weights, weights.new_zeros(())
         counted = weights.new_ones(weights.shape[0], dtype=torch.bool) if real is None else real
-        limit = capacity_of(self.moe.experts, self.moe.top_k, self.moe.capacity, counted)
+        tokens = sum_over(counted.sum(), self.group)
+        limit = capacity_of(self.moe.experts, self.moe.top_k, self.moe.capacity, tokens)
         over = (dispatch.load - limit).clamp(min=0).sum()
         dropped = over / dispatch.load.sum().clamp(min=1)
         return torch.where(dispatch.queue() < limit, weights, 0), dropped.to(weights.dtype)
@@ -77,3 +93,20 @@ def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, module in model.named_modules():
         if isinstance(module, ExpertProjection | ExpertNorm):
             yield from module.named_parameters(prefix=name)
+
+
+def freeze_experts(model: nn.Module) -> None:
+    """Leave routers and experts as they are in the training that follows, as fine-tuning does.
+
+    The balance loss keeps its meaning: its gradient goes into the layers below, which make the tokens that are routed.
+    """
+    for layer in need_sparse_layers(model).values():
+        layer.requires_grad_(False)
+
+
+def need_sparse_layers(model: nn.Module) -> dict[str, SparseFeedForward]:
+    """As `sparse_layers`, where there must be some."""
+    layers = sparse_layers(model)
+    if not layers:
+        raise InputError("this model has no experts", fix="build it with moe=kilolayer.MoE(...)")
+    return layers

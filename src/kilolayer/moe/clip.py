@@ -1,0 +1,70 @@
+"""Clipping by the norm of all gradients, in which experts may count for less (SparseClip)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from kilolayer.errors import OptionError, unknown
+from kilolayer.moe.layer import expert_parameters, sparse_layers
+from kilolayer.moe.shard import expert_group
+from kilolayer.parallel.collectives import sum_over
+
+Clipping = Literal["auto", "plain", "sparse"]
+
+
+@dataclass(frozen=True)
+class GradientNorm:
+    """Norms before clipping, scalars. total: as compared with the limit; dense (routers included) and expert: unweighted."""
+
+    total: Tensor
+    dense: Tensor
+    expert: Tensor
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") -> GradientNorm:
+    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), as torch's function of this name does, and return the norms.
+
+    kind: "plain" takes the norm of all gradients; "sparse" is SparseClip, for which experts count as `clipping_norm` says;
+    "auto" is "sparse" where there are experts. Gradients of which the norm is not finite are scaled by it too, without an
+    error. Where processes share the experts, call it on all of them after `reduce_gradients`: all find the same norm.
+    """
+    if kind not in get_args(Clipping):
+        raise unknown(str(kind), get_args(Clipping), kind="kind of clipping")
+    if math.isnan(max_norm) or max_norm < 0:
+        raise OptionError(f"max_norm is {max_norm}", fix="it must be at least 0; infinity measures and clips nothing")
+    experts = next((layer.moe.experts for layer in sparse_layers(model).values()), 0)
+    if kind == "sparse" and not experts:
+        warnings.warn("this model has no experts: its gradients are clipped by their plain norm", stacklevel=2)
+    norm = _measure(model, experts if experts and kind != "plain" else 1)
+    clip_grads_with_norm_(model.parameters(), max_norm, norm.total)
+    return norm
+
+
+def clipping_norm(dense: Tensor, expert: Tensor, experts: int) -> Tensor:
+    """||(g_dense, g_expert / sqrt(experts))||, of the norms of both parts (SparseClip, TorchScale).
+
+    A token meets few of the experts, so that each expert's gradient is large and noisy beside a dense one.
+    """
+    return torch.hypot(dense, expert / math.sqrt(experts))
+
+
+def _measure(model: nn.Module, experts: int) -> GradientNorm:
+    group, of_experts = expert_group(model), {parameter for _, parameter in expert_parameters(model)}
+    trained = [(parameter in of_experts, parameter.grad) for parameter in model.parameters()]
+    present = [(is_expert, gradient) for is_expert, gradient in trained if gradient is not None]
+    device = next(model.parameters()).device
+    dense = get_total_norm([gradient for is_expert, gradient in present if not is_expert]).to(device)
+    expert = get_total_norm([gradient for is_expert, gradient in present if is_expert]).to(device)
+    if group is not None:
+        expert = sum_over(expert.double().square(), group).sqrt().to(expert.dtype)
+    elif experts == 1:
+        # Bit by bit what torch finds.
+        return GradientNorm(get_total_norm([gradient for _, gradient in present]), dense, expert)
+    return GradientNorm(clipping_norm(dense, expert, experts), dense, expert)

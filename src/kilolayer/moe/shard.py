@@ -1,0 +1,73 @@
+"""Experts shared by several processes, each of which holds some of them and reads tokens of its own.
+
+The loss of a process is its share of the loss of all: the sum over its tokens, divided by the tokens of all processes, and the
+router_loss that its forward returned. Losses are summed over the processes, and so are the gradients of what all hold
+(`reduce_gradients`). The gradients of experts are complete where the experts are.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from kilolayer.errors import InputError
+from kilolayer.moe.experts import ExpertProjection
+from kilolayer.moe.layer import expert_parameters, need_sparse_layers, sparse_layers
+from kilolayer.parallel.collectives import gather, sum_gradients
+from kilolayer.parallel.group import ExpertGroup
+
+
+@torch.no_grad()
+def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None) -> None:
+    """Keep the experts of this process and forget the others; the processes share them from now on.
+
+    processes: all processes where it is None. Call it on each of them, with the same model, before an optimizer is made. A
+    model on the meta device takes no memory for the experts of others, and its own start as in the whole model.
+    """
+    group, layers = ExpertGroup.of(processes), need_sparse_layers(model)
+    if expert_group(model) is not None:
+        raise InputError("the experts of this model are shared already", fix="shard them once")
+    parts = {layer.moe.experts: group.part(layer.moe.experts) for layer in layers.values()}
+    _check_equal(model, group)
+    for layer in layers.values():
+        part = parts[layer.moe.experts]
+        for module in layer.experts.modules():
+            if isinstance(module, ExpertProjection):
+                module.first = part.start
+        for _, parameter in expert_parameters(layer):
+            parameter.data = parameter.data[part.start : part.stop].clone()
+            parameter.grad = None
+        layer.group = group
+
+
+def expert_group(model: nn.Module) -> ExpertGroup | None:
+    """The processes that share the experts of `model`; None where all experts are here, or there are none."""
+    return next((layer.group for layer in sparse_layers(model).values()), None)
+
+
+def reduce_gradients(model: nn.Module) -> None:
+    """Sum the gradients of all but the experts over the processes that share these; call it after the step's last backward."""
+    group = expert_group(model)
+    if group is None:
+        raise InputError("no other process shares the experts of this model", fix="call kilolayer.shard_experts first")
+    own = {parameter for _, parameter in expert_parameters(model)}
+    sum_gradients((parameter for parameter in model.parameters() if parameter not in own), group)
+
+
+def _check_equal(model: nn.Module, group: ExpertGroup) -> None:
+    """Raise where the processes have different weights, or, without weights, would start with different ones."""
+    weights = list(model.parameters())
+    if any(weight.is_meta for weight in weights):
+        seed = torch.tensor(getattr(model, "seed", 0), device=group.device)
+        equal = bool((gather(seed, group) == seed).all())
+    else:
+        sums = torch.stack([weight.double().sum() for weight in weights])
+        # Sums on different hardware may be rounded differently; different weights are much further apart.
+        equal = torch.allclose(gather(sums, group), sums, rtol=1e-6, atol=1e-6, equal_nan=True)
+    if not equal:
+        raise InputError(
+            "the processes have different models",
+            where=f"rank {group.rank} of {group.size}",
+            fix="give torch.manual_seed the same number on each before the model is built, or load the same weights",
+        )

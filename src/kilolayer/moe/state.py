@@ -1,0 +1,68 @@
+"""The state of a whole model, by its names and in its shapes, whatever the number of processes that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.moe.layer import expert_parameters
+from kilolayer.moe.shard import expert_group
+from kilolayer.parallel.collectives import gather_first
+from kilolayer.parallel.group import ExpertGroup
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the whole model, on the CPU; called on all processes, it is empty on all but the first.
+
+    One tensor after the other is put together, so that a device never holds the experts of all.
+    """
+    group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
+    whole: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if group is not None and name in of_experts:
+            joined = join_experts(tensor, group)
+            if joined is not None:
+                whole[name] = joined.cpu()
+        elif group is None or group.rank == 0:
+            whole[name] = tensor.cpu()
+    return whole
+
+
+@torch.no_grad()
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give `model` the weights and buffers of a whole model; of experts that processes share, each takes its own.
+
+    state: tensors by name. They are asked for one by one, so that a mapping that reads from a file need not hold them all.
+    """
+    group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
+    ours = model.state_dict()
+    if different := sorted(set(ours) ^ set(state)):
+        raise InputError(
+            f"the state does not fit the model: {different[0]!r} is in one of them alone",
+            fix="build the model with the configuration that the state was saved with",
+        )
+    for name, tensor in ours.items():
+        given, size = state[name], tensor.shape
+        if group is not None and name in of_experts:
+            size = torch.Size([len(tensor) * group.size, *size[1:]])
+        if given.shape != size:
+            raise InputError(
+                f"{name} has shape {list(given.shape)} in the state and {list(size)} in the model",
+                fix="give the state of the whole model, of the same configuration: full_state_dict saves it",
+            )
+        tensor.copy_(own_experts(given, group) if group is not None and name in of_experts else given)
+
+
+def join_experts(own: Tensor, group: ExpertGroup) -> Tensor | None:
+    """A tensor of the experts of all processes, for the first of them: [experts held, ...] to [experts, ...]; else None."""
+    parts = gather_first(own, group)
+    return None if parts is None else parts.flatten(0, 1)
+
+
+def own_experts(whole: Tensor, group: ExpertGroup) -> Tensor:
+    """The part of this process: [experts, ...] to [experts held, ...]."""
+    part = group.part(len(whole))
+    return whole[part.start : part.stop]

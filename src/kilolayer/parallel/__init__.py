@@ -1,0 +1,1 @@
+"""What models need of several processes."""

@@ -1,0 +1,98 @@
+"""What processes tell each other. Every function is called by all processes of the group, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kilolayer.parallel.group import ExpertGroup
+
+AT_ONCE = 2**24  # elements of gradients that are joined for one sum
+
+
+def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:
+    """The sum of what each process has, without gradient; where there is no group, what this process has."""
+    if group is None:
+        return own
+    summed = own.detach().clone()
+    dist.all_reduce(summed, group=group.processes)
+    return summed
+
+
+def gather(own: Tensor, group: ExpertGroup) -> Tensor:
+    """What each process has, in the order of ranks, without gradient: [...] to [processes, ...]."""
+    everyones = own.new_empty(group.size, *own.shape)
+    dist.all_gather(list(everyones.unbind()), own.detach().contiguous(), group=group.processes)
+    return everyones
+
+
+def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
+    """As `gather`, but for the first process alone; None on the others."""
+    everyones = own.new_empty(group.size, *own.shape) if group.rank == 0 else None
+    places = None if everyones is None else list(everyones.unbind())
+    dist.gather(own.detach().contiguous(), places, group=group.processes, group_dst=0)
+    return everyones
+
+
+def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: ExpertGroup) -> Tensor:
+    """The first sent[0] rows go to the first process, the next sent[1] to the second; gradients go back the same way.
+
+    [sum of sent, width] to [sum of received, width]: received[r] rows from process r, in the order of ranks.
+    """
+    return _Exchange.apply(rows, list(sent), list(received), group)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(rows: Tensor, sent: list[int], received: list[int], group: ExpertGroup) -> Tensor:
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group.processes)
+        return arrived
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.sent, ctx.received, ctx.group = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = grad_outputs
+        return exchange(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+@torch.no_grad()
+def sum_gradients(parameters: Iterable[nn.Parameter], group: ExpertGroup) -> None:
+    """Replace each gradient by its sum over the processes.
+
+    A trained parameter without a gradient counts as 0: processes that disagree about it would wait for each other.
+    """
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            kinds.setdefault((parameter.grad.device, parameter.grad.dtype), []).append(parameter.grad)
+    for gradients in kinds.values():
+        for few in _few_at_once(gradients):
+            _sum_joined(few, group)
+
+
+def _few_at_once(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+    few, size = [], 0
+    for gradient in gradients:
+        if few and size + gradient.numel() > AT_ONCE:
+            yield few
+            few, size = [], 0
+        few.append(gradient)
+        size += gradient.numel()
+    yield few
+
+
+def _sum_joined(gradients: list[Tensor], group: ExpertGroup) -> None:
+    joined = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(joined, group=group.processes)
+    for gradient, summed in zip(gradients, joined.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))

@@ -1,0 +1,54 @@
+"""The processes that hold a model's experts together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from kilolayer.errors import InputError, OptionError
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """Processes that share experts: each holds its part of them, and each reads tokens of its own."""
+
+    processes: dist.ProcessGroup
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, processes: dist.ProcessGroup | None) -> ExpertGroup:
+        """Of a process group that this process is in; None is the group of all processes."""
+        if not dist.is_available() or not dist.is_initialized():
+            raise InputError(
+                "there is no process group",
+                fix="call torch.distributed.init_process_group() first, in a script that torchrun starts",
+            )
+        chosen = processes or dist.group.WORLD
+        assert chosen is not None
+        rank = dist.get_rank(chosen)
+        if rank < 0:
+            raise InputError("this process is not in the group", fix="call it on the processes of the group alone")
+        return cls(chosen, rank, dist.get_world_size(chosen))
+
+    @property
+    def device(self) -> torch.device:
+        """Where these processes can read each other's tensors."""
+        return torch.device("cuda" if dist.get_backend(self.processes) == "nccl" else "cpu")
+
+    def part(self, experts: int) -> range:
+        """The numbers of the experts that this process holds: neighbours, as many on each."""
+        if experts % self.size:
+            divisors = [str(count) for count in range(1, experts + 1) if experts % count == 0]
+            raise OptionError(
+                f"{experts} experts cannot be shared evenly by {self.size} processes",
+                fix=f"start one of these numbers of processes: {', '.join(divisors)}",
+            )
+        count = experts // self.size
+        return range(self.rank * count, (self.rank + 1) * count)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of a model has the same processes

@@ -1,0 +1,108 @@
+"""Several processes compute what one computes on all their batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import one_or_many
+import pytest
+import safetensors.torch
+import torch
+from one_or_many import Case, build
+from process_pool import ProcessPool
+
+import kilolayer as kl
+from kilolayer.errors import InputError
+from kilolayer.parallel.group import ExpertGroup
+
+CASES = {
+    "top-1": Case(kl.MoE(experts=4, top_k=1)),
+    "top-2": Case(kl.MoE(experts=8)),
+    "top-3 linear": Case(kl.MoE(experts=4, top_k=3, router="linear", z_loss=0.01)),
+    "fp32": Case(kl.MoE(experts=8), dtype=torch.float32),
+    "fp32 top-1 of translation": Case(kl.MoE(experts=4, top_k=1, z_loss=0.01), "encoder_decoder", dtype=torch.float32),
+    "encoder": Case(kl.MoE(experts=4, gate="sigmoid", every=1), "encoder", "deepnorm"),
+    "shared shifts": Case(kl.MoE(experts=4), "encoder_decoder", "r_fixup"),
+    "capacity": Case(kl.MoE(experts=4, capacity=0.5)),
+    "capacity top-1": Case(kl.MoE(experts=4, top_k=1, capacity=0.75, router="linear"), "encoder_decoder"),
+    "capacity top-3": Case(kl.MoE(experts=4, top_k=3, capacity=0.6)),
+    "second at random": Case(kl.MoE(experts=4, second="random", capacity=0.9)),
+    "second drawn": Case(kl.MoE(experts=4, second="sampling")),
+    "all to one process": Case(kl.MoE(experts=4, loss_free=1e-3, balance=0.1), crowded=(0, 1)),
+    "all to one expert": Case(kl.MoE(experts=4, top_k=1, loss_free=1e-3), crowded=(3,), dtype=torch.float32),
+    "over one expert's capacity": Case(kl.MoE(experts=4, top_k=1, loss_free=1e-3, capacity=1.5), crowded=(2,)),
+    "recomputed layers": Case(kl.MoE(experts=4, capacity=0.75), recompute="layer"),
+    "recomputed in part": Case(kl.MoE(experts=4, second="random"), recompute="selective"),
+    "evaluation": Case(kl.MoE(experts=4, capacity=0.5, second="sampling"), training=False),
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_many_processes_are_one(pool: ProcessPool, case: Case, size: int) -> None:
+    pool.run(one_or_many.check_equal_to_one_process, size, case)
+
+
+def test_one_process_shares_with_nobody(pool: ProcessPool) -> None:
+    pool.run(one_or_many.check_equal_to_one_process, 1, CASES["top-2"])
+
+
+@pytest.mark.parametrize("recipe", ["sub_ln", "deepnorm"])
+def test_experts_start_as_in_the_whole_model(pool: ProcessPool, recipe: str) -> None:
+    pool.run(one_or_many.check_start, 4, recipe)
+
+
+@pytest.mark.parametrize("kind", ["auto", "plain"])
+def test_training_is_that_of_one_process(pool: ProcessPool, kind: str) -> None:
+    pool.run(one_or_many.check_training, 2, kind)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "plain"])
+def test_all_processes_find_the_norm_of_one(pool: ProcessPool, kind: str) -> None:
+    pool.run(one_or_many.check_clipping_in_fp32, 2, kind)
+
+
+def test_the_balance_loss_is_of_all_tokens(pool: ProcessPool) -> None:
+    pool.run(one_or_many.check_balance_of_unequal_batches, 2)
+
+
+def test_frozen_experts(pool: ProcessPool) -> None:
+    pool.run(one_or_many.check_frozen, 2)
+
+
+@pytest.mark.slow
+def test_dense_layers_are_compiled(pool: ProcessPool) -> None:
+    pool.run(one_or_many.check_compiled, 2)
+
+
+def test_mistakes_tell_the_fix(pool: ProcessPool) -> None:
+    pool.run(one_or_many.check_mistakes, 2)
+
+
+def test_states_do_not_depend_on_the_number_of_processes(pool: ProcessPool, tmp_path: Path) -> None:
+    case = Case(kl.MoE(experts=8, loss_free=1e-3), recipe="sub_ln", dtype=torch.float32)
+    for size in (4, 1):
+        path = tmp_path / f"{size}.safetensors"
+        pool.run(one_or_many.save_state, size, path)
+        for other in (1, 2, 4):
+            pool.run(one_or_many.load_state, other, path)
+        whole = build(case)
+        expected = {name: value.clone() for name, value in whole.state_dict().items()}
+        whole.load_state_dict(safetensors.torch.load_file(path))  # names and shapes are those of the whole model
+        for name, value in whole.named_parameters():
+            assert torch.equal(value, 1.5 * expected[name]), name
+        again = build(case)
+        kl.load_full_state_dict(again, kl.full_state_dict(whole))
+        assert all(torch.equal(value, whole.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+def test_without_processes_the_fix_is_told() -> None:
+    with pytest.raises(InputError, match="there is no process group"):
+        kl.shard_experts(build(Case(kl.MoE(experts=4))))
+    with pytest.raises(InputError, match="no other process shares"):
+        kl.reduce_gradients(build(Case(kl.MoE(experts=4))))
+
+
+def test_parts_lie_side_by_side() -> None:
+    parts = [ExpertGroup(None, rank, 8).part(64) for rank in range(8)]  # pyright: ignore[reportArgumentType]
+    assert [expert for part in parts for expert in part] == list(range(64))
