@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import new_run, task_of
+from small_runs import last_checkpoint, new_run, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.train import loop
 from kilolayer.train.config import TrainConfig
@@ -171,3 +171,37 @@ def test_sparse_clipping_of_a_dense_model_is_said_once() -> None:
 def test_a_kind_of_clipping_without_a_limit_is_refused() -> None:
     with pytest.raises(OptionError, match="no effect without a limit"):
         TrainConfig(clip="sparse")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fine_tuning_starts_from_another_run_and_leaves_experts_alone(tmp_path: Path, corpus: Path, precision: str) -> None:
+    moe = {"moe": {"experts": EXPERTS}}
+    first = new_run(tmp_path / "first", corpus, model=moe)
+    assert loop.train(first, task_of(first)) == 0
+    options = {"start_from": str(first.folder), "freeze": "experts", "precision": precision}
+    second = new_run(tmp_path / "second", corpus, model=moe, train=options)
+    assert loop.train(second, task_of(second)) == 0
+    before, after = (last_checkpoint(run).model for run in (first, second))
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, before[name]) == (".router." in name or ".experts." in name), name
+    rows = [row for row in read_metrics(second.folder) if row["kind"] == "routing"]
+    assert all(row["expert_norm"] == 0 for row in rows)
+
+
+def test_a_start_with_another_vocabulary_or_another_model_is_refused(tmp_path: Path, corpus: Path) -> None:
+    first = new_run(tmp_path / "first", corpus)
+    assert loop.train(first, task_of(first)) == 0
+    for name, options in {
+        "vocabulary": {"tokenizer": {"vocab_size": 80}},
+        "does not fit the configuration": {"model": {"dim": 32}},
+    }.items():
+        other = new_run(tmp_path / name, corpus, **options, train={"start_from": str(first.folder)})
+        with pytest.raises(InputError, match=name):
+            loop.train(other, task_of(other))
+
+
+def test_there_are_no_experts_to_freeze_in_a_dense_model(tmp_path: Path, corpus: Path) -> None:
+    with pytest.raises(OptionError, match="without experts"):
+        new_run(tmp_path / "run", corpus, train={"freeze": "experts"})

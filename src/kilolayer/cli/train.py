@@ -63,6 +63,8 @@ def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
     _check_machine(config.train)
+    if config.train.start_from is not None:
+        Run.open(Path(config.train.start_from), config.task)
     check_new(folder)
     with locked(folder):
         if path == EMBEDDED:

@@ -27,6 +27,10 @@ class TrainConfig:
 
     steps: int = 100_000
     """Optimizer steps."""
+    start_from: str | None = None
+    """A run whose weights are the start, as in fine-tuning; same model and vocabulary. Absent: as the recipe says."""
+    freeze: Literal["none", "experts"] = "none"
+    """What stays as it starts: nothing, or experts and their routers; the balance loss still counts."""
     accumulate: int = 1
     """Batches a step; the loss is averaged over all their target tokens."""
     seed: int = 1
@@ -172,6 +176,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         check(self)
         self._check_tables()
+        if self.train.freeze == "experts" and self.model.moe is None:
+            raise OptionError('freeze = "experts" has no effect on a model without experts', where="train", fix="remove it")
         faults = self._language_models_faults() if self.task == "causal_lm" else self._translators_faults()
         for wrong, what, where, fix in faults:
             if wrong:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from kilolayer.data.tokenizer import PAD
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
+from kilolayer.moe.layer import freeze_experts
 from kilolayer.tasks.task import Task, Validation
 from kilolayer.train import checkpoint
 from kilolayer.train.checkpoint import Checkpoint
@@ -114,6 +116,8 @@ class Trainer:
         self.device = choose_device(config.device)
         torch.manual_seed(config.seed)
         self.model = build_model(run.config.model, device=self.device, seed=config.seed).train()
+        if config.freeze == "experts":
+            freeze_experts(self.model)
         self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
         self.guard = Guard(scaled=config.precision == "fp16")
         self.batches = task.training_batches(config.seed)
@@ -125,15 +129,23 @@ class Trainer:
 
     def begin(self, saved: Checkpoint | None) -> None:
         """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
-        if saved is None:
+        if saved is None and self.config.start_from is not None:
+            other = Run.open(Path(self.config.start_from), self.run.config.task)
+            load_weights(self.model, other.weights(self.task.vocabulary), other.folder)
+        elif saved is None:
             self.calibrate()
         else:
             check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
             load_weights(self.model, saved.model, self.run.folder)
         dtype = DTYPES.get(self.config.precision)
-        precise = None if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
+        precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
+        self.frozen = {
+            name: precise[weight].cpu()
+            for name, weight in self.model.named_parameters()
+            if weight in precise and not weight.requires_grad
+        }
         sums = self.config.accumulate > 1 or self.device.type == "cpu"
-        self.optimizer = Optimizer(self.model, self.config, precise, sums=sums)
+        self.optimizer = Optimizer(self.model, self.config, precise or None, sums=sums)
         if saved is not None:
             self.restore(saved)
 
@@ -151,7 +163,7 @@ class Trainer:
             "seconds": self.seconds,
             "vocabulary": self.task.vocabulary.digest,
         }
-        weights = self.model.state_dict() | self.optimizer.precise()
+        weights = self.model.state_dict() | self.frozen | self.optimizer.precise()
         return Checkpoint(self.step, weights, self.optimizer.tensors() | random, values)
 
     def restore(self, saved: Checkpoint) -> None:

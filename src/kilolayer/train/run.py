@@ -83,23 +83,28 @@ class Run:
         return Tokenizers.load(self.folder)
 
     def load_model(self, device: torch.device) -> Model:
-        """The trained model: the mean of the last checkpoints where the run averages, else the best one."""
+        """The trained model."""
+        model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
+        load_weights(model, self.weights(self.vocabulary()), self.folder)
+        return model.to(device).eval()
+
+    def weights(self, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+        """The trained weights: the mean of the last checkpoints where the run averages, else the best ones.
+
+        vocabulary: whose tokens they are meant for.
+        """
         newest = checkpoint.newest(self.checkpoints)
         if newest is None:
             raise InputError("the run has no whole checkpoint", where=str(self.checkpoints), fix="train it first")
         state = checkpoint.load_state(newest)
-        check_vocabulary(state["vocabulary"], self.vocabulary(), self.folder)
+        check_vocabulary(state["vocabulary"], vocabulary, self.folder)
         if self.config.train.average:
             whole = [path for path in checkpoint.steps(self.checkpoints) if checkpoint.find_fault(path) is None]
-            weights = checkpoint.average(whole[-self.config.train.average :])
-        else:
-            best = newest if state["best"]["step"] is None else checkpoint.path_of(self.checkpoints, state["best"]["step"])
-            chosen = best if checkpoint.find_fault(best) is None else newest
-            # The weights alone: the optimizer's state is twice their size.
-            weights = checkpoint.load_tensors(chosen / "model.safetensors")
-        model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
-        load_weights(model, weights, self.folder)
-        return model.to(device).eval()
+            return checkpoint.average(whole[-self.config.train.average :])
+        best = newest if state["best"]["step"] is None else checkpoint.path_of(self.checkpoints, state["best"]["step"])
+        chosen = best if checkpoint.find_fault(best) is None else newest
+        # The weights alone: the optimizer's state is twice their size.
+        return checkpoint.load_tensors(chosen / "model.safetensors")
 
 
 def prepare(config: RunConfig, cache: Path, vocabulary: Tokenizers | TextVocabulary | None = None) -> Task:

@@ -15,6 +15,7 @@ from kilolayer.data.tokenizer import PAD
 from kilolayer.layers.graph import Graphs
 from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.models.model import Model
+from kilolayer.moe.clip import clipping_norm
 from kilolayer.tasks.loss import token_losses
 from kilolayer.tasks.task import Batch
 from kilolayer.train.config import TrainConfig
@@ -58,7 +59,7 @@ class Stepper:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.guard, self.device, self.say = guard, device, say
         self.routing = RoutingMeter(model, device) if routing is None and model.config.moe is not None else routing
-        self.expert_weight = _expert_weight(model, config, say)
+        self.counted_experts = _counted_experts(model, config, say)
         self.token_losses = token_losses
         self.totals = torch.zeros(2, device=device)
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
@@ -191,7 +192,7 @@ class Stepper:
             self.meter.note_gradients()
         means = self.totals * self.share
         dense, expert = (norm / self.scale for norm in self.optimizer.norms())
-        norm = torch.hypot(dense, self.expert_weight * expert)
+        norm = clipping_norm(dense, expert, self.counted_experts)
         finite = means[0].isfinite() & norm.isfinite()
         factor = 1 / self.scale
         if self.config.clip_norm:
@@ -206,9 +207,8 @@ class Stepper:
         self.optimizer.clear()
 
 
-def _expert_weight(model: Model, config: TrainConfig, say: Callable[[str], None]) -> float:
-    """What the experts' part of the gradient counts in the norm that is clipped: 1 / sqrt(experts) with SparseClip."""
-    experts = 1 if model.config.moe is None else model.config.moe.experts
-    if config.clip == "sparse" and model.config.moe is None:
+def _counted_experts(model: Model, config: TrainConfig, say: Callable[[str], None]) -> int:
+    """As how many experts SparseClip counts them; with 1 the norm is the plain one."""
+    if model.config.moe is None and config.clip == "sparse":
         say('train.clip = "sparse" clips a model without experts like any other')
-    return 1.0 if config.clip == "plain" else experts**-0.5
+    return 1 if model.config.moe is None or config.clip == "plain" else model.config.moe.experts
