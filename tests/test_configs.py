@@ -47,8 +47,9 @@ def test_every_value_has_its_source(path: Path) -> None:
 
 @each_config
 def test_vocabularies_of_model_and_text_agree(path: Path) -> None:
+    config = read(path)
     if "tokenizer" in configuration.load(path):
-        assert read(path).model.vocab_size == read(path).tokenizer.vocab_size
+        assert config.model.vocab_size == (260 if config.tokenizer.of_bytes else config.tokenizer.vocab_size)
 
 
 @pytest.mark.parametrize(("name", "parameters"), STATED.items())
@@ -108,9 +109,28 @@ def test_every_config_trains(
     monkeypatch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     config, table = read(path), configuration.load(path)
     depth = ["--model.layers=2"] if "layers" in table["model"] else ["--model.encoder_layers=2", "--model.decoder_layers=1"]
-    typed = [*depth, "--model.dim=16", "--model.heads=2", "--model.ffn_dim=32", f"--data.folder={tmp_path / 'text'}"]
-    typed += ["--tokenizer.vocab_size=90", "--tokenizer.byte_fallback=false", "--batches.tokens=512", "--batches.shapes=3"]
-    typed += ["--train.steps=2", "--train.accumulate=2", "--train.device=cpu", "--search.max_length_factor=1"]
+    typed = [*depth, "--model.dim=16", "--model.heads=2", "--model.ffn_dim=32", "--batches.tokens=512"]
+    typed += ["--train.steps=2", "--train.accumulate=2", "--train.device=cpu"]
+    tiny_text = tiny_translation if config.task == "translation" else tiny_language
+    typed += tiny_text(config, table, tmp_path / "text", text)
+    assert main(["train", str(path), "--run", str(tmp_path / "run"), *typed]) == 0, capsys.readouterr().err
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["step"] == 2
+    assert not any(line.get("skipped") for line in metrics)
+    assert (tmp_path / "run/report.html").exists()
+
+
+def tiny_language(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
+    """What to type for a language model on tiny text."""
+    folder.mkdir()
+    (folder / "text.txt").write_text("\n".join(text["train.0"]))
+    return [f"--text.train={folder / 'text.txt'}", "--text.length=16", *(["--text.stride=8"] if config.text.stride else [])]
+
+
+def tiny_translation(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
+    """What to type for a translator of tiny text."""
+    typed = ["--tokenizer.vocab_size=90", "--tokenizer.byte_fallback=false", "--batches.shapes=3", f"--data.folder={folder}"]
+    typed.append("--search.max_length_factor=1")
     languages = []
     if config.data.languages:
         english = config.data.directions[0].partition("-")[0]
@@ -119,9 +139,5 @@ def test_every_config_trains(
     if config.data.folder is None:  # a model alone
         config = configuration.build(RunConfig, {**table, "data": {"directions": ["en-de"]}})
         typed.append('--data.directions=["en-de"]')
-    write_text(tmp_path / "text", config, languages, text)
-    assert main(["train", str(path), "--run", str(tmp_path / "run"), *typed]) == 0, capsys.readouterr().err
-    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert metrics[-1]["step"] == 2
-    assert not any(line.get("skipped") for line in metrics)
-    assert (tmp_path / "run/report.html").exists()
+    write_text(folder, config, languages, text)
+    return typed

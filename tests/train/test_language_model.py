@@ -133,6 +133,18 @@ def test_recorded_steps_follow_eager_ones(options: dict[str, Any]) -> None:
     assert len(recorded.graphs.recordings) == count  # one for the step, or one for the batches and one for the update
 
 
+def test_two_tables_start_without_an_opinion_and_one_repeats_what_it_reads() -> None:
+    tokens = torch.randint(3, 200, (4, 32))
+    surest = {}
+    for tied in (False, True):
+        sizes = {"layers": 4, "dim": 64, "heads": 2, "ffn_dim": 128, "vocab_size": 200, "pad_id": None}
+        model = kl.build_model(kl.ModelConfig(shape="decoder", tie_embeddings=tied, **sizes), seed=1).eval()
+        with torch.no_grad():
+            surest[tied] = float(model(tokens).logits.softmax(dim=-1).gather(-1, tokens[..., None]).mean())
+    assert surest[False] < 2 / 200
+    assert surest[True] > 0.5
+
+
 def test_it_learns(tmp_path: Path, corpus: Path) -> None:
     sections: dict[str, Any] = {"train": {"steps": 60, "valid_every": 20, "lr": 5e-3}, "model": {"dim": 32, "dropout": 0.0}}
     run = new_text_run(tmp_path / "run", corpus, **sections)

@@ -154,7 +154,9 @@ def _checked(prompt: bytes, where: str) -> str:
 
 
 def _some(prompts: Iterator[str]) -> Iterator[list[str]]:
-    while some := list(islice(prompts, PROMPTS_AT_ONCE)):
+    """Several at once; whoever types them is answered after each."""
+    at_once = 1 if sys.stdin.isatty() else PROMPTS_AT_ONCE
+    while some := list(islice(prompts, at_once)):
         yield some
 
 

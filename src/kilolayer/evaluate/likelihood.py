@@ -77,13 +77,12 @@ def measure(model: Decoder, batches: Iterable[TextBatch], byte_lengths: np.ndarr
     byte_lengths: int64 [vocabulary], the bytes that each token stands for.
     """
     was_training, device = model.training, next(model.parameters()).device
-    model.eval()
     nll, tokens, size = 0.0, 0, 0
+    model.eval()
     for batch in batches:
-        logits = model(batch.inputs.to(device)).logits
-        losses = F.cross_entropy(
-            logits.float().flatten(0, 1), batch.labels.to(device).flatten(), ignore_index=PAD, reduction="none"
-        )
+        logits = model(batch.inputs.to(device)).logits.float()
+        labels = batch.labels.to(device)
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="none")
         nll += float(losses.double().sum())
         tokens += batch.tokens
         size += int(byte_lengths[batch.labels.numpy()].sum())

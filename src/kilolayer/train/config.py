@@ -163,7 +163,7 @@ class RunConfig:
         tokenizer = table.get("tokenizer", {})
         if table.get("task") != "causal_lm" or not isinstance(tokenizer, Mapping):
             return table
-        # One table for input and output would have a Post-LN decoder begin by repeating what it reads.
+        # One table for input and output would have the decoder begin by repeating what it reads.
         model = {"shape": "decoder", "pad_id": "none", "tie_embeddings": False}
         own: Table = {"model": model, "train": {"label_smoothing": 0.0}}
         if tokenizer.get("kind") == "bytes":
