@@ -27,6 +27,7 @@ from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LearnedScale, Shift
 from kilolayer.layers.stack import Stack, StackOutput
+from kilolayer.layers.state import State
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -120,13 +121,13 @@ class WrittenStack(Stack):
         if hidden_states or self.training or self.residuals is not None:
             return super().run(x, view, caches, hidden_states=hidden_states)
         batch, rows = len(x), x.flatten(0, 1)
-        history = self.stream.write([], rows)
+        history = self.stream.write([], State.of(rows))
         for index, sublayers in enumerate(self.layers):
-            rows = self.stream.read(history)
+            rows = self.stream.read(history).precise
             for sublayer in sublayers:
                 rows = sublayer(rows, batch, view, caches[index] if caches else None)
-            history = self.stream.write(history, rows)
-        states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history))))
+            history = self.stream.write(history, State.of(rows))
+        states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history).precise)))
         return StackOutput(states.view(x.shape), None)
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.cache import KeptKeys, StaticKeys
+from kilolayer.layers.function import Function
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
@@ -18,7 +19,7 @@ from kilolayer.layers.step_attention import step_cross_attention, step_self_atte
 from kilolayer.recipes.base import Plan, Role
 
 
-class Attention(nn.Module):
+class Attention(Function):
     """What both kinds share: the heads, their mixing by SDPA, and the output projection."""
 
     def __init__(
@@ -55,8 +56,8 @@ class Attention(nn.Module):
         return self.finish(heads_BHLD)
 
     def finish(self, heads_BHLD: Tensor) -> Tensor:
-        """W_o LN(concat(g_h head_h)); the norm and the g_h where the plan has them. To [batch, queries, dim]."""
-        return self.output(self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2)))
+        """LN(concat(g_h head_h)); the norm and the g_h where the plan has them. To [batch, queries, dim]."""
+        return self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2))
 
 
 def _serves_groups(query: Tensor, mask: Mask) -> bool:
@@ -75,7 +76,7 @@ class SelfAttention(Attention):
         parts = [(Role.QUERY_KEY, width), (Role.QUERY_KEY, key_width), (Role.VALUE, key_width)]
         self.query_key_value = Projection(options.dim, parts, plan, device, dtype)
 
-    def forward(
+    def hidden(
         self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: KeptKeys | None = None, past: int | Tensor = 0
     ) -> Tensor:
         projected = self.query_key_value(self.input_shift(x))
@@ -106,7 +107,7 @@ class CrossAttention(Attention):
         self.query = Projection(options.dim, [(Role.QUERY_KEY, options.dim)], plan, device, dtype)
         self.key_value = Projection(options.dim, [(Role.QUERY_KEY, key_width), (Role.VALUE, key_width)], plan, device, dtype)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Mask, cache: KeptKeys | None = None) -> Tensor:
+    def hidden(self, x: Tensor, memory: Tensor, mask: Mask, cache: KeptKeys | None = None) -> Tensor:
         query = self.query(self.input_shift(x))
         if mask.short:
             packed = self.key_value(memory)

@@ -17,6 +17,7 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
+from kilolayer.layers.state import State
 from kilolayer.layers.sublayer import RoutedSublayer, Sublayer
 from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side
 
@@ -41,7 +42,7 @@ class View:
 class LayerOutput(NamedTuple):
     """states [batch, length, dim]; routing: what a layer with experts tells."""
 
-    states: Tensor
+    states: State
     routing: Routing | None = None
 
 
@@ -110,7 +111,7 @@ class Block(nn.Module):
         """The sublayers in their order."""
         return [getattr(self, kind) for kind in self.kinds()]
 
-    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         return LayerOutput(self.feedforward(x))
 
@@ -118,7 +119,7 @@ class Block(nn.Module):
 class SparseBlock(Block):
     """A block whose feed-forward network is many experts."""
 
-    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         return LayerOutput(*self.feedforward(x, view.real))
 
@@ -132,7 +133,7 @@ class CrossBlock(Block):
     def kinds() -> tuple[Kind, ...]:
         return (Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD)
 
-    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         x = self.cross_attention(x, view.memory, view.memory_mask, cache)
         return LayerOutput(self.feedforward(x))
@@ -141,7 +142,7 @@ class CrossBlock(Block):
 class SparseCrossBlock(CrossBlock):
     """A block that reads an encoder's output and whose feed-forward network is many experts."""
 
-    def forward(self, x: Tensor, view: View, cache: KeptKeys | None = None) -> LayerOutput:
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         x = self.cross_attention(x, view.memory, view.memory_mask, cache)
         return LayerOutput(*self.feedforward(x, view.real))

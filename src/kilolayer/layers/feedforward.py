@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kilolayer.layers.function import Function
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
@@ -25,7 +26,7 @@ class SwiGLU(nn.Module):
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swiglu": SwiGLU}
 
 
-class FeedForward(nn.Module):
+class FeedForward(Function):
     """W_2 phi(W_1 x), with the inner norm and the shifts of the plan. [batch, length, dim] to the same."""
 
     def __init__(
@@ -43,9 +44,8 @@ class FeedForward(nn.Module):
         self.output_shift = make_shift(plan.shifts, device, dtype)
         self.output = Projection(options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan, device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self._widen(self.input_shift(x))
-        return self.output(self.output_shift(self.inner_norm(self.dropout(hidden))))
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.output_shift(self.inner_norm(self.dropout(self._widen(self.input_shift(x)))))
 
     def _widen(self, x: Tensor) -> Tensor:
         """phi(W_1 x)."""

@@ -5,21 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kilolayer.layers.fused_norm import inner_norm, serves
 from kilolayer.layers.options import LayerOptions
 
 
 class LayerNorm(nn.LayerNorm):
-    """Computes in the dtype of its weights, also where it stands inside a sublayer that computes in less."""
+    """Computes in the dtype of its weights, also inside a sublayer that computes in less; returns its input's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in torch
-        return super().forward(input.to(self.weight.dtype))
+        if serves(input.device, self.weight.dtype, input.dtype, input.shape[-1]):
+            return inner_norm(input, self.weight, self.bias, self.eps)[0]
+        return super().forward(input.to(self.weight.dtype)).to(input.dtype)
 
 
 class RMSNorm(nn.RMSNorm):
     """As LayerNorm, without mean and bias."""
 
+    eps: float  # pyright: ignore[reportIncompatibleVariableOverride], make_norm gives one
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
+        if serves(x.device, self.weight.dtype, x.dtype, x.shape[-1]):
+            return inner_norm(x, self.weight, None, self.eps)[0]
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 def make_norm(

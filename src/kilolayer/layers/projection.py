@@ -40,11 +40,11 @@ class Projection(nn.Module):
         if self.bias is not None:
             self.bias.zero_()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., sum of rows], in the dtype of the weights."""
+    def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
+        """[..., inputs] to [..., sum of rows], in the dtype of the weights; with `biased=False` the bias is the caller's."""
         x = x.to(self.weight.dtype)
         product = few_rows_product if serves(x, self.weight) else F.linear
-        return product(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias if biased else None)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{role}: {rows} x {self.weight.shape[1]}" for role, rows in self.parts)

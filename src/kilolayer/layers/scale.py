@@ -80,6 +80,17 @@ def make_scale(scale: Scale, size: int, device: torch.device | None = None, dtyp
     return nn.Identity() if scale == 1.0 else Constant(scale)
 
 
+def factor_of(scale: nn.Module) -> float | Tensor:
+    """What a module of `make_scale` multiplies by."""
+    match scale:
+        case Constant():
+            return scale.value
+        case LearnedScale():
+            return scale.weight
+        case _:
+            return 1.0
+
+
 def make_shift(present: bool, device: torch.device | None = None, dtype: torch.dtype | None = None) -> nn.Module:
     """A shift, or the identity where the recipe has none."""
     return Shift(device, dtype) if present else nn.Identity()

@@ -23,6 +23,7 @@ from kilolayer.layers.recompute import Recompute, recomputed
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.short_attention import serves
+from kilolayer.layers.state import State
 from kilolayer.layers.stream import make_stream
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.recipes.base import Depths, Learned, Recipe, Side
@@ -103,10 +104,13 @@ class Stack(nn.Module):
     @property
     def attention(self) -> Attention:
         """The first layer's: all layers have the same sizes."""
-        first = cast("Block", getattr(self.blocks[0], "_orig_mod", self.blocks[0]))
-        attention = first.self_attention.f
+        attention = self._first.self_attention.f
         assert isinstance(attention, Attention)
         return attention
+
+    @property
+    def _first(self) -> Block:
+        return cast("Block", getattr(self.blocks[0], "_orig_mod", self.blocks[0]))
 
     def compile_layer(self, backend: str = "inductor") -> None:
         """Compile the layers' forward, once for all of a kind and all batch shapes, for training with `recompute` as it is.
@@ -147,19 +151,28 @@ class Stack(nn.Module):
         """The layers, and what stands on top, over [batch, length, dim] that has its positions."""
         kept = [x]
         routing: list[Routing] = []
-        history = self.stream.write([], x)
+        history = self.stream.write([], self._hand_on(self._start(x)))
         for index, block in enumerate(self.blocks):
             run = self._how_to_run(block, caches)
-            x, told = run(block, self.stream.read(history), view, caches[index] if caches else None)
+            state, told = run(block, self.stream.read(history), view, caches[index] if caches else None)
             if told is not None:
                 routing.append(told)
-            history = self.stream.write(history, x)
+            history = self.stream.write(history, self._hand_on(state))
             if self.residuals is not None:
-                self.residuals.append(x.detach().double().square().mean().sqrt())
+                self.residuals.append(state.precise.detach().double().square().mean().sqrt())
             if hidden_states:
-                kept.append(x)
-        states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history))))
+                kept.append(state.precise)
+        states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history).precise)))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
+
+    def _start(self, x: Tensor) -> State:
+        """What the first layer reads, rounded where the layers hand on rounded states: so one compiled layer serves all."""
+        rounds = self._first.sublayers()[-1].is_fused(x, self.product_dtype)
+        return State(x, x.to(self.product_dtype)) if rounds else State.of(x)
+
+    def _hand_on(self, state: State) -> State:
+        """What the next layer reads; where it keeps nothing but that, it is one tensor and not two."""
+        return State.of(state.precise) if self.recompute == "layer" else state
 
     def _look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[View, Tensor]:
         """What the layers see, and the input with its positions."""

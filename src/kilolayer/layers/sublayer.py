@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
+from kilolayer.layers.fused_norm import residual_norm, serves
 from kilolayer.layers.initialise import Noise
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norm import LayerNorm, RMSNorm, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
-from kilolayer.layers.scale import make_scale
+from kilolayer.layers.scale import factor_of, make_scale
+from kilolayer.layers.state import State
 from kilolayer.recipes.base import Plan
 
 
@@ -43,6 +45,7 @@ class Sublayer(nn.Module):
     `layer_branch` is the branch scale of a recipe that shares one among a layer's sublayers; the block owns it.
     """
 
+    f: Any
     branch: nn.Module
 
     def __init__(
@@ -78,18 +81,53 @@ class Sublayer(nn.Module):
             raise OptionError("an eps of its own has no effect where no norm stands on the residual", fix="remove it")
         self.out_norm.eps = eps
 
-    def forward(self, x: Tensor, *seen: Any) -> Any:
+    def forward(self, x: State, *seen: Any) -> Any:
         """[batch, length, dim] to the same; `seen` is what f takes besides its input."""
-        return self.join(x, self.f(self.in_scale(self.pre_norm(x)), *seen))
+        if self.is_fused(x.precise, self.f.output.weight.dtype):
+            y = self.f.output(self.f.hidden(self.read(x), *seen), biased=False)
+            return self.join_fused(x, y, self.f.output.bias)
+        return self.join(x, self.f(self.read(x), *seen))
 
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
+    def read(self, x: State) -> Tensor:
+        """in_scale * N_pre(x), what f reads."""
+        prepared = self.plan.pre_norm or self.plan.in_scale != 1.0
+        return self.in_scale(self.pre_norm(x.precise if prepared else x.rounded))
+
+    def join(self, x: State, y: Tensor) -> State:
         """N_out( skip * x + branch * N_post(y) ), y the output of f."""
-        return self.out_norm(self.skip(x) + self.branch(self.drop_path(self.dropout(self.post_norm(y)))))
+        branch = self.branch(self.drop_path(self.dropout(self.post_norm(y))))
+        return State.of(self.out_norm(self.skip(x.precise) + branch))
+
+    def join_fused(self, x: State, y: Tensor, bias: Tensor | None = None) -> State:
+        """N_out( skip * x + branch * (y + bias) ) in one pass, bias that of f's last product."""
+        norm, skip, branch = self.out_norm, factor_of(self.skip), factor_of(self.branch)
+        assert isinstance(norm, LayerNorm | RMSNorm)
+        assert not isinstance(branch, Tensor)
+        number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
+        norm_bias = norm.bias if isinstance(norm, LayerNorm) else None
+        precise, rounded, _ = residual_norm(x.precise, y, bias, vector, number, branch, norm.weight, norm_bias, norm.eps)
+        return State(precise, rounded)
+
+    def is_fused(self, x: Tensor, dtype: torch.dtype) -> bool:
+        """Whether one kernel adds what f computes in `dtype` to x and normalises it: nothing is dropped, nobody listens."""
+        norm, skip, branch = self.out_norm, factor_of(self.skip), factor_of(self.branch)
+        return (
+            isinstance(norm, LayerNorm | RMSNorm)
+            and isinstance(self.post_norm, nn.Identity)
+            and not (isinstance(skip, Tensor) and skip.dim() == 0)
+            and not isinstance(branch, Tensor)
+            and norm.weight.dtype == x.dtype
+            and serves(x.device, x.dtype, dtype, x.shape[-1])
+            and not any(drop.training for drop in (self.dropout, self.drop_path) if not isinstance(drop, nn.Identity))
+            and not any(part._forward_hooks or part._forward_pre_hooks for part in self.children())
+        )
 
 
 class RoutedSublayer(Sublayer):
     """A sublayer whose f sends each token to some of its experts, and tells how."""
 
-    def forward(self, x: Tensor, *seen: Any) -> tuple[Tensor, Routing]:
-        y, routing = self.f(self.in_scale(self.pre_norm(x)), *seen)
-        return self.join(x, y), routing
+    def forward(self, x: State, *seen: Any) -> tuple[State, Routing]:
+        # The router reads what is precise; experts are chosen by small differences.
+        y, routing = self.f(self.in_scale(self.pre_norm(x.precise)), *seen)
+        join = self.join_fused if self.is_fused(x.precise, y.dtype) else self.join
+        return join(x, y), routing

@@ -17,6 +17,7 @@ from kilolayer.layers.mask import cross_mask, self_mask
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
+from kilolayer.layers.state import State
 from kilolayer.layers.stream import LayerCombination
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
@@ -209,7 +210,7 @@ def _block_activations(config: ModelConfig, side: Side, layer: int, work: Work) 
         return tensor
 
     with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        block(x, view)
+        block(State.of(x), view)
     given = [*block.parameters(), *block.buffers(), *_tensors(view), memory, *([] if real is None else [real])]
     others = {tensor.untyped_storage()._cdata for tensor in given}
     kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}

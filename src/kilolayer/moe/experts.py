@@ -78,7 +78,7 @@ class ExpertNorm(nn.Module):
             self.bias.zero_()
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
-        """[rows, size] to the same, in the dtype of the weights, as dense norms do."""
+        """[rows, size] to the same, in the dtype of the weights."""
         rows, size = rows.to(self.weight.dtype), self.weight.shape[1:]
         gain = spread(self.weight, groups)
         if self.bias is None:

@@ -1,0 +1,299 @@
+"""Norms on a GPU in one pass over their rows, forward and backward, with what stands around them.
+
+`residual_norm` is the end of a Post-LN sublayer: scales, addition and norm. It writes its output twice, precise for the next
+residual and rounded for the next product: neither the rounding nor the sum of the two gradients is then a pass of its own. It
+also adds the bias of the product before it, so that the bias's gradient comes with the norm's. `inner_norm` stands between two
+products. Both compute in fp32 and keep two numbers a row. On the CPU the same operators run plain formulas, which the kernels
+are tested against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kilolayer.layers.kernels import why_no_kernels
+
+HALF = (torch.bfloat16, torch.float16)
+WIDEST = 8192
+
+
+def serves(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether rows can be normalised here with arithmetic in `precise` and products in `rounded`."""
+    fits = width % 8 == 0 and width <= WIDEST
+    return device.type == "cuda" and precise == torch.float32 and rounded in HALF and fits and _has_kernels()
+
+
+@torch.compiler.assume_constant_result
+def _has_kernels() -> bool:
+    # A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
+    return why_no_kernels() is None
+
+
+def _programs(width: int) -> int:
+    """Into how many parts the sums over rows are split: some for each multiprocessor, the same for any number of rows."""
+    return 528 if width <= 512 else 264
+
+
+@torch.library.custom_op("kilolayer::residual_norm", mutates_args=(), device_types="cuda")
+def residual_norm(
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """N(skip * omega * x + branch * (y + shift)) in the dtype of x, and in that of y, and the statistics of its rows.
+
+    x and y [..., width]; shift, omega, gain and bias [width]; without bias the norm is RMSNorm. Statistics: mean (LayerNorm
+    alone) and 1 / deviation of each row, [1 or 2, rows].
+    """
+    from kilolayer.layers.fused_norm_kernel import add_and_normalise
+
+    x, y = x.contiguous(), y.contiguous()
+    precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), _room_for_statistics(x, x.dtype, bias is not None)
+    add_and_normalise(_rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics)
+    return precise, rounded, statistics
+
+
+@torch.library.custom_op("kilolayer::residual_norm_backward", mutates_args=(), device_types="cuda")
+def residual_norm_backward(
+    of_precise: Tensor | None,
+    of_rounded: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    statistics: Tensor,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x and y, and sums whose totals are those of gain, bias, shift and, where learned, omega.
+
+    of_precise and of_rounded: the gradients of the two outputs, at least one of them. The sums: [parts, vectors, width], of
+    LayerNorm's bias and of the shift where there is one.
+    """
+    from kilolayer.layers.fused_norm_kernel import add_and_normalise_backward
+
+    x, y = x.contiguous(), y.contiguous()
+    of_x, of_y, sums = torch.empty_like(x), torch.empty_like(y), _room_for_sums(x, statistics, shift, learned)
+    of_precise, of_rounded = (None if each is None else each.contiguous() for each in (of_precise, of_rounded))
+    add_and_normalise_backward(
+        of_precise, of_rounded, _rows(x), _rows(y), shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
+    )
+    return of_x, of_y, sums
+
+
+@torch.library.custom_op("kilolayer::inner_norm", mutates_args=(), device_types="cuda")
+def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """N(x), computed in the dtype of the gain and rounded to that of x, and the statistics of its rows.
+
+    x [..., width]; gain and bias [width]; without bias the norm is RMSNorm. Statistics as `residual_norm` has them.
+    """
+    from kilolayer.layers.fused_norm_kernel import normalise
+
+    x = x.contiguous()
+    normed, statistics = torch.empty_like(x), _room_for_statistics(x, gain.dtype, bias is not None)
+    normalise(_rows(x), gain, bias, eps, normed, statistics)
+    return normed, statistics
+
+
+@torch.library.custom_op("kilolayer::inner_norm_backward", mutates_args=(), device_types="cuda")
+def inner_norm_backward(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and sums [parts, vectors, width] whose totals are those of gain and LayerNorm's bias."""
+    from kilolayer.layers.fused_norm_kernel import normalise_backward
+
+    x = x.contiguous()
+    of_x, sums = torch.empty_like(x), _room_for_sums(x, statistics)
+    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums)
+    return of_x, sums
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.view(-1, x.shape[-1])
+
+
+def _room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
+    return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
+
+
+def _room_for_sums(x: Tensor, statistics: Tensor, shift: Tensor | None = None, learned: bool = False) -> Tensor:
+    vectors = statistics.shape[0] + (shift is not None) + learned
+    return statistics.new_empty(_programs(x.shape[-1]), vectors, x.shape[-1])
+
+
+@residual_norm.register_kernel("cpu")
+def _(
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    precise, statistics = _normalised(_added(x, y, shift, omega, skip, branch), gain, bias, eps)
+    return precise, precise.to(y.dtype, copy=True), statistics
+
+
+@residual_norm_backward.register_kernel("cpu")
+def _(
+    of_precise: Tensor | None,
+    of_rounded: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    statistics: Tensor,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradient = sum(each.to(x.dtype) for each in (of_precise, of_rounded) if each is not None)
+    assert isinstance(gradient, Tensor)
+    of_added, totals = _of_normalised(gradient, _added(x, y, shift, omega, skip, branch), gain, statistics)
+    if shift is not None:
+        totals.append(branch * of_added.flatten(0, -2).sum(dim=0))
+    if learned:
+        totals.append(skip * (of_added * x).flatten(0, -2).sum(dim=0))
+    factor = skip if omega is None else skip * omega
+    sums = _room_for_sums(x, statistics, shift, learned).zero_()
+    sums[0] = torch.stack(totals)
+    return (factor * of_added).contiguous(), (branch * of_added).to(y.dtype, copy=True).contiguous(), sums
+
+
+@inner_norm.register_kernel("cpu")
+def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    normed, statistics = _normalised(x.to(gain.dtype).contiguous(), gain, bias, eps)
+    return normed.to(x.dtype), statistics
+
+
+@inner_norm_backward.register_kernel("cpu")
+def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    of_x, totals = _of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
+    sums = _room_for_sums(x, statistics).zero_()
+    sums[0] = torch.stack(totals)
+    return of_x.to(x.dtype).contiguous(), sums
+
+
+def _added(x: Tensor, y: Tensor, shift: Tensor | None, omega: Tensor | None, skip: float, branch: float) -> Tensor:
+    """skip * omega * x + branch * (y + shift)."""
+    y = y.to(x.dtype)
+    added = (skip if omega is None else skip * omega) * x + branch * (y if shift is None else y + shift.to(x.dtype))
+    return added.contiguous()
+
+
+def _normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """N(x), and the statistics of its rows."""
+    means = [] if bias is None else [x.mean(dim=-1, keepdim=True)]
+    centred = x - means[0] if means else x
+    inverse = (centred.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+    normed = centred * inverse * gain
+    return normed if bias is None else normed + bias, torch.stack([*means, inverse]).flatten(1)
+
+
+def _of_normalised(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of x from that of N(x), and those of gain and, for LayerNorm, bias."""
+    *means, inverse = statistics.view(-1, *x.shape[:-1], 1)
+    standard = (x - means[0] if means else x) * inverse
+    weighted = gradient * gain
+    of_x = weighted - standard * (weighted * standard).mean(dim=-1, keepdim=True)
+    of_x = of_x - weighted.mean(dim=-1, keepdim=True) if means else of_x
+    totals = [(gradient * standard).flatten(0, -2).sum(dim=0)] + [gradient.flatten(0, -2).sum(dim=0) for _ in means]
+    return of_x * inverse, totals
+
+
+@residual_norm.register_fake
+def _(
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(x), _like(y), _room_for_statistics(x, x.dtype, bias is not None)
+
+
+@residual_norm_backward.register_fake
+def _(
+    of_precise: Tensor | None,
+    of_rounded: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    statistics: Tensor,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(x), _like(y), _room_for_sums(x, statistics, shift, learned)
+
+
+@inner_norm.register_fake
+def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    return _like(x), _room_for_statistics(x, gain.dtype, bias is not None)
+
+
+@inner_norm_backward.register_fake
+def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    return _like(x), _room_for_sums(x, statistics)
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _ = inputs
+    ctx.save_for_backward(x, y, shift, omega, gain, output[2])
+    ctx.set_materialize_grads(False)  # an output that nobody reads has no gradient, and none is read
+
+
+def _residual_backward(
+    ctx: Any, of_precise: Tensor | None, of_rounded: Tensor | None, _: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    x, y, shift, omega, gain, statistics = ctx.saved_tensors
+    learned = ctx.needs_input_grad[3]
+    of_x, of_y, sums = residual_norm_backward(
+        of_precise, of_rounded, x, y, shift, omega, ctx.skip, ctx.branch, gain, statistics, learned
+    )
+    totals = iter(sums.sum(dim=0).unbind())
+    of_gain = next(totals)
+    of_bias = next(totals) if statistics.shape[0] == 2 else None
+    of_shift = None if shift is None else next(totals).to(shift.dtype)
+    of_omega = next(totals) if learned else None
+    return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, None
+
+
+def _keep_inner(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, gain, _, _ = inputs
+    ctx.save_for_backward(x, gain, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _inner_backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, gain, statistics = ctx.saved_tensors
+    of_x, sums = inner_norm_backward(gradient, x, gain, statistics)
+    of_gain, *of_bias = sums.sum(dim=0).unbind()
+    return of_x, of_gain, of_bias[0] if of_bias else None, None
+
+
+residual_norm.register_autograd(_residual_backward, setup_context=_keep_residual)
+inner_norm.register_autograd(_inner_backward, setup_context=_keep_inner)

@@ -1,0 +1,341 @@
+"""The kernels of fused_norm.py: a program reads whole rows, and each of them once.
+
+The threads of a program lie side by side along a row, so that each sums up columns of its own in registers.
+"""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+VECTOR: tl.constexpr = tl.constexpr(4)
+"""Elements that a thread reads at once, fp32 or half: with one layout for both, threads exchange nothing but sums."""
+FORWARD = {"per_warp": 512, "per_thread": 32}  # few warps on a row: they need not wait for each other's sums
+BACKWARD = {"per_warp": 128, "per_thread": 16}  # many: each thread holds the sums of few columns
+
+
+def add_and_normalise(
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    precise: Tensor,
+    rounded: Tensor,
+    statistics: Tensor,
+) -> None:
+    """Write N(skip * omega * x + branch * (y + shift)) into `precise` and `rounded`, and what it was divided by."""
+    rows, width = x.shape
+    tile = _tile(width, **FORWARD)
+    grid = (triton.cdiv(rows, tile["ROWS"]),)
+    _add_and_normalise[grid](
+        x, y, shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, rows, WIDTH=width, **tile
+    )
+
+
+def add_and_normalise_backward(
+    of_precise: Tensor | None,
+    of_rounded: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    gain: Tensor,
+    statistics: Tensor,
+    of_x: Tensor,
+    of_y: Tensor,
+    sums: Tensor,
+    learned: bool,
+) -> None:
+    """Write the gradients of x and y, and each program's sums for the gradients of gain, bias, shift and omega."""
+    rows, width = x.shape
+    centred = statistics.shape[0] == 2
+    _add_and_normalise_backward[(sums.shape[0],)](
+        of_precise,
+        of_rounded,
+        x,
+        y,
+        shift,
+        omega,
+        skip,
+        branch,
+        gain,
+        statistics,
+        of_x,
+        of_y,
+        sums,
+        rows,
+        CENTRED=centred,
+        LEARNED=learned,
+        KINDS=sums.shape[1],
+        WIDTH=width,
+        **_tile(width, **BACKWARD),
+    )
+
+
+def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: Tensor, statistics: Tensor) -> None:
+    """Write N(x) into `normed`, and what each row was shifted and scaled by."""
+    rows, width = x.shape
+    tile = _tile(width, **FORWARD)
+    _normalise[(triton.cdiv(rows, tile["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **tile)
+
+
+def normalise_backward(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor) -> None:
+    """Write the gradient of x, and each program's sums for the gradients of gain and bias."""
+    rows, width = x.shape
+    centred = statistics.shape[0] == 2
+    _normalise_backward[(sums.shape[0],)](
+        gradient,
+        x,
+        gain,
+        statistics,
+        of_x,
+        sums,
+        rows,
+        CENTRED=centred,
+        KINDS=sums.shape[1],
+        WIDTH=width,
+        **_tile(width, **BACKWARD),
+    )
+
+
+def _tile(width: int, per_warp: int, per_thread: int) -> dict[str, Any]:
+    """Rows that a program reads at once, their width rounded up to a power of two, and the warps that lie along a row.
+
+    per_warp: columns of a row for each warp; per_thread: elements of each tensor for each thread.
+    """
+    columns = triton.next_power_of_2(width)
+    warps = min(max(columns // per_warp, 1), 8)
+    return {"ROWS": max(32 * warps * per_thread // columns, 1), "COLUMNS": columns, "num_warps": warps}
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_and_normalise(
+    x_at,
+    y_at,
+    shift_at,
+    omega_at,
+    skip,
+    branch,
+    gain_at,
+    bias_at,
+    eps,
+    precise_at,
+    rounded_at,
+    statistics_at,
+    rows,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    column, column_inside = _columns(WIDTH, COLUMNS)
+    row, row_inside, place, inside = _rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
+    x = tl.load(x_at + place, mask=inside, other=0.0)
+    y = tl.load(y_at + place, mask=inside, other=0.0)
+    factor, shift = _vectors(skip, omega_at, shift_at, column, column_inside)
+    added = factor * x + branch * (y.to(tl.float32) + shift)
+    normed = _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH)
+    tl.store(precise_at + place, normed, mask=inside)
+    tl.store(rounded_at + place, normed.to(rounded_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_and_normalise_backward(
+    of_precise_at,
+    of_rounded_at,
+    x_at,
+    y_at,
+    shift_at,
+    omega_at,
+    skip,
+    branch,
+    gain_at,
+    statistics_at,
+    of_x_at,
+    of_y_at,
+    sums_at,
+    rows,
+    CENTRED: tl.constexpr,
+    LEARNED: tl.constexpr,
+    KINDS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    program = tl.program_id(0)
+    column, column_inside = _columns(WIDTH, COLUMNS)
+    gain = tl.load(gain_at + column, mask=column_inside, other=0.0)
+    factor, shift = _vectors(skip, omega_at, shift_at, column, column_inside)
+    of_gain = tl.zeros([COLUMNS], dtype=tl.float32)
+    of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
+    of_shift = tl.zeros([COLUMNS], dtype=tl.float32)
+    of_omega = tl.zeros([COLUMNS], dtype=tl.float32)
+    for start in range(program * ROWS, rows, tl.num_programs(0) * ROWS):
+        row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
+        x = tl.load(x_at + place, mask=inside, other=0.0)
+        y = tl.load(y_at + place, mask=inside, other=0.0)
+        gradient = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        if of_precise_at is not None:
+            gradient += tl.load(of_precise_at + place, mask=inside, other=0.0)
+        if of_rounded_at is not None:
+            gradient += tl.load(of_rounded_at + place, mask=inside, other=0.0).to(tl.float32)
+        added = factor * x + branch * (y.to(tl.float32) + shift)
+        standard, inverse = _standard(added, statistics_at, row, row_inside, rows, CENTRED)
+        of_added = _of_added(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        tl.store(of_x_at + place, factor * of_added, mask=inside)
+        tl.store(of_y_at + place, (branch * of_added).to(of_y_at.dtype.element_ty), mask=inside)
+        of_gain += tl.sum(gradient * standard, axis=0)
+        if CENTRED:
+            of_bias += tl.sum(gradient, axis=0)
+        if shift_at is not None:
+            of_shift += tl.sum(of_added, axis=0)
+        if LEARNED:
+            of_omega += tl.sum(of_added * x, axis=0)
+    sum_at = sums_at + program * KINDS * WIDTH + column
+    tl.store(sum_at, of_gain, mask=column_inside)
+    if CENTRED:
+        sum_at += WIDTH
+        tl.store(sum_at, of_bias, mask=column_inside)
+    if shift_at is not None:
+        sum_at += WIDTH
+        tl.store(sum_at, branch * of_shift, mask=column_inside)
+    if LEARNED:
+        sum_at += WIDTH
+        tl.store(sum_at, skip * of_omega, mask=column_inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _normalise(
+    x_at,
+    gain_at,
+    bias_at,
+    eps,
+    normed_at,
+    statistics_at,
+    rows,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    column, column_inside = _columns(WIDTH, COLUMNS)
+    row, row_inside, place, inside = _rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
+    x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
+    normed = _normed(x, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH)
+    tl.store(normed_at + place, normed.to(normed_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _normalise_backward(
+    gradient_at,
+    x_at,
+    gain_at,
+    statistics_at,
+    of_x_at,
+    sums_at,
+    rows,
+    CENTRED: tl.constexpr,
+    KINDS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    program = tl.program_id(0)
+    column, column_inside = _columns(WIDTH, COLUMNS)
+    gain = tl.load(gain_at + column, mask=column_inside, other=0.0)
+    of_gain = tl.zeros([COLUMNS], dtype=tl.float32)
+    of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
+    for start in range(program * ROWS, rows, tl.num_programs(0) * ROWS):
+        row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
+        x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
+        standard, inverse = _standard(x, statistics_at, row, row_inside, rows, CENTRED)
+        of_x = _of_added(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        tl.store(of_x_at + place, of_x.to(of_x_at.dtype.element_ty), mask=inside)
+        of_gain += tl.sum(gradient * standard, axis=0)
+        if CENTRED:
+            of_bias += tl.sum(gradient, axis=0)
+    sum_at = sums_at + program * KINDS * WIDTH + column
+    tl.store(sum_at, of_gain, mask=column_inside)
+    if CENTRED:
+        tl.store(sum_at + WIDTH, of_bias, mask=column_inside)
+
+
+@triton.jit
+def _columns(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    return column, column < WIDTH
+
+
+@triton.jit
+def _rows(start, rows, column, column_inside, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    row = start + tl.arange(0, ROWS)
+    row_inside = row < rows
+    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    return row, row_inside, place, row_inside[:, None] & column_inside[None, :]
+
+
+@triton.jit
+def _vectors(skip, omega_at, shift_at, column, column_inside):
+    """What x is multiplied by, and what is added to y: numbers, or one for each column."""
+    factor, shift = skip, 0.0
+    if omega_at is not None:
+        factor *= tl.load(omega_at + column, mask=column_inside, other=0.0)[None, :]
+    if shift_at is not None:
+        shift = tl.load(shift_at + column, mask=column_inside, other=0.0).to(tl.float32)[None, :]
+    return factor, shift
+
+
+@triton.jit
+def _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH: tl.constexpr):
+    """The norm of each row; its mean (LayerNorm alone) and 1 over its deviation are written down."""
+    gain = tl.load(gain_at + column, mask=column_inside, other=0.0)[None, :]
+    centred = added
+    if bias_at is not None:
+        mean = tl.sum(added, axis=1) / WIDTH
+        tl.store(statistics_at + row, mean, mask=row_inside)
+        statistics_at += rows
+        centred = tl.where(column_inside[None, :], added - mean[:, None], 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, axis=1) / WIDTH + eps)
+    tl.store(statistics_at + row, inverse, mask=row_inside)
+    normed = centred * inverse[:, None] * gain
+    if bias_at is not None:
+        normed += tl.load(bias_at + column, mask=column_inside, other=0.0)[None, :]
+    return normed
+
+
+@triton.jit
+def _standard(added, statistics_at, row, row_inside, rows, CENTRED: tl.constexpr):
+    """The rows before gain and bias, and 1 over their deviations."""
+    if CENTRED:
+        added -= tl.load(statistics_at + row, mask=row_inside, other=0.0)[:, None]
+        statistics_at += rows
+    inverse = tl.load(statistics_at + row, mask=row_inside, other=0.0)[:, None]
+    return added * inverse, inverse
+
+
+@triton.jit
+def _of_added(gradient, standard, inverse, gain, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
+    """The gradient of what was normalised: (w - mean(w) - n mean(w n)) / deviation, w = gain * gradient, n the standard row."""
+    weighted = gradient * gain[None, :]
+    if CENTRED:
+        along, total = tl.reduce((weighted * standard, weighted), 1, _add_pairs)
+        weighted -= (total / WIDTH)[:, None]
+    else:
+        along = tl.sum(weighted * standard, axis=1)
+    return (weighted - standard * (along / WIDTH)[:, None]) * inverse
+
+
+@triton.jit
+def _add_pairs(first, second, other_first, other_second):
+    return first + other_first, second + other_second

@@ -1,0 +1,23 @@
+"""The residual stream between sublayers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from torch import Tensor
+
+
+class State(NamedTuple):
+    """One state [batch, length, dim], for its two readers: the next residual, and the products of the next function.
+
+    rounded: the same in the dtype of the products, where a kernel has written both at once; otherwise `precise` itself, which a
+    projection rounds when it reads it.
+    """
+
+    precise: Tensor
+    rounded: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Self:
+        """A state that nothing has rounded yet."""
+        return cls(x, x)

@@ -1,0 +1,350 @@
+"""Fused norms against plain ones in fp64: the formulas on the CPU, the kernels on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kilolayer as kl
+from kilolayer.layers.fused_norm import inner_norm, inner_norm_backward, residual_norm, residual_norm_backward, serves
+from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.recompute import Recompute
+from kilolayer.layers.state import State
+
+pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
+SETTINGS = [  # device, dtype of the products, tolerance
+    ("cpu", torch.float32, 1e-5),
+    pytest.param("cuda", torch.bfloat16, 1e-2, marks=pytest.mark.gpu),
+    pytest.param("cuda", torch.float16, 2e-3, marks=pytest.mark.gpu),
+]
+SHAPES = [(1, 1, 64), (3, 5, 96), (2, 33, 512), (7, 11, 1000), (1, 9, 2048)]
+MANY_ROWS = (1, 3001, 512)  # more than all programs take at once
+EPS = 1e-3
+
+
+def close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
+    assert found is not None
+    assert expected is not None
+    assert found.shape == expected.shape
+    error = float((found.detach().double() - expected.detach()).abs().max())
+    assert error <= tolerance * max(1.0, float(expected.detach().abs().max()))
+
+
+def norm(x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    size = x.shape[-1:]
+    return F.rms_norm(x, size, gain, EPS) if bias is None else F.layer_norm(x, size, gain, bias, EPS)
+
+
+def leaves(*made: Tensor | None) -> tuple[list[Tensor | None], list[Any]]:
+    """The same tensors with gradients: as they are, and in fp64."""
+    given = [None if each is None else each.requires_grad_() for each in made]
+    return given, [None if each is None else each.detach().double().requires_grad_() for each in given]
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
+@pytest.mark.parametrize("shape", [*SHAPES, MANY_ROWS])
+@pytest.mark.parametrize(
+    ("centred", "shifted", "scaled", "readers"),
+    [
+        (True, True, False, "both"),
+        (True, False, True, "precise"),
+        (False, True, True, "rounded"),
+        (False, False, False, "both"),
+    ],
+)
+def test_residual_and_norm(
+    shape: tuple[int, ...],
+    centred: bool,
+    shifted: bool,
+    scaled: bool,
+    readers: str,
+    device: str,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    width, skip, branch = shape[-1:], 2.5, 0.7
+    x = torch.randn(shape, device=device) + 0.5
+    y = torch.randn(shape, device=device).to(dtype)
+    shift = torch.randn(width, device=device).to(dtype) if shifted else None
+    omega = torch.rand(width, device=device) + 0.5 if scaled else None
+    gain = torch.rand(width, device=device) + 0.5
+    bias = torch.randn(width, device=device) if centred else None
+    given, exact = leaves(x, y, shift, omega, gain, bias)
+    precise, rounded, _ = residual_norm(x, y, shift, omega, skip, branch, gain, bias, EPS)
+    x, y, shift, omega, gain, bias = exact
+    expected = norm(skip * x * (1 if omega is None else omega) + branch * (y if shift is None else y + shift), gain, bias)
+    close(precise, expected, 1e-5)
+    close(rounded, expected, tolerance)
+    assert rounded.dtype == dtype
+    read = {"precise": [precise], "rounded": [rounded], "both": [precise, rounded]}[readers]
+    gradients = [torch.randn_like(each) for each in read]
+    torch.autograd.backward(read, gradients)
+    expected.backward(sum(each.double() for each in gradients))
+    for ours, theirs in zip(given, exact, strict=True):
+        if ours is not None:
+            # fp32 stays fp32: only what is written in the products' dtype may be rounded.
+            close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
+@pytest.mark.parametrize("shape", [*SHAPES, MANY_ROWS, (2, 3, 8192)])
+@pytest.mark.parametrize("centred", [True, False])
+def test_inner_norm(shape: tuple[int, ...], centred: bool, device: str, dtype: torch.dtype, tolerance: float) -> None:
+    x = (torch.randn(shape, device=device) + 0.5).to(dtype)
+    gain = torch.rand(shape[-1:], device=device) + 0.5
+    bias = torch.randn(shape[-1:], device=device) if centred else None
+    given, exact = leaves(x, gain, bias)
+    found, expected = inner_norm(x, gain, bias, EPS)[0], norm(*exact)
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    expected.backward(gradient.double())
+    assert found.dtype == dtype
+    close(found, expected, tolerance)
+    for ours, theirs in zip(given, exact, strict=True):
+        if ours is not None:
+            close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
+def test_rows_that_do_not_lie_one_after_another(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    x, y, first, second = (torch.randn(4, 64, 6, device=device).mT for _ in range(4))
+    gain, bias = torch.rand(64, device=device), torch.randn(64, device=device)
+    given, exact = leaves(x, y.to(dtype))
+    precise, rounded, _ = residual_norm(*given, None, None, 1.5, 1.0, gain, bias, EPS)
+    torch.autograd.backward([precise, rounded], [first, second.to(dtype)])
+    expected = norm(1.5 * exact[0] + exact[1], gain.double(), bias.double())
+    expected.backward(first.double() + second.to(dtype).double())
+    close(precise, expected, 1e-5)
+    for ours, theirs in zip(given, exact, strict=True):
+        close(ours.grad if ours is not None else None, theirs.grad, tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
+def test_what_is_not_finite_is_seen(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    x, y, gain = torch.randn(6, 96, device=device), torch.randn(6, 96, device=device).to(dtype), torch.ones(96, device=device)
+    x[2, 5], y[4, 95] = torch.nan, torch.inf
+    (x, y, gain), _ = leaves(x, y, gain)
+    assert x is not None
+    assert gain is not None
+    precise, rounded, _ = residual_norm(x, y, None, None, 1.0, 1.0, gain, torch.zeros_like(gain), EPS)
+    for found in (precise, rounded):
+        assert found.isnan().all(dim=1).tolist() == [False, False, True, False, True, False]
+    torch.autograd.backward([precise, rounded], [torch.ones_like(precise), torch.ones_like(rounded)])
+    assert x.grad is not None
+    assert gain.grad is not None
+    assert x.grad.isnan().all(dim=1).tolist() == [False, False, True, False, True, False]
+    assert gain.grad.isnan().all()
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
+@pytest.mark.parametrize("full", [True, False])
+def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str, dtype: torch.dtype, tolerance: float) -> None:
+    x, y, precise, rounded = (torch.randn(2, 7, 24, device=device) for _ in range(4))
+    shift, omega, gain, bias = (torch.randn(24, device=device) for _ in range(4))
+    y, rounded, shift = y.to(dtype), rounded.to(dtype), shift.to(dtype)
+    absent = [each if full else None for each in (shift, omega, bias)]
+    tolerances = {"rtol": 2 * tolerance, "atol": 2 * tolerance}
+    given, _ = leaves(x, y, *absent[:2], gain, absent[2])
+    torch.library.opcheck(residual_norm, (*given[:4], 2.0, 1.0, *given[4:], EPS), **tolerances)
+    torch.library.opcheck(inner_norm, (given[1], *given[4:], EPS), **tolerances)
+    x, y, shift, omega, gain, bias = (None if each is None else each.detach() for each in given)
+    statistics = residual_norm(x, y, shift, omega, 2.0, 1.0, gain, bias, EPS)[2]
+    gradients = (precise, rounded) if full else (None, rounded)
+    torch.library.opcheck(
+        residual_norm_backward, (*gradients, x, y, shift, omega, 2.0, 1.0, gain, statistics, full), **tolerances
+    )
+    torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics), **tolerances)
+
+
+class Calls(TorchDispatchMode):
+    """Counts how often the operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residual = self.inner = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.residual += func is torch.ops.kilolayer.residual_norm.default
+        self.inner += func is torch.ops.kilolayer.inner_norm.default
+        return func(*args, **(kwargs or {}))
+
+
+def serve(patch: pytest.MonkeyPatch, answer: bool) -> None:
+    for module in ("sublayer", "norm"):
+        patch.setattr(f"kilolayer.layers.{module}.serves", lambda *_: answer)
+
+
+def loss_and_gradient(model: kl.EncoderDecoder, source: Tensor, target: Tensor) -> tuple[float, Tensor]:
+    model.zero_grad()
+    out = model(source, target)
+    loss = F.cross_entropy(out.logits.float()[target != 0], target[target != 0]) + out.router_loss
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    return float(loss.detach()), torch.cat([each.flatten().float() for each in gradients.values() if each is not None])
+
+
+def same_with_them(model: kl.EncoderDecoder, patch: pytest.MonkeyPatch, exact: bool, compiled: bool = False) -> None:
+    """The same loss and gradients with the operators as without, on batches of two shapes."""
+    found, device = {}, model.embedding.weight.device
+    for served in (False, True):
+        serve(patch, served)
+        for stack in model.stacks() if served and compiled else []:
+            stack.compile_layer("aot_eager")
+        for length in (20, 33):
+            source, target = torch.randint(1, 50, (2, 6, length), generator=torch.Generator().manual_seed(length)).to(device)
+            source[2, 11:], target[3, 7:] = 0, 0
+            found[served, length] = loss_and_gradient(model, source, target)
+    for length in (20, 33):
+        (loss, gradient), (expected, expected_gradient) = found[True, length], found[False, length]
+        assert loss == pytest.approx(expected, rel=1e-5 if exact else 1e-2)
+        assert float(F.cosine_similarity(gradient, expected_gradient, dim=0)) > (1 - 1e-5 if exact else 0.999)
+
+
+def small_model(recipe: str | kl.recipes.Recipe, device: str = "cpu", half: bool = False, **options: Any) -> kl.EncoderDecoder:
+    model = kl.EncoderDecoder(50, 32, 4, 64, 3, 3, recipe, device=device, **options).train()
+    if half:
+        model.lower(torch.bfloat16)
+    return model
+
+
+# How often each operator runs in a forward of 3 + 3 layers, which have 15 sublayers.
+MODELS = [
+    ("deepnorm", {}, 15, 0),
+    ("post_ln", {"norm": "rms"}, 15, 0),
+    ("admin", {}, 15, 0),
+    ("sub_ln", {}, 0, 12 + 17),  # inner norms; and, since here all norms are served, those before sublayers and on top
+    ("normformer", {}, 0, 9 + 6 + 17),
+    (kl.recipes.get("dlcl", norm="post"), {}, 15, 6),
+    ("deepnorm", {"moe": kl.MoE(experts=4)}, 15, 0),
+    ("sub_ln", {"moe": kl.MoE(experts=4)}, 0, 10 + 17),
+]
+WHAT: list[Recompute] = ["none", "selective", "layer"]
+
+
+@pytest.mark.parametrize(("recipe", "options", "residual", "inner"), MODELS)
+def test_a_model_is_the_same_with_them(
+    recipe: str | kl.recipes.Recipe, options: dict[str, Any], residual: int, inner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Calls() as calls:
+        same_with_them(small_model(recipe, **options), monkeypatch, exact=True)
+    assert (calls.residual, calls.inner) == (2 * residual, 2 * inner)
+
+
+@pytest.mark.parametrize("what", WHAT[1:])
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
+def test_a_model_is_the_same_when_it_is_recomputed(recipe: str, what: Recompute, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(recipe)
+    for stack in model.stacks():
+        stack.recompute = what
+    same_with_them(model, monkeypatch, exact=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize(("recipe", "options", "residual", "inner"), MODELS)
+def test_a_model_in_half_precision_is_the_same_on_a_gpu(
+    recipe: str | kl.recipes.Recipe,
+    options: dict[str, Any],
+    residual: int,
+    inner: int,
+    what: Recompute,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_model(recipe, "cuda", half=True, **options)
+    for stack in model.stacks():
+        stack.recompute = what
+    found = {}
+    for served in (False, True):
+        if not served:
+            serve(monkeypatch, False)
+        source, target = torch.randint(1, 50, (2, 6, 33), generator=torch.Generator().manual_seed(0)).cuda()
+        found[served] = loss_and_gradient(model, source, target)
+        monkeypatch.undo()
+    assert found[True][0] == pytest.approx(found[False][0], rel=1e-2)
+    # A token between two experts may go to the other one.
+    assert float(F.cosine_similarity(found[True][1], found[False][1], dim=0)) > (0.99 if options.get("moe") else 0.999)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "graphs"),
+    [
+        ("admin", {}, 2),
+        pytest.param("deepnorm", {"moe": kl.MoE(experts=4)}, 4, marks=pytest.mark.slow),
+        pytest.param("normformer", {}, 2, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_one_graph_a_kind_has_them_for_all_layers_and_shapes(
+    recipe: str, options: dict[str, Any], graphs: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    same_with_them(small_model(recipe, device, half=True, **options), monkeypatch, exact=False, compiled=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_whole_layers_that_are_recomputed_keep_one_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, True)
+    model = small_model("deepnorm", half=True)
+    seen: list[State] = []
+    model.decoder.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    for what in WHAT:
+        model.decoder.recompute = what
+        model(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+    for state in seen[:2]:
+        assert (state.precise.dtype, state.rounded.dtype) == (torch.float32, torch.bfloat16)
+        assert torch.equal(state.rounded, state.precise.bfloat16())
+    assert seen[2].rounded is seen[2].precise
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"drop_path": 0.1}])
+def test_a_branch_that_drops_stays_plain(options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, True)
+    model = small_model("deepnorm", **options)
+    for training in (True, False):
+        with Calls() as calls:
+            model.train(training)(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+        assert calls.residual == (0 if training else 15)
+
+
+@pytest.mark.parametrize("start", ["released", "paper"])
+def test_calibration_listens_to_the_parts_of_the_residual(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = kl.Encoder(50, 32, 4, 64, 3, kl.recipes.get("admin", start=start))
+    expected = kl.calibrate(model, torch.arange(1, 49).view(4, 12)).encoder
+    serve(monkeypatch, True)
+    with Calls() as calls:
+        assert kl.calibrate(model, torch.arange(1, 49).view(4, 12)).encoder == pytest.approx(expected)
+    assert calls.residual == 0
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_a_norm_computes_in_its_own_dtype_and_returns_that_of_its_input(kind: type[LayerNorm] | type[RMSNorm]) -> None:
+    norm, x = kind(24, eps=EPS), torch.randn(5, 24).bfloat16()
+    assert torch.equal(norm(x), norm(x.float()).bfloat16())
+    assert norm(x.float()).dtype == torch.float32
+
+
+def test_a_compiled_layer_can_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr("kilolayer.layers.fused_norm.why_no_kernels", lambda: "Triton is not installed")
+    asked = (torch.device("cuda"), torch.float32, torch.bfloat16, 512)
+    assert torch.compile(lambda x: x if serves(*asked) else -x, backend="eager", fullgraph=True)(torch.ones(1)) == -1
+
+
+def test_they_serve_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.layers.fused_norm.why_no_kernels", lambda: None)
+    gpu, cpu, single, half = torch.device("cuda"), torch.device("cpu"), torch.float32, torch.bfloat16
+    assert serves(gpu, single, half, 512)
+    assert serves(gpu, single, torch.float16, 8192)
+    assert not serves(cpu, single, half, 512)
+    assert not serves(gpu, single, single, 512)
+    assert not serves(gpu, half, half, 512)
+    assert not serves(gpu, single, half, 100)
+    assert not serves(gpu, single, half, 8200)
+    monkeypatch.setattr("kilolayer.layers.fused_norm.why_no_kernels", lambda: "Triton is not installed")
+    assert not serves(gpu, single, half, 512)
