@@ -6,6 +6,8 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,20 +65,28 @@ def write_config(text: Path, kind: str) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["bytes", "bpe"])
-def written(request: pytest.FixtureRequest, text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A finished run, and what it printed."""
-    folder = tmp_path_factory.mktemp("runs") / request.param
-    code, out, err = quietly("train", write_config(text, request.param), "--run", folder)
-    assert code == 0, err
-    return folder, out, err
-
-
 @pytest.fixture(scope="module")
-def of_bytes(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "plain"
-    assert quietly("train", write_config(text, "bytes"), "--run", folder)[0] == 0
-    return folder
+def runs(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, str, str]]:
+    """A finished run of each kind, trained when it is first wanted, and what it printed."""
+
+    @cache
+    def finished(kind: str) -> tuple[Path, str, str]:
+        folder = tmp_path_factory.mktemp("runs") / kind
+        code, out, err = quietly("train", write_config(text, kind), "--run", folder)
+        assert code == 0, err
+        return folder, out, err
+
+    return finished
+
+
+@pytest.fixture(params=["bytes", "bpe"])
+def written(request: pytest.FixtureRequest, runs: Callable[[str], tuple[Path, str, str]]) -> tuple[Path, str, str]:
+    return runs(request.param)
+
+
+@pytest.fixture
+def of_bytes(runs: Callable[[str], tuple[Path, str, str]]) -> Path:
+    return runs("bytes")[0]
 
 
 def test_training_leaves_everything_in_its_folder(written: tuple[Path, str, str]) -> None:

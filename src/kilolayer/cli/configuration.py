@@ -53,5 +53,5 @@ def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
             default = getattr(made, "name", made)
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
         lines.append(f"  {field.name:<20} {texts.get(field.name, '')} [{shown}]")
-    title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:" if section else "At the top of the file:"
+    title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:" if section else "first in the file:"
     return "\n\n".join(["\n".join([title, *lines]), *below] if lines else below)
