@@ -158,7 +158,7 @@ def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str
     torch.library.opcheck(
         residual_norm_backward, (*gradients, x, y, shift, omega, 2.0, 1.0, gain, statistics, full), **tolerances
     )
-    torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics), **tolerances)
+    torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics, full), **tolerances)
 
 
 class Calls(TorchDispatchMode):
@@ -166,16 +166,17 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.residual = self.inner = 0
+        self.residual = self.inner = self.widening = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.residual += func is torch.ops.kilolayer.residual_norm.default
         self.inner += func is torch.ops.kilolayer.inner_norm.default
+        self.widening += func is torch.ops.kilolayer.normed_relu_product.default
         return func(*args, **(kwargs or {}))
 
 
 def serve(patch: pytest.MonkeyPatch, answer: bool) -> None:
-    for module in ("sublayer", "norm"):
+    for module in ("norm", "feedforward"):
         patch.setattr(f"kilolayer.layers.{module}.serves", lambda *_: answer)
 
 
@@ -212,27 +213,30 @@ def small_model(recipe: str | kl.recipes.Recipe, device: str = "cpu", half: bool
     return model
 
 
-# How often each operator runs in a forward of 3 + 3 layers, which have 15 sublayers.
+# How often each operator runs in a forward of 3 + 3 layers, which have 15 sublayers: residual norms, norms alone, and those
+# behind the first product of the feed-forward network. Here all norms are served, those before sublayers and on top too.
 MODELS = [
-    ("deepnorm", {}, 15, 0),
-    ("post_ln", {"norm": "rms"}, 15, 0),
-    ("admin", {}, 15, 0),
-    ("sub_ln", {}, 0, 12 + 17),  # inner norms; and, since here all norms are served, those before sublayers and on top
-    ("normformer", {}, 0, 9 + 6 + 17),
-    (kl.recipes.get("dlcl", norm="post"), {}, 15, 6),
-    ("deepnorm", {"moe": kl.MoE(experts=4)}, 15, 0),
-    ("sub_ln", {"moe": kl.MoE(experts=4)}, 0, 10 + 17),
+    ("deepnorm", {}, (15, 0, 0)),
+    ("post_ln", {"norm": "rms"}, (15, 0, 0)),
+    ("admin", {}, (15, 0, 0)),
+    ("sub_ln", {}, (0, 6 + 17, 6)),
+    ("sub_ln", {"activation": "gelu", "norm": "rms"}, (0, 6 + 6 + 17, 0)),
+    ("sub_ln", {"activation_dropout": 1e-9}, (0, 6 + 6 + 17, 0)),
+    ("normformer", {}, (0, 9 + 17, 6)),
+    (kl.recipes.get("dlcl", norm="post"), {}, (15, 6, 0)),
+    ("deepnorm", {"moe": kl.MoE(experts=4)}, (15, 0, 0)),
+    ("sub_ln", {"moe": kl.MoE(experts=4)}, (0, 6 + 17, 4)),
 ]
 WHAT: list[Recompute] = ["none", "selective", "layer"]
 
 
-@pytest.mark.parametrize(("recipe", "options", "residual", "inner"), MODELS)
+@pytest.mark.parametrize(("recipe", "options", "counts"), MODELS)
 def test_a_model_is_the_same_with_them(
-    recipe: str | kl.recipes.Recipe, options: dict[str, Any], residual: int, inner: int, monkeypatch: pytest.MonkeyPatch
+    recipe: str | kl.recipes.Recipe, options: dict[str, Any], counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Calls() as calls:
         same_with_them(small_model(recipe, **options), monkeypatch, exact=True)
-    assert (calls.residual, calls.inner) == (2 * residual, 2 * inner)
+    assert (calls.residual, calls.inner, calls.widening) == tuple(2 * count for count in counts)
 
 
 @pytest.mark.parametrize("what", WHAT[1:])
@@ -246,12 +250,10 @@ def test_a_model_is_the_same_when_it_is_recomputed(recipe: str, what: Recompute,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("what", WHAT)
-@pytest.mark.parametrize(("recipe", "options", "residual", "inner"), MODELS)
+@pytest.mark.parametrize(("recipe", "options"), [each[:2] for each in MODELS])
 def test_a_model_in_half_precision_is_the_same_on_a_gpu(
     recipe: str | kl.recipes.Recipe,
     options: dict[str, Any],
-    residual: int,
-    inner: int,
     what: Recompute,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.function import Function
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norm import is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
-from kilolayer.layers.relu_product import relu_product, serves
+from kilolayer.layers.relu_product import normed_relu_product, relu_product, serves
 from kilolayer.layers.scale import make_shift
 from kilolayer.recipes.base import Plan, Role
 
@@ -45,12 +45,15 @@ class FeedForward(Function):
         self.output = Projection(options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan, device, dtype)
 
     def hidden(self, x: Tensor) -> Tensor:
-        return self.output_shift(self.inner_norm(self.dropout(self._widen(self.input_shift(x)))))
+        return self.output_shift(self._widen(self.input_shift(x)))
 
     def _widen(self, x: Tensor) -> Tensor:
-        """phi(W_1 x)."""
-        weight, bias = self.input.weight, self.input.bias
+        """N( phi(W_1 x) ), with dropout before the norm."""
+        weight, bias, norm = self.input.weight, self.input.bias, self.inner_norm
         plain_relu = isinstance(self.activation, nn.ReLU) and isinstance(self.activation_shift, nn.Identity)
-        if plain_relu and bias is not None and serves(x.device, weight.dtype):
-            return relu_product(x.to(weight.dtype), weight, bias)
-        return self.activation(self.activation_shift(self.input(x)))
+        if not (plain_relu and bias is not None and serves(x.device, weight.dtype)):
+            return norm(self.dropout(self.activation(self.activation_shift(self.input(x)))))
+        x = x.to(weight.dtype)
+        if is_fused(norm, x.device, x.dtype) and isinstance(self.dropout, nn.Identity):
+            return normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps)[0]
+        return norm(self.dropout(relu_product(x, weight, bias)))

@@ -84,7 +84,7 @@ def residual_norm_backward(
     from kilolayer.layers.fused_norm_kernel import add_and_normalise_backward
 
     x, y = x.contiguous(), y.contiguous()
-    of_x, of_y, sums = torch.empty_like(x), torch.empty_like(y), _room_for_sums(x, statistics, shift, learned)
+    of_x, of_y, sums = torch.empty_like(x), torch.empty_like(y), _room_for_sums(x, statistics, shift is not None, learned)
     of_precise, of_rounded = (None if each is None else each.contiguous() for each in (of_precise, of_rounded))
     add_and_normalise_backward(
         of_precise, of_rounded, _rows(x), _rows(y), shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
@@ -107,13 +107,18 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
 
 
 @torch.library.custom_op("kilolayer::inner_norm_backward", mutates_args=(), device_types="cuda")
-def inner_norm_backward(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and sums [parts, vectors, width] whose totals are those of gain and LayerNorm's bias."""
+def inner_norm_backward(
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and sums [parts, vectors, width] whose totals are those of gain and LayerNorm's bias.
+
+    rectified: x came out of a ReLU; then the gradient is that of its input, and is summed too.
+    """
     from kilolayer.layers.fused_norm_kernel import normalise_backward
 
     x = x.contiguous()
-    of_x, sums = torch.empty_like(x), _room_for_sums(x, statistics)
-    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums)
+    of_x, sums = torch.empty_like(x), _room_for_sums(x, statistics, rectified)
+    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified)
     return of_x, sums
 
 
@@ -125,8 +130,9 @@ def _room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
-def _room_for_sums(x: Tensor, statistics: Tensor, shift: Tensor | None = None, learned: bool = False) -> Tensor:
-    vectors = statistics.shape[0] + (shift is not None) + learned
+def _room_for_sums(x: Tensor, statistics: Tensor, *others: bool) -> Tensor:
+    """Of gain, LayerNorm's bias, and such others as there are."""
+    vectors = statistics.shape[0] + sum(others)
     return statistics.new_empty(_programs(x.shape[-1]), vectors, x.shape[-1])
 
 
@@ -168,7 +174,7 @@ def _(
     if learned:
         totals.append(skip * (of_added * x).flatten(0, -2).sum(dim=0))
     factor = skip if omega is None else skip * omega
-    sums = _room_for_sums(x, statistics, shift, learned).zero_()
+    sums = _room_for_sums(x, statistics, shift is not None, learned).zero_()
     sums[0] = torch.stack(totals)
     return (factor * of_added).contiguous(), (branch * of_added).to(y.dtype, copy=True).contiguous(), sums
 
@@ -180,9 +186,12 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 
 
 @inner_norm_backward.register_kernel("cpu")
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
     of_x, totals = _of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
-    sums = _room_for_sums(x, statistics).zero_()
+    if rectified:
+        of_x = torch.where(x <= 0, 0.0, of_x)
+        totals.append(of_x.flatten(0, -2).sum(dim=0))
+    sums = _room_for_sums(x, statistics, rectified).zero_()
     sums[0] = torch.stack(totals)
     return of_x.to(x.dtype).contiguous(), sums
 
@@ -243,7 +252,7 @@ def _(
     statistics: Tensor,
     learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(y), _room_for_sums(x, statistics, shift, learned)
+    return _like(x), _like(y), _room_for_sums(x, statistics, shift is not None, learned)
 
 
 @inner_norm.register_fake
@@ -252,8 +261,8 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 
 
 @inner_norm_backward.register_fake
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(x), _room_for_sums(x, statistics)
+def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
+    return _like(x), _room_for_sums(x, statistics, rectified)
 
 
 def _like(x: Tensor) -> Tensor:
@@ -290,7 +299,7 @@ def _keep_inner(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 def _inner_backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     x, gain, statistics = ctx.saved_tensors
-    of_x, sums = inner_norm_backward(gradient, x, gain, statistics)
+    of_x, sums = inner_norm_backward(gradient, x, gain, statistics, False)
     of_gain, *of_bias = sums.sum(dim=0).unbind()
     return of_x, of_gain, of_bias[0] if of_bias else None, None
 

@@ -91,8 +91,10 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: 
     _normalise[(triton.cdiv(rows, tile["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **tile)
 
 
-def normalise_backward(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor) -> None:
-    """Write the gradient of x, and each program's sums for the gradients of gain and bias."""
+def normalise_backward(
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor, rectified: bool
+) -> None:
+    """Write the gradient of x, or of what a ReLU made x from, and each program's sums: of gain, bias, and, there, itself."""
     rows, width = x.shape
     centred = statistics.shape[0] == 2
     _normalise_backward[(sums.shape[0],)](
@@ -104,6 +106,7 @@ def normalise_backward(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Te
         sums,
         rows,
         CENTRED=centred,
+        RECTIFIED=rectified,
         KINDS=sums.shape[1],
         WIDTH=width,
         **_tile(width, **BACKWARD),
@@ -245,6 +248,7 @@ def _normalise_backward(
     sums_at,
     rows,
     CENTRED: tl.constexpr,
+    RECTIFIED: tl.constexpr,
     KINDS: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -255,12 +259,16 @@ def _normalise_backward(
     gain = tl.load(gain_at + column, mask=column_inside, other=0.0)
     of_gain = tl.zeros([COLUMNS], dtype=tl.float32)
     of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
+    of_input = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in range(program * ROWS, rows, tl.num_programs(0) * ROWS):
         row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
         x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
         standard, inverse = _standard(x, statistics_at, row, row_inside, rows, CENTRED)
         of_x = _of_added(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        if RECTIFIED:
+            of_x = tl.where(x <= 0.0, 0.0, of_x)
+            of_input += tl.sum(of_x, axis=0)
         tl.store(of_x_at + place, of_x.to(of_x_at.dtype.element_ty), mask=inside)
         of_gain += tl.sum(gradient * standard, axis=0)
         if CENTRED:
@@ -268,7 +276,10 @@ def _normalise_backward(
     sum_at = sums_at + program * KINDS * WIDTH + column
     tl.store(sum_at, of_gain, mask=column_inside)
     if CENTRED:
-        tl.store(sum_at + WIDTH, of_bias, mask=column_inside)
+        sum_at += WIDTH
+        tl.store(sum_at, of_bias, mask=column_inside)
+    if RECTIFIED:
+        tl.store(sum_at + WIDTH, of_input, mask=column_inside)
 
 
 @triton.jit

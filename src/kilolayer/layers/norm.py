@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ class LayerNorm(nn.LayerNorm):
     """Computes in the dtype of its weights, also inside a sublayer that computes in less; returns its input's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in torch
-        if serves(input.device, self.weight.dtype, input.dtype, input.shape[-1]):
+        if is_fused(self, input.device, input.dtype):
             return inner_norm(input, self.weight, self.bias, self.eps)[0]
         return super().forward(input.to(self.weight.dtype)).to(input.dtype)
 
@@ -22,11 +24,17 @@ class RMSNorm(nn.RMSNorm):
     """As LayerNorm, without mean and bias."""
 
     eps: float  # pyright: ignore[reportIncompatibleVariableOverride], make_norm gives one
+    bias = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if serves(x.device, self.weight.dtype, x.dtype, x.shape[-1]):
-            return inner_norm(x, self.weight, None, self.eps)[0]
+        if is_fused(self, x.device, x.dtype):
+            return inner_norm(x, self.weight, self.bias, self.eps)[0]
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+def is_fused(norm: nn.Module, device: torch.device, dtype: torch.dtype) -> TypeGuard[LayerNorm | RMSNorm]:
+    """Whether this is a norm, and fused_norm.py serves it beside products in `dtype`."""
+    return isinstance(norm, LayerNorm | RMSNorm) and serves(device, norm.weight.dtype, dtype, norm.weight.shape[0])
 
 
 def make_norm(

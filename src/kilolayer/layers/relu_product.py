@@ -1,7 +1,8 @@
 """The feed-forward network's first product on a GPU: relu(x W^T + b) as one product, and a backward that passes over it once.
 
 cuBLAS applies bias and ReLU where it writes the product. The output alone tells where the gradient passes, so neither the sums
-before the ReLU nor a mask is kept. On the CPU the same operators run plain formulas, which the kernel is tested against.
+before the ReLU nor a mask is kept. Where a norm follows, its backward and the ReLU's are one pass. On the CPU the operators run
+plain formulas, which the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.layers.fused_norm import inner_norm, inner_norm_backward
 from kilolayer.layers.kernels import why_no_kernels
 
 BLOCK_ROWS = 32
@@ -34,6 +36,16 @@ def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(x W^T + b): [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]."""
     hidden = torch.ops.aten._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t())
     return hidden.view(*x.shape[:-1], weight.shape[0])
+
+
+@torch.library.custom_op("kilolayer::normed_relu_product", mutates_args=())
+def normed_relu_product(
+    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, norm_bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """N(relu(x W^T + b)), relu(x W^T + b) itself, and the norm's statistics, as `inner_norm` has them."""
+    hidden = relu_product(x, weight, bias)
+    normed, statistics = inner_norm(hidden, gain, norm_bias, eps)
+    return normed, hidden, statistics
 
 
 @torch.library.custom_op("kilolayer::relu_backward", mutates_args=(), device_types="cuda")
@@ -70,6 +82,15 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@normed_relu_product.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, norm_bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = relu_product(x, weight, bias)
+    normed, statistics = inner_norm(hidden, gain, norm_bias, eps)
+    return normed, hidden, statistics
+
+
 @relu_backward.register_fake
 def _(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(gradient), gradient.new_empty(_blocks(gradient), gradient.shape[1], dtype=torch.float32)
@@ -84,9 +105,27 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, weight, hidden = ctx.saved_tensors
     rows = (-1, weight.shape[0])
     passed, sums = relu_backward(gradient.reshape(rows).contiguous(), hidden.view(rows))
-    of_x = (passed @ weight).view(x.shape)
-    of_weight = passed.t() @ x.reshape(-1, x.shape[-1])
-    return of_x, of_weight, sums.sum(dim=0).to(weight.dtype)
+    return *_of_factors(passed, x, weight), sums.sum(dim=0).to(weight.dtype)
+
+
+def _keep_normed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, weight, _, gain, _, _ = inputs
+    ctx.save_for_backward(x, weight, gain, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _normed_backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    x, weight, gain, hidden, statistics = ctx.saved_tensors
+    passed, sums = inner_norm_backward(gradient, hidden, gain, statistics, True)
+    of_gain, *of_norm_bias, of_bias = sums.sum(dim=0).unbind()
+    of_x, of_weight = _of_factors(passed.view(-1, weight.shape[0]), x, weight)
+    return of_x, of_weight, of_bias.to(weight.dtype), of_gain, of_norm_bias[0] if of_norm_bias else None, None
+
+
+def _of_factors(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and W from that of x W^T, [rows, outputs]."""
+    return (gradient @ weight).view(x.shape), gradient.t() @ x.reshape(-1, x.shape[-1])
 
 
 relu_product.register_autograd(_backward, setup_context=_keep)
+normed_relu_product.register_autograd(_normed_backward, setup_context=_keep_normed)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
-from kilolayer.layers.fused_norm import residual_norm, serves
+from kilolayer.layers.fused_norm import residual_norm
 from kilolayer.layers.initialise import Noise
-from kilolayer.layers.norm import LayerNorm, RMSNorm, make_norm
+from kilolayer.layers.norm import LayerNorm, RMSNorm, is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import factor_of, make_scale
@@ -104,20 +104,18 @@ class Sublayer(nn.Module):
         assert isinstance(norm, LayerNorm | RMSNorm)
         assert not isinstance(branch, Tensor)
         number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
-        norm_bias = norm.bias if isinstance(norm, LayerNorm) else None
-        precise, rounded, _ = residual_norm(x.precise, y, bias, vector, number, branch, norm.weight, norm_bias, norm.eps)
+        precise, rounded, _ = residual_norm(x.precise, y, bias, vector, number, branch, norm.weight, norm.bias, norm.eps)
         return State(precise, rounded)
 
     def is_fused(self, x: Tensor, dtype: torch.dtype) -> bool:
         """Whether one kernel adds what f computes in `dtype` to x and normalises it: nothing is dropped, nobody listens."""
         norm, skip, branch = self.out_norm, factor_of(self.skip), factor_of(self.branch)
         return (
-            isinstance(norm, LayerNorm | RMSNorm)
+            is_fused(norm, x.device, dtype)
+            and norm.weight.dtype == x.dtype
             and isinstance(self.post_norm, nn.Identity)
             and not (isinstance(skip, Tensor) and skip.dim() == 0)
             and not isinstance(branch, Tensor)
-            and norm.weight.dtype == x.dtype
-            and serves(x.device, x.dtype, dtype, x.shape[-1])
             and not any(drop.training for drop in (self.dropout, self.drop_path) if not isinstance(drop, nn.Identity))
             and not any(part._forward_hooks or part._forward_pre_hooks for part in self.children())
         )
