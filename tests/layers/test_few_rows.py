@@ -27,7 +27,7 @@ def test_the_product_is_that_of_fp32(rows: int, inputs: int, outputs: int, biase
 
 
 def test_it_serves_few_rows_without_gradients_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.few_rows.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
 
     class Gpu:
         """What is asked of a tensor, on a machine without one."""

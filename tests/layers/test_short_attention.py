@@ -129,7 +129,7 @@ def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, m
 
 
 def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.short_attention.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert serves(gpu, torch.bfloat16, 128, 64)
     assert serves(gpu, torch.float16, 1, 16)
@@ -137,5 +137,5 @@ def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytes
     assert not serves(gpu, torch.float32, 128, 64)
     assert not serves(gpu, torch.bfloat16, 129, 64)
     assert not serves(gpu, torch.bfloat16, 128, 48)
-    monkeypatch.setattr("kilolayer.layers.short_attention.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not serves(gpu, torch.bfloat16, 128, 64)

@@ -96,7 +96,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def test_it_serves_few_hypotheses_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.step_attention.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert serves(gpu, torch.bfloat16, 5, 64)
     assert serves(gpu, torch.float32, 64, 16)
@@ -104,5 +104,5 @@ def test_it_serves_few_hypotheses_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert not serves(gpu, torch.float64, 5, 64)
     assert not serves(gpu, torch.bfloat16, 65, 64)
     assert not serves(gpu, torch.bfloat16, 5, 48)
-    monkeypatch.setattr("kilolayer.layers.step_attention.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not serves(gpu, torch.bfloat16, 5, 64)

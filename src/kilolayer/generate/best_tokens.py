@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kilolayer.generate.reader import BOS, PAD, log_probabilities
 from kilolayer.generate.top import top
-from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.layers import kernels
 
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 4096, 1 << 18
 MOST_TOKENS = 64
@@ -35,6 +35,6 @@ def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def serves(logits: Tensor, count: int) -> bool:
     """Whether the kernels can find so many tokens."""
-    known = logits.device.type == "cuda" and logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    known = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
     fits = SMALLEST_VOCABULARY <= logits.shape[-1] <= LARGEST_VOCABULARY and count <= MOST_TOKENS
-    return known and fits and why_no_kernels() is None
+    return known and fits and kernels.run_on(logits.device)

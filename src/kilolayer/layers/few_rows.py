@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.layers import kernels
 
 MOST_ROWS, MOST_INPUTS = 512, 1024
 MULTIPLE = 64
@@ -19,11 +19,11 @@ MULTIPLE = 64
 
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Whether this product, of which no gradient is asked, is one of few rows."""
-    if torch.is_grad_enabled() or x.device.type != "cuda" or weight.dtype != torch.float32:
+    if torch.is_grad_enabled() or weight.dtype != torch.float32 or not kernels.run_on(x.device):
         return False
     outputs, inputs = weight.shape
     fits = x.numel() <= MOST_ROWS * inputs and inputs <= MOST_INPUTS and inputs % MULTIPLE == outputs % MULTIPLE == 0
-    return fits and weight.is_contiguous() and why_no_kernels() is None
+    return fits and weight.is_contiguous()
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

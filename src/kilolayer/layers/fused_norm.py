@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.layers import kernels
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 8192
@@ -23,13 +23,7 @@ WIDEST = 8192
 def serves(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
     """Whether rows can be normalised here with arithmetic in `precise` and products in `rounded`."""
     fits = width % 8 == 0 and width <= WIDEST
-    return device.type == "cuda" and precise == torch.float32 and rounded in HALF and fits and _has_kernels()
-
-
-@torch.compiler.assume_constant_result
-def _has_kernels() -> bool:
-    # A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
-    return why_no_kernels() is None
+    return precise == torch.float32 and rounded in HALF and fits and kernels.run_on(device)
 
 
 def _programs(width: int) -> int:

@@ -7,6 +7,8 @@ import importlib.util
 import os
 import shutil
 
+import torch
+
 
 @functools.cache
 def why_no_kernels() -> str | None:
@@ -16,3 +18,14 @@ def why_no_kernels() -> str | None:
     if not os.environ.get("CC") and not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
         return "Triton finds no C compiler"
     return None
+
+
+def run_on(device: torch.device) -> bool:
+    """Whether kernels of our own run on this device."""
+    return device.type == "cuda" and _can_be_built()
+
+
+@torch.compiler.assume_constant_result
+def _can_be_built() -> bool:
+    # A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
+    return why_no_kernels() is None

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.layers import kernels
 from kilolayer.layers.fused_norm import inner_norm, inner_norm_backward
-from kilolayer.layers.kernels import why_no_kernels
 
 BLOCK_ROWS = 32
 """Rows that one partial sum of the bias's gradient covers."""
@@ -22,13 +22,7 @@ BLOCK_ROWS = 32
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products in this dtype can be fused with their ReLU here."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _has_kernels()
-
-
-@torch.compiler.assume_constant_result
-def _has_kernels() -> bool:
-    # A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
-    return why_no_kernels() is None
+    return dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device)
 
 
 @torch.library.custom_op("kilolayer::relu_product", mutates_args=(), device_types="cuda")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.layers import kernels
 
 LONGEST = 128
 HEAD_DIMS = (16, 32, 64, 128)
@@ -21,7 +21,7 @@ HEAD_DIMS = (16, 32, 64, 128)
 def serves(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
     """Whether sequences up to `longest` can be attended to here."""
     fits = longest <= LONGEST and head_dim in HEAD_DIMS
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and fits and why_no_kernels() is None
+    return dtype in (torch.bfloat16, torch.float16) and fits and kernels.run_on(device)
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, heads: int, causal: bool) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.layers import kernels
 from kilolayer.layers.cache import StaticKeys
-from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.layers.mask import Mask
 
 HEAD_DIMS = (16, 32, 64, 128)
@@ -23,7 +23,7 @@ MOST_QUERIES = 64
 def serves(device: torch.device, dtype: torch.dtype, queries: int, head_dim: int) -> bool:
     """Whether so many queries of a key head can be attended to here."""
     known = dtype in (torch.bfloat16, torch.float16, torch.float32) and head_dim in HEAD_DIMS
-    return device.type == "cuda" and known and queries <= MOST_QUERIES and why_no_kernels() is None
+    return known and queries <= MOST_QUERIES and kernels.run_on(device)
 
 
 def step_self_attention(query: Tensor, key: Tensor, value: Tensor, cache: StaticKeys, mask: Mask, past: Tensor) -> Tensor:

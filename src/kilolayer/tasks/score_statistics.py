@@ -11,17 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.layers import kernels
 
 
 def serves(device: torch.device) -> bool:
     """Whether the kernels can run here."""
-    return device.type == "cuda" and _has_kernels()
-
-
-@torch.compiler.assume_constant_result
-def _has_kernels() -> bool:
-    return why_no_kernels() is None
+    return kernels.run_on(device)
 
 
 @torch.library.custom_op("kilolayer::score_statistics", mutates_args=(), device_types="cuda")
