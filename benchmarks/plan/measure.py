@@ -1,82 +1,56 @@
-"""Measures training memory on a GPU beside what `kilolayer plan` predicts.
+"""Sets what `kilolayer plan` predicts beside the memory that training took in benchmarks/speed.
 
-    python benchmarks/plan/measure.py benchmarks/plan/results.json
+    python benchmarks/plan/measure.py benchmarks/speed/results.json benchmarks/plan/results.json
 
-Each case trains two steps with Adam (fused) and reads the allocator's peak in the second. In bf16 the optimizer's state
-(fp32 masters and moments) is not allocated: the prediction without it is compared.
+Nothing is trained here: peaks of allocated memory come from the first file, of bf16 training as `kilolayer train` does it.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import platform
+import sys
 from pathlib import Path
-from typing import Any
-
-import torch
-import torch.nn.functional as F
 
 import kilolayer as kl
-from kilolayer.models.budget import DTYPES, Work, budget
+from kilolayer.models.budget import Work, budget
 
-BASE = {"dim": 512, "heads": 8, "ffn_dim": 2048, "vocab_size": 32_768}
-LARGE = {"dim": 1024, "heads": 16, "ffn_dim": 4096, "vocab_size": 50_304, "shape": "decoder"}
-CASES: list[tuple[dict[str, Any], Work]] = [
-    ({**BASE, "layers": 12, "recipe": "deepnorm"}, Work(64, 64, 1, "fp32")),
-    ({**BASE, "layers": 100, "recipe": "deepnorm"}, Work(64, 64, 1, "fp32")),
-    ({**BASE, "layers": 100, "recipe": "deepnorm"}, Work(64, 64, 1, "bf16")),
-    ({**BASE, "layers": 100, "recipe": "deepnorm", "dropout": 0.1}, Work(64, 64, 1, "bf16")),
-    ({**BASE, "layers": 24, "recipe": "sub_ln"}, Work(64, 64, 1, "bf16")),
-    ({**BASE, "layers": 24, "recipe": "normformer"}, Work(64, 64, 1, "bf16")),
-    ({**BASE, "layers": 24, "recipe": "dlcl"}, Work(64, 64, 1, "bf16")),
-    ({**BASE, "layers": 24, "recipe": "admin", "positions": "rotary"}, Work(64, 64, 1, "bf16")),
-    ({**LARGE, "layers": 24, "recipe": "pre_ln", "pad_id": None}, Work(8, 1024, 1, "bf16")),
-    ({**LARGE, "layers": 24, "recipe": "deepnorm", "activation": "swiglu"}, Work(8, 1024, 1, "fp32")),
-]
+sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
+from jobs import JOBS, Job
 
 
-def measure(config: kl.ModelConfig, work: Work) -> int:
-    """The peak of allocated bytes in one training step."""
-    model = kl.build_model(config, device="cuda", dtype=DTYPES[work.precision])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True) if work.precision == "fp32" else None
-    source, target, labels = torch.randint(1, config.vocab_size or 0, (3, work.batch, work.length), device="cuda")
-    for _ in range(2):
-        torch.cuda.reset_peak_memory_stats()
-        logits = (model(source, target) if isinstance(model, kl.EncoderDecoder) else model(source)).logits
-        assert logits is not None
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        del logits
-        loss.backward()
-        if optimizer is not None:
-            optimizer.step()
-        model.zero_grad(set_to_none=True)
-    return torch.cuda.max_memory_allocated()
+def predicted(job: Job) -> int:
+    """The peak that the plan names for a job, in bytes."""
+    setting = job.setting
+    config = kl.ModelConfig(
+        shape="encoder_decoder" if setting.task == "translation" else "decoder",
+        layers=setting.layers,
+        dim=setting.dim,
+        heads=setting.heads,
+        ffn_dim=setting.ffn_dim,
+        vocab_size=setting.vocabulary,
+        recipe=kl.recipes.get(setting.recipe),
+        moe=kl.MoE(experts=setting.experts) if setting.experts else None,
+        pad_id=None,
+    )
+    return budget(config, Work(setting.rows, setting.length, 1, "bf16")).training.peak
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Training memory, measured and predicted.")
+    parser.add_argument("speed", type=Path)
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    rows = []
-    for table, work in CASES:
-        config = kl.ModelConfig(**{**table, "recipe": kl.recipes.get(table["recipe"])})
-        training = budget(config, work).training
-        predicted = training.peak - (training.optimizer if work.precision == "bf16" else 0)
-        measured = measure(config, work)
-        gc.collect()
-        torch.cuda.empty_cache()
-        ratio = predicted / measured
-        rows.append({"model": table, "batch": work.batch, "length": work.length, "precision": work.precision})
-        rows[-1] |= {"measured_bytes": measured, "predicted_bytes": predicted, "ratio": round(ratio, 4)}
-        print(table, work, f"measured {measured / 2**30:.2f} GiB, predicted {predicted / 2**30:.2f} GiB: {ratio:.3f}")
-    document = {
-        "command": "python benchmarks/plan/measure.py benchmarks/plan/results.json",
-        "hardware": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "python": platform.python_version(), "kilolayer": kl.__version__},
-        "rows": rows,
-    }
+    found = json.loads(options.speed.read_text())
+    cases = {}
+    for job in JOBS:
+        measured = found["jobs"].get(job.name, {}).get("gigabytes")
+        if job.system == "kilolayer" and measured is not None and not job.setting.twin:
+            plan = predicted(job) / 2**30
+            cases[job.name] = {"plan": round(plan, 2), "measured": round(measured, 2), "ratio": round(plan / measured, 3)}
+            print(job.name, cases[job.name])
+    command = "python benchmarks/plan/measure.py benchmarks/speed/results.json benchmarks/plan/results.json"
+    document = {"command": command, "hardware": found["hardware"], "unit": "GiB", "cases": cases}
     options.results.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -6,8 +6,12 @@ import functools
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+_assumed = False
 
 
 @functools.cache
@@ -22,7 +26,18 @@ def why_no_kernels() -> str | None:
 
 def run_on(device: torch.device) -> bool:
     """Whether kernels of our own run on this device."""
-    return device.type == "cuda" and _can_be_built()
+    return (device.type == "cuda" and _can_be_built()) or (_assumed and device.type == "meta")
+
+
+@contextmanager
+def assumed() -> Iterator[None]:
+    """Inside, tensors without memory stand for those of a GPU that runs the kernels, as a plan needs it."""
+    global _assumed
+    _assumed = True
+    try:
+        yield
+    finally:
+        _assumed = False
 
 
 @torch.compiler.assume_constant_result

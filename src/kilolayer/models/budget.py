@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from kilolayer.layers import kernels
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import View, make_block
 from kilolayer.layers.mask import cross_mask, self_mask
@@ -21,6 +22,7 @@ from kilolayer.layers.state import State
 from kilolayer.layers.stream import LayerCombination
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.model import lower
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import expert_parameters, make_sparsity
 from kilolayer.moe.router import Router
@@ -28,6 +30,7 @@ from kilolayer.recipes.base import Side
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+RESIDUAL = torch.float32  # of the states between layers, whatever products are in
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,8 @@ def budget(config: ModelConfig, work: Work) -> Budget:
         optimizer=total * (8 + master),
         activations=kept,
         activations_recomputed=recomputed,
-        # In fp32: the log-probabilities, their gradient, and the gradient of the scores.
-        logits=logits * 12,
+        # The scores and their gradient.
+        logits=2 * logits * size,
     )
     return Budget(
         work=work,
@@ -174,7 +177,7 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
 
 def _activations(stacks: list[Stack], config: ModelConfig, work: Work) -> tuple[int, int]:
     """Bytes kept for the backward pass: of all layers, and where only each layer's input is kept."""
-    state = work.batch * work.length * config.dim * DTYPES[work.precision].itemsize
+    state = work.batch * work.length * config.dim * RESIDUAL.itemsize
     kept, recomputed, largest = 0, 0, 0
     for stack in stacks:
         layers = len(stack.blocks)
@@ -198,18 +201,19 @@ def _block_activations(config: ModelConfig, side: Side, layer: int, work: Work) 
     # Fused attention regenerates its dropout; the other masks are added below, a byte an element as CUDA keeps them.
     options = replace(config, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, drop_path=0.0)
     device = torch.device("meta")
-    block = make_block(options, config.recipe, side, layer, config.depths, device, dtype, make_sparsity(config.moe))
-    x = torch.empty(work.batch, work.length, config.dim, device=device, dtype=dtype, requires_grad=True)
+    block = make_block(options, config.recipe, side, layer, config.depths, device, RESIDUAL, make_sparsity(config.moe))
+    lower(block, dtype, RESIDUAL)
+    x = torch.empty(work.batch, work.length, config.dim, device=device, dtype=RESIDUAL, requires_grad=True)
     real = None if config.pad_id is None else torch.ones(work.batch, work.length, device=device, dtype=torch.bool)
     memory = torch.empty_like(x, requires_grad=True)
-    view = _view(Positions(options, side, device, dtype), x, memory, real, side)
+    view = _view(Positions(options, side, device, dtype), x, memory, real, side, dtype)
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
         saved.append(tensor)
         return tensor
 
-    with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with kernels.assumed(), FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         block(State.of(x), view)
     given = [*block.parameters(), *block.buffers(), *_tensors(view), memory, *([] if real is None else [real])]
     others = {tensor.untyped_storage()._cdata for tensor in given}
@@ -241,15 +245,15 @@ class _FusedAttention(torch.autograd.Function):
         return out
 
 
-def _view(positions: Positions, x: Tensor, memory: Tensor, real: Tensor | None, side: Side) -> View:
+def _view(positions: Positions, x: Tensor, memory: Tensor, real: Tensor | None, side: Side, dtype: torch.dtype) -> View:
     length = x.shape[1]
     places = position_ids(length, device=x.device, real=real, segments=None)
     mask = self_mask(length, causal=side == "decoder", device=x.device, real=real, segments=None)
     if positions.bias is not None:
         mask = mask.with_bias(positions.bias(places, places))
-    rotation = None if positions.rotary is None else positions.rotary(places, x.dtype)
+    rotation = None if positions.rotary is None else positions.rotary(places, dtype)
     reading = cross_mask(real=real, segments=None, memory_segments=None)
-    return View(mask.as_bias(x.dtype), rotation, 0, memory, reading.as_bias(x.dtype), real)
+    return View(mask.as_bias(dtype), rotation, 0, memory, reading.as_bias(dtype), real)
 
 
 def _tensors(view: View) -> Iterator[Tensor]:

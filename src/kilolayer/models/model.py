@@ -77,18 +77,10 @@ class Model(nn.Module):
 
         residual: the dtype of the states between layers, and so of norms and scales. Routers stay as they are.
         """
-        precise = {}
         for module in self.modules():
             if isinstance(module, Embedding):
                 module.states_dtype = residual
-            if isinstance(module, Router):
-                continue
-            own = dtype if isinstance(module, Embedding | VocabularyProjection | Projection | ExpertProjection) else residual
-            for parameter in module.parameters(recurse=False):
-                if parameter.dtype != own:
-                    precise[parameter] = parameter.data
-                    parameter.data = parameter.data.to(own)
-        return precise
+        return lower(self, dtype, residual)
 
     def stacks(self) -> list[Stack]:
         """The stacks in the order of the forward."""
@@ -158,3 +150,17 @@ class Model(nn.Module):
         if mask is not None and mask.dtype != torch.bool:
             raise InputError(f"mask is {mask.dtype}", fix="give bool: True at real positions, False at padding")
         return Sequences(states, mask, segments)
+
+
+def lower(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -> dict[nn.Parameter, Tensor]:
+    """As `Model.lower`, of any part of a model."""
+    precise = {}
+    for module in layers.modules():
+        if isinstance(module, Router):
+            continue
+        own = dtype if isinstance(module, Embedding | VocabularyProjection | Projection | ExpertProjection) else residual
+        for parameter in module.parameters(recurse=False):
+            if parameter.dtype != own:
+                precise[parameter] = parameter.data
+                parameter.data = parameter.data.to(own)
+    return precise
