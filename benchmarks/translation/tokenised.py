@@ -3,6 +3,7 @@
     python benchmarks/translation/tokenised.py prepare FOLDER    # FOLDER/multi30k_tok, of KILOLAYER_DATA/multi30k
     python benchmarks/translation/tokenised.py select OUT        # learning rates x warm-ups, validation loss alone
     python benchmarks/translation/tokenised.py final OUT         # the chosen ones, three seeds, scored once on the test part
+    python benchmarks/translation/tokenised.py compare OUT       # the kept translations, each system against each
 
 `prepare` needs sacremoses. The others read KILOLAYER_DATA/multi30k_tok; their runs go side by side (side_by_side.py). In
 the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_tokens` counts the tokens as they are.
@@ -10,6 +11,7 @@ the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_toke
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -20,6 +22,7 @@ from side_by_side import Benchmark, System
 
 from kilolayer.data.text import read_lines
 from kilolayer.evaluate.scores import Bleu
+from kilolayer.evaluate.significance import comparison_matrix
 
 TEST = "test_2016_flickr"
 DEEPNORM = ["--model.recipe", "deepnorm"]
@@ -55,8 +58,20 @@ def score_tokens(run: Path) -> dict[str, Any]:
     return {"bleu_tokens": asdict(Bleu(tokenize="none").score(hypotheses, list(read_lines(reference))))}
 
 
+def compare(out: Path) -> None:
+    """Paired bootstrap between all runs whose translations lie in hypotheses/, counted on tokens."""
+    reference = list(read_lines(Path(os.environ["KILOLAYER_DATA"]) / "multi30k_tok" / f"{TEST}.de"))
+    paths = sorted((Path(__file__).parent / "hypotheses").glob("tokenised-*.txt"))
+    systems = {path.stem.removeprefix("tokenised-"): list(read_lines(path)) for path in paths}
+    matrix = comparison_matrix(systems, reference, Bleu(tokenize="none"))
+    command = "python benchmarks/translation/tokenised.py compare OUT"
+    (out / "tokenised-significance.json").write_text(json.dumps({"command": command, **asdict(matrix)}, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["prepare"]:
+    if sys.argv[1:2] == ["compare"]:
+        compare(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["prepare"]:
         prepare(Path(sys.argv[2]) / "multi30k_tok")
     else:
         Benchmark("tokenised", "multi30k_tok", SYSTEMS, FINAL, score_tokens).main("Multi30k, tokenised.", steps=4000)

@@ -77,9 +77,6 @@ class Model(nn.Module):
 
         residual: the dtype of the states between layers, and so of norms and scales. Routers stay as they are.
         """
-        for module in self.modules():
-            if isinstance(module, Embedding):
-                module.states_dtype = residual
         return lower(self, dtype, residual)
 
     def stacks(self) -> list[Stack]:
@@ -158,6 +155,8 @@ def lower(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -> dict[
     for module in layers.modules():
         if isinstance(module, Router):
             continue
+        if isinstance(module, Embedding):
+            module.states_dtype = residual
         own = dtype if isinstance(module, Embedding | VocabularyProjection | Projection | ExpertProjection) else residual
         for parameter in module.parameters(recurse=False):
             if parameter.dtype != own:

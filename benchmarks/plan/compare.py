@@ -1,6 +1,6 @@
 """Sets what `kilolayer plan` predicts beside the memory that training took in benchmarks/speed.
 
-    python benchmarks/plan/measure.py benchmarks/speed/results.json benchmarks/plan/results.json
+    python benchmarks/plan/compare.py benchmarks/speed/results.json benchmarks/plan/results.json
 
 Nothing is trained here: peaks of allocated memory come from the first file, of bf16 training as `kilolayer train` does it.
 """
@@ -49,7 +49,7 @@ def main() -> None:
             plan = predicted(job) / 2**30
             cases[job.name] = {"plan": round(plan, 2), "measured": round(measured, 2), "ratio": round(plan / measured, 3)}
             print(job.name, cases[job.name])
-    command = "python benchmarks/plan/measure.py benchmarks/speed/results.json benchmarks/plan/results.json"
+    command = "python benchmarks/plan/compare.py benchmarks/speed/results.json benchmarks/plan/results.json"
     document = {"command": command, "hardware": found["hardware"], "unit": "GiB", "cases": cases}
     options.results.write_text(json.dumps(document, indent=1) + "\n")
 
