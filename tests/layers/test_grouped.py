@@ -124,6 +124,7 @@ def test_the_operators_keep_torchs_rules() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @each_size
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_gpu_computes_the_same_without_waiting(sizes: list[int], rest: int, dtype: torch.dtype) -> None:

@@ -18,17 +18,14 @@ from kilolayer.layers import kernels
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 8192
+PARTS = 264
+"""Into how many parts the sums over rows are split: two for each multiprocessor, the same for any number of rows."""
 
 
 def serves(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
     """Whether rows can be normalised here with arithmetic in `precise` and products in `rounded`."""
     fits = width % 8 == 0 and width <= WIDEST
     return precise == torch.float32 and rounded in HALF and fits and kernels.run_on(device)
-
-
-def _programs(width: int) -> int:
-    """Into how many parts the sums over rows are split: some for each multiprocessor, the same for any number of rows."""
-    return 528 if width <= 512 else 264
 
 
 @torch.library.custom_op("kilolayer::residual_norm", mutates_args=(), device_types="cuda")
@@ -127,7 +124,7 @@ def _room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor
 def _room_for_sums(x: Tensor, statistics: Tensor, *others: bool) -> Tensor:
     """Of gain, LayerNorm's bias, and such others as there are."""
     vectors = statistics.shape[0] + sum(others)
-    return statistics.new_empty(_programs(x.shape[-1]), vectors, x.shape[-1])
+    return statistics.new_empty(PARTS, vectors, x.shape[-1])
 
 
 @residual_norm.register_kernel("cpu")

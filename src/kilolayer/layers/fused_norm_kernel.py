@@ -15,8 +15,9 @@ from torch import Tensor
 
 VECTOR: tl.constexpr = tl.constexpr(4)
 """Elements that a thread reads at once, fp32 or half: with one layout for both, threads exchange nothing but sums."""
-FORWARD = {"per_warp": 512, "per_thread": 32}  # few warps on a row: they need not wait for each other's sums
-BACKWARD = {"per_warp": 128, "per_thread": 16}  # many: each thread holds the sums of few columns
+PER_THREAD = 16  # elements of each tensor
+FORWARD = {"per_warp": 512, "fewest": 1}  # few warps on a row: they need not wait for each other's sums
+BACKWARD = {"per_warp": 256, "fewest": 4}  # more: each thread holds the sums of few columns
 
 
 def add_and_normalise(
@@ -113,14 +114,14 @@ def normalise_backward(
     )
 
 
-def _tile(width: int, per_warp: int, per_thread: int) -> dict[str, Any]:
+def _tile(width: int, per_warp: int, fewest: int) -> dict[str, Any]:
     """Rows that a program reads at once, their width rounded up to a power of two, and the warps that lie along a row.
 
-    per_warp: columns of a row for each warp; per_thread: elements of each tensor for each thread.
+    per_warp: columns of a row for each warp; fewest: warps of a narrow row.
     """
     columns = triton.next_power_of_2(width)
-    warps = min(max(columns // per_warp, 1), 8)
-    return {"ROWS": max(32 * warps * per_thread // columns, 1), "COLUMNS": columns, "num_warps": warps}
+    warps = min(max(columns // per_warp, fewest), 8)
+    return {"ROWS": max(32 * warps * PER_THREAD // columns, 1), "COLUMNS": columns, "num_warps": warps}
 
 
 @triton.jit(do_not_specialize=["rows"])
