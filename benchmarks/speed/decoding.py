@@ -33,7 +33,9 @@ def decoding(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
     )
     plain = _endless(job, reference.EOS)
     marian = reference.as_marian(plain).to(device, DTYPES[job.system])
-    plain.to(device, DTYPES[job.system])
+    plain.to(device)
+    if job.system == "bf16":
+        plain.lower(torch.bfloat16)
     source = torch.randint(4, setting.vocabulary, (setting.rows, setting.length)).to(device)
     systems: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: reference.ours_on(plain, source, BEAM),

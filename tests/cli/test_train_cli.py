@@ -146,6 +146,20 @@ def test_translations_come_one_a_line_in_order(
         assert translate(monkeypatch, line, trained[0])[1] == ([] if line == b"" else [found])
 
 
+def test_products_in_half_precision_write_nearly_the_same(
+    trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = ["--n-best", "--search.method", "greedy"]
+    lines = b"The dog sleeps.\nA cat sees the ball.\n"
+    (code, exact, _), (other, rounded, err) = (
+        translate(monkeypatch, lines, trained[0], *typed, "--precision", precision) for precision in ("fp32", "bf16")
+    )
+    assert (code, other) == (0, 0), err
+    scores = [[float(line.split("\t")[1]) for line in found] for found in (exact, rounded)]
+    assert scores[0] != scores[1]
+    assert scores[0] == pytest.approx(scores[1], abs=0.1)
+
+
 def test_no_input_no_output(trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert translate(monkeypatch, b"", trained[0]) == (0, [], "")
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,13 +139,15 @@ def _die_at(point: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
-    def dying_write(path: Path, data: bytes) -> None:
+    def dying_write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        data = b"".join(parts)
         at_step_4 = "step-00000004" in str(path)
         if at_step_4 and point == f"half of {path.name}":
             path.write_bytes(data[: len(data) // 2])
             reached(point)
-        write(path, data)
+        written = write(path, [data])
         assert not at_step_4 or not reached(f"after {path.name}")
+        return written
 
     def dying_rename(path: Path, target: Path) -> Path:
         moved = rename(path, target)

@@ -9,6 +9,8 @@ import logging
 import pickle
 import random
 import shutil
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from kilolayer.errors import InputError
 from kilolayer.train import checkpoint
 from kilolayer.train.checkpoint import Checkpoint, CheckpointError
+from kilolayer.train.saver import Saver
 
 EVERY_FILE = (*checkpoint.FILES, "manifest.json")
 
@@ -30,6 +33,7 @@ def made(step: int) -> Checkpoint:
         "count": torch.tensor(step),
         "transposed": torch.randn(3, 5, generator=generator).t(),
         "empty": torch.zeros(0),
+        "flag": torch.tensor([True, False]),
     }
     optimizer = {"weight/exp_avg": torch.randn(8, 8, generator=generator), "random.cpu": torch.get_rng_state()}
     return Checkpoint(step, model, optimizer, {"guard": {"scale": 1.0}, "best": {"value": -0.1 - 0.2, "step": None}})
@@ -152,11 +156,12 @@ def test_all_damaged_is_none(folder: Path) -> None:
 def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     write = checkpoint._write
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        data = b"".join(parts)
         if path.name == name:
             path.write_bytes(data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, data)
+        return write(path, [data])
 
     monkeypatch.setattr(checkpoint, "_write", full)
     with pytest.raises(CheckpointError) as caught:
@@ -169,6 +174,39 @@ def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest
     assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder))
     monkeypatch.undo()
     assert same(checkpoint.load(checkpoint.save(folder, made(40))), made(40))
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, gate = checkpoint.save, threading.Event()
+
+    def slow(folder: Path, state: Checkpoint) -> Path:
+        assert gate.wait(10)
+        return save(folder, state)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    state = made(1)
+    with Saver(tmp_path, keep=1) as saver:
+        saver.save(state, best=None)
+        state.model["weight"].zero_()
+        state.state["guard"]["scale"] = 0.5
+        saver.check()
+        assert not list(tmp_path.iterdir())
+        gate.set()
+        saver.save(made(2), best=1)
+    assert same(checkpoint.load(tmp_path / "step-00000001"), made(1))
+    assert same(checkpoint.load(tmp_path / "step-00000002"), made(2))
+
+
+def test_a_save_that_failed_beside_training_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with Saver(tmp_path / "checkpoints", keep=1) as saver:
+        saver.save(made(1), best=None)
+        assert saver.writing is not None
+        assert saver.writing.exception(10) is not None
+        with pytest.raises(CheckpointError, match="step 1"):
+            saver.check()
+    with pytest.raises(CheckpointError, match="step 1"), Saver(tmp_path / "checkpoints", keep=1) as saver:
+        saver.save(made(1), best=None)
 
 
 @pytest.mark.parametrize("call", ["mkdir", "rename"])

@@ -286,6 +286,26 @@ def test_training_stops_when_it_no_longer_gets_better_and_a_resume_adds_no_step(
     assert record(run) == before
 
 
+@pytest.mark.parametrize(("recipe", "plain"), [("deepnorm", "post_ln"), ("sub_ln", "sub_ln")])
+def test_a_model_is_read_in_its_plain_form_where_it_has_one(tmp_path: Path, corpus: Path, recipe: str, plain: str) -> None:
+    run = new_run(tmp_path / "run", corpus, model={"recipe": recipe}, train={"steps": 3})
+    assert train(run, task_of(run)) == 0
+    model, reader = run.load_model(torch.device("cpu")), run.load_reader(torch.device("cpu"))
+    assert (model.config.recipe.name, reader.config.recipe.name) == (recipe, plain)
+    source, target = torch.randint(4, 20, (2, 3, 5))
+    torch.testing.assert_close(reader(source, target).logits, model(source, target).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_best_is_saved_only_where_it_is_wanted(tmp_path: Path, corpus: Path) -> None:
+    options = {"steps": 5, "valid_every": 2, "save_every": 100, "save_best": False}
+    run = new_run(tmp_path / "run", corpus, train=options)
+    assert train(run, task_of(run)) == 0
+    assert [checkpoint.step_of(path) for path in checkpoint.steps(run.checkpoints)] == [5]
+    last = checkpoint.load(checkpoint.steps(run.checkpoints)[0])
+    model = run.load_model(torch.device("cpu"))
+    assert all(torch.equal(tensor, last.model[name]) for name, tensor in model.state_dict().items())
+
+
 def test_a_validation_that_is_not_a_number_is_never_the_best() -> None:
     best = loop.Best()
     assert best.update(TranslationValidation(float("nan"), None, {}), 1)

@@ -111,7 +111,7 @@ def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
     path = run.folder / "scores.json"
     if stride is None and path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
-    task, model = run.task(cache_folder()), run.load_model(choose_device(device))
+    task, model = run.task(cache_folder()), run.load_reader(choose_device(device))
     assert isinstance(task, CausalLMTask)
     assert isinstance(model, Decoder)
     if stride is not None:
@@ -141,7 +141,7 @@ def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
     if not (folder / "scores.json").exists():
-        model = run.load_model(choose_device(device))
+        model = run.load_reader(choose_device(device))
         assert isinstance(model, EncoderDecoder)
         task.score(model, folder)
     return {

@@ -14,6 +14,7 @@ from kilolayer.errors import InputError, OptionError, unknown
 
 if TYPE_CHECKING:
     from kilolayer.generate.config import SearchConfig
+    from kilolayer.models.model import Model
     from kilolayer.train.run import Run
 
 PROMPTS_AT_ONCE = 64
@@ -33,6 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help="continuations of each prompt [1]")
     parser.add_argument("--seed", type=int, help="the same seed and prompt give the same text [0]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to write [auto]")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="of the products; bf16 is faster on a GPU [fp32]"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -45,7 +49,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.train.run import Run, choose_device
 
     opened = Run.open(options.run, "causal_lm")
-    writer = Writer(opened, _search(options), choose_device(options.device))
+    model = opened.load_reader(choose_device(options.device), options.precision)
+    writer = Writer(opened, _search(options), model)
     if options.prompt is not None:
         prompts = iter([_checked(options.prompt.encode("utf-8", "surrogateescape"), "--prompt")])
     else:
@@ -65,13 +70,12 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 class Writer:
     """A run's model, and how it continues prompts."""
 
-    def __init__(self, run: Run, search: SearchConfig, device: Any) -> None:
+    def __init__(self, run: Run, search: SearchConfig, model: Model) -> None:
         from kilolayer.data.vocabulary import load_vocabulary
         from kilolayer.models.decoder import Decoder
 
         self.search, self.context = search, run.config.text.length
         self.vocabulary = load_vocabulary(run.folder, run.config.tokenizer)
-        model = run.load_model(device)
         assert isinstance(model, Decoder)
         self.model = model
         self.cut = self.done = 0

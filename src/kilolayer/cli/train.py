@@ -101,7 +101,7 @@ def _finish(run: Run, as_json: bool) -> int:
 
     path = run.folder / "scores.json"
     if not path.exists():
-        run.task(cache_folder()).score(run.load_model(choose_device(run.config.train.device)), run.folder)
+        run.task(cache_folder()).score(run.load_reader(choose_device(run.config.train.device)), run.folder)
     report = write_report(run.folder)
     scores = json.loads(path.read_text(encoding="utf-8"))
     tests = tables_of_tests(scores)

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,17 @@ from kilolayer.errors import InputError, KilolayerError
 logger = logging.getLogger(__name__)
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""As safetensors files name them."""
 
 
 class CheckpointError(KilolayerError):
@@ -52,15 +63,13 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        _write(partial / "model.safetensors", _serialise(checkpoint.model))
-        _write(partial / "optimizer.safetensors", _serialise(checkpoint.optimizer))
-        _write(partial / "state.json", json.dumps(checkpoint.state).encode())
+        contents = (_serialise(checkpoint.model), _serialise(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
         manifest = {
             "step": checkpoint.step,
             "versions": {"kilolayer": __version__, "torch": torch.__version__},
-            "files": {name: _fingerprint(partial / name) for name in FILES},
+            "files": {name: _write(partial / name, parts) for name, parts in zip(FILES, contents, strict=True)},
         }
-        _write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
+        _write(partial / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _sync(partial)
         shutil.rmtree(final, ignore_errors=True)  # only a damaged one can be there
         partial.rename(final)
@@ -170,15 +179,33 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     return {name: tensor.to(dtypes[name]) for name, tensor in mean.items()}
 
 
-def _serialise(tensors: dict[str, Tensor]) -> bytes:
-    return safetensors.torch.save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
+def _serialise(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The parts of a safetensors file: the length of its header, the header, and the tensors as they lie in memory."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # each is aligned to its elements
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for _, tensor in ordered:
+        yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write the parts one after the other; what `_fingerprint` says of the file where the disk has kept it."""
+    digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
-        file.write(data)
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
         file.flush()
         os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def _sync(folder: Path) -> None:

@@ -87,6 +87,8 @@ class TrainConfig:
     """Stop after this many validations without a better loss (BLEU where it is measured); 0: never."""
     save_every: int = 1000
     """Steps between checkpoints; one more at the end."""
+    save_best: bool = True
+    """Also write a checkpoint after each validation that is the best so far."""
     keep: int = 3
     """Newest checkpoints that stay on disk; the best stays too."""
     average: int = 0

@@ -27,6 +27,7 @@ from kilolayer.train.optimizer import Optimizer
 from kilolayer.train.progress import Progress
 from kilolayer.train.routing import RoutingMeter
 from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights
+from kilolayer.train.saver import Saver
 from kilolayer.train.schedule import learning_rate
 from kilolayer.train.step import Stepper, StepResult
 
@@ -202,8 +203,9 @@ def train(run: Run, task: Task, resume: bool = False) -> int:
         progress = Progress(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
         try:
-            _loop(trainer, metrics, progress, stop)
-            _save(trainer)
+            with Saver(run.checkpoints, trainer.config.keep) as saver:
+                _loop(trainer, metrics, progress, stop, saver)
+                _save(trainer, saver)
         finally:
             progress.close()
             metrics.close()
@@ -213,7 +215,7 @@ def train(run: Run, task: Task, resume: bool = False) -> int:
     return 0
 
 
-def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop) -> None:
+def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, saver: Saver) -> None:
     config = trainer.config
     stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, progress.say, trainer.routing)
     while trainer.step < config.steps and not stop.signal:
@@ -244,8 +246,9 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop) ->
             progress.refresh(step, lambda: _shown(trainer.window.summary()))
         due = step % config.valid_every == 0 or step == config.steps
         improved = due and _validate(trainer, metrics, progress)
-        if improved or step % config.save_every == 0:
-            _save(trainer)
+        if (improved and config.save_best) or step % config.save_every == 0:
+            _save(trainer, saver)
+        saver.check()
 
 
 def _introduce(trainer: Trainer, progress: Progress) -> None:
@@ -282,15 +285,11 @@ def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
     return trainer.best.update(found, trainer.step)
 
 
-def _save(trainer: Trainer) -> None:
-    """Write a checkpoint, unless this step has one, and delete those that are no longer wanted."""
-    if trainer.saved == trainer.step:
-        return
-    path = checkpoint.save(trainer.run.checkpoints, trainer.state())
-    trainer.saved = trainer.step
-    if checkpoint.find_fault(path) is None:
-        keep = {trainer.best.step} if trainer.best.step is not None else set()
-        checkpoint.prune(trainer.run.checkpoints, trainer.config.keep, keep)
+def _save(trainer: Trainer, saver: Saver) -> None:
+    """Begin to write a checkpoint, unless this step has one."""
+    if trainer.saved != trainer.step:
+        saver.save(trainer.state(), trainer.best.step)
+        trainer.saved = trainer.step
 
 
 @contextmanager

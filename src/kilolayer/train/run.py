@@ -8,9 +8,10 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -18,6 +19,7 @@ from kilolayer import config as configuration
 from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
 from kilolayer.errors import InputError, OptionError
+from kilolayer.export.fold import AnyModel, FoldError, fold
 from kilolayer.models.build import build_model
 from kilolayer.models.model import Model
 from kilolayer.tasks.causal_lm import CausalLMTask
@@ -26,6 +28,7 @@ from kilolayer.tasks.translation import TranslationTask
 from kilolayer.train import checkpoint
 from kilolayer.train.config import RunConfig, TaskName
 
+Precision = Literal["fp32", "bf16"]
 KINDS: dict[TaskName, tuple[str, str]] = {
     "translation": ("a translator", "translate {} < text"),
     "causal_lm": ("a language model", 'generate {} --prompt "..."'),
@@ -87,6 +90,16 @@ class Run:
         model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
         load_weights(model, self.weights(self.vocabulary()), self.folder)
         return model.to(device).eval()
+
+    def load_reader(self, device: torch.device, precision: Precision = "fp32") -> Model:
+        """The trained model for inference: in its plain form where the recipe has one, its products in `precision`."""
+        model = self.load_model(device)
+        assert isinstance(model, AnyModel)
+        with suppress(FoldError):
+            model = fold(model)
+        if precision == "bf16":
+            model.lower(torch.bfloat16)
+        return model
 
     def weights(self, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
         """The trained weights: the mean of the last checkpoints where the run averages, else the best ones.
