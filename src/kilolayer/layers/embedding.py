@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.layers.few_rows import linear
 from kilolayer.layers.initialise import Noise
 
 
@@ -45,7 +46,7 @@ class Embedding(nn.Module):
 
     def scores(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to [batch, length, vocabulary]: the same table as output projection."""
-        return F.linear(states.to(self.weight.dtype), self.weight)
+        return linear(states.to(self.weight.dtype), self.weight)
 
     def _check(self, ids: Tensor) -> None:
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2:
@@ -85,4 +86,4 @@ class VocabularyProjection(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to [batch, length, vocabulary]."""
-        return F.linear(states.to(self.weight.dtype), self.weight)
+        return linear(states.to(self.weight.dtype), self.weight)

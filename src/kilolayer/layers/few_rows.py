@@ -1,7 +1,9 @@
 """Products of few rows in fp32 on a GPU, as a step of decoding has them.
 
-A library's tiles are made for large products: of 320 x 512 outputs they cover the GPU to a fifth. Here tiles are small, and all
-of the GPU works. The arithmetic is that of fp32, without tensor cores. On the CPU the same function is `F.linear`.
+A library computes them without tensor cores, in tiles made for large products: of 320 x 512 outputs they cover the GPU to a
+fifth. Here tensor cores multiply, and nothing is lost: each number is the sum of three of bf16, 8 bits each, which together are
+the 24 bits of fp32; of the nine products of two such sums the six largest are added, the small ones first, in fp32. Tiles are
+small, and long sums are cut into parts, so that all of the GPU works. On the CPU the same function is `F.linear`.
 """
 
 from __future__ import annotations
@@ -12,18 +14,22 @@ from torch import Tensor
 
 from kilolayer.layers import kernels
 
-MOST_ROWS, MOST_INPUTS = 512, 1024
+MOST_ROWS = 512
 MULTIPLE = 64
-"""Inputs and outputs come in whole tiles."""
+"""Inputs come in whole steps of the sum."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b: [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]. Of few rows where that serves."""
+    return few_rows_product(x, weight, bias) if serves(x, weight) else F.linear(x, weight, bias)
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Whether this product, of which no gradient is asked, is one of few rows."""
     if torch.is_grad_enabled() or weight.dtype != torch.float32 or not kernels.run_on(x.device):
         return False
-    outputs, inputs = weight.shape
-    fits = x.numel() <= MOST_ROWS * inputs and inputs <= MOST_INPUTS and inputs % MULTIPLE == outputs % MULTIPLE == 0
-    return fits and weight.is_contiguous()
+    inputs = weight.shape[1]
+    return 0 < x.numel() <= MOST_ROWS * inputs and inputs % MULTIPLE == 0 and weight.is_contiguous()
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernel of few_rows.py."""
+"""The kernels of few_rows.py."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -8,30 +8,42 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, STEP = 32, 32
-MOST_SMALL_TILES = 512
-"""Above so many tiles the GPU is full, and wider ones load less."""
+ROWS, STEP = 64, 32
+"""A warp group of Hopper multiplies 64 rows at once; of fewer, only the older and slower instructions."""
+
+NARROW, WIDE = 32, 128
+FULL = 1024
+"""More narrow tiles than these are two wide ones and more a multiprocessor; wide ones read and split each number less often."""
+
+PART = 512
+"""Where tiles are few, a program sums so many inputs, and a second kernel adds what the programs found, in a fixed order."""
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Write x W^T + b into `out` [rows, outputs]; x [rows, inputs], weight [outputs, inputs], bias [outputs]; dense."""
     (rows, inputs), outputs = x.shape, len(weight)
-    wide = triton.cdiv(rows, ROWS) * outputs // 32 > MOST_SMALL_TILES
-    columns = 64 if wide else 32
-    _multiply[(outputs // columns, triton.cdiv(rows, ROWS))](
+    tiles = triton.cdiv(rows, ROWS) * triton.cdiv(outputs, NARROW)
+    columns = WIDE if tiles > FULL else NARROW
+    parts = max(1, min(triton.cdiv(inputs, PART), FULL // tiles))
+    found = out if parts == 1 else out.new_empty(parts, rows, outputs)
+    _multiply[(triton.cdiv(rows, ROWS), triton.cdiv(outputs, columns), parts)](
         x,
         weight,
-        bias,
-        out,
+        bias if parts == 1 else None,
+        found,
         rows,
         inputs,
         outputs,
+        triton.cdiv(inputs, parts * STEP) * STEP,
         ROWS=ROWS,
         COLUMNS=columns,
         STEP=STEP,
         num_warps=4,
         num_stages=3,
     )
+    if parts > 1:
+        size = rows * outputs
+        _add_parts[(triton.cdiv(size, 512),)](found, bias, out, size, outputs, PARTS=parts, BLOCK=512, num_warps=4)
 
 
 @triton.jit
@@ -43,22 +55,39 @@ def _multiply(
     rows,
     inputs,
     outputs,
+    part,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    step = tl.arange(0, STEP)
-    inside = row[:, None] < rows
-    x_at += row[:, None] * inputs + step[None, :]
-    weight_at += column[None, :] * inputs + step[:, None]
+    # Tiles of the same columns are neighbours: one of them brings the weights, the others find them in the cache.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(2) * part
+    step = first + tl.arange(0, STEP)
+    # What lies outside reads the last row or column, and is not stored.
+    x_at += tl.minimum(row, rows - 1)[:, None] * inputs + step[None, :]
+    weight_at += tl.minimum(column, outputs - 1).to(tl.int64)[None, :] * inputs + step[:, None]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for _ in range(0, inputs, STEP):
-        x = tl.load(x_at, mask=inside, other=0.0)
-        total = tl.dot(x, tl.load(weight_at), total, input_precision="ieee")
+    for _ in range(first, tl.minimum(first + part, inputs), STEP):
+        # Tensor cores cut off what does not fit; each step's sum starts at 0, so that only the small ones are cut.
+        total = tl.dot(tl.load(x_at), tl.load(weight_at), total, input_precision="bf16x6")
         x_at += STEP
         weight_at += STEP
+    inside = (row[:, None] < rows) & (column[None, :] < outputs)
     if bias_at is not None:
-        total += tl.load(bias_at + column)[None, :]
+        total += tl.load(bias_at + column, mask=column < outputs, other=0.0)[None, :]
+    out_at += tl.program_id(2) * rows * outputs
     tl.store(out_at + row[:, None] * outputs + column[None, :], total, mask=inside)
+
+
+@triton.jit
+def _add_parts(parts_at, bias_at, out_at, size, outputs, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.load(parts_at + place, mask=inside)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts_at + part * size + place, mask=inside)
+    if bias_at is not None:
+        total += tl.load(bias_at + place % outputs, mask=inside)
+    tl.store(out_at + place, total, mask=inside)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kilolayer.layers.few_rows import few_rows_product, serves
+from kilolayer.layers.few_rows import linear
 from kilolayer.layers.initialise import Noise
 from kilolayer.recipes.base import Plan, Role
 
@@ -42,9 +41,7 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
         """[..., inputs] to [..., sum of rows], in the dtype of the weights; with `biased=False` the bias is the caller's."""
-        x = x.to(self.weight.dtype)
-        product = few_rows_product if serves(x, self.weight) else F.linear
-        return product(x, self.weight, self.bias if biased else None)
+        return linear(x.to(self.weight.dtype), self.weight, self.bias if biased else None)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{role}: {rows} x {self.weight.shape[1]}" for role, rows in self.parts)
