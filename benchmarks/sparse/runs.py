@@ -3,9 +3,10 @@
     python benchmarks/sparse/runs.py language OUT --steps 1500 --seconds S [--systems ...]
     python benchmarks/sparse/runs.py translation OUT --steps 1500 --seconds S [--systems ...]
 
-Runs go one after the other, so that their seconds can be compared; a run that is out of time ends where it is. None writes a
-checkpoint, which has 40 GB with 256 experts: after its last validation a run is ended. OUT gets
-NAME.json: loss by step and by second, routing, norms and clippings. Language reads KILOLAYER_DATA/books, and the vocabulary
+Runs that fit the GPU's memory together start side by side and are halted at their first line of metrics; then each has the GPU
+to itself until its last validation, so that their seconds can be compared. A run that is out of time ends where it is. None
+writes a checkpoint, which has 40 GB with 256 experts: after its last validation a run is ended. OUT gets
+TASK.json: loss by step and by second, routing, norms and clippings. Language reads KILOLAYER_DATA/books, and the vocabulary
 KILOLAYER_DATA/books.model where it is there; translation the text that benchmarks/translation/multilingual.py prepares.
 """
 
@@ -16,10 +17,13 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -48,6 +52,10 @@ TRANSLATION = {
 }
 
 
+GIGABYTES = {"dense": 8, "16": 14, "64": 28, "256": 64}
+MEMORY = 134  # GB of the GPU that runs may take together
+
+
 def paths(task: str) -> list[str]:
     """The text of a task, as options."""
     data = Path(os.environ["KILOLAYER_DATA"])
@@ -60,27 +68,61 @@ def paths(task: str) -> list[str]:
         return ["--data.folder", str(TEXT), "--tokenizer.path", str(TEXT / "tokenizer.model")]
     parts = [f"--text.{part}={json.dumps([str(data / 'books' / f'{part}.jsonl.xz')])}" for part in ("train", "valid", "test")]
     vocabulary = data / "books.model"
-    return [*parts, *(["--tokenizer.path", str(vocabulary)] if vocabulary.exists() else [])]
+    new = ["--tokenizer.kind", "bpe", "--tokenizer.vocab_size", "16000"]
+    return [*parts, *(["--tokenizer.path", str(vocabulary)] if vocabulary.exists() else new)]
 
 
-def train(task: str, folder: Path, options: list[str], steps: int, end: float) -> None:
-    """One run until its last validation, or until `end`; what it says goes to FOLDER.log."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    config = [str(HERE / f"{task}.toml"), "--run", str(folder), "--train.steps", str(steps)]
-    with folder.with_suffix(".log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kilolayer", "train", *config, *options], stdout=log, stderr=subprocess.STDOUT
-        )
-        while process.poll() is None and time.monotonic() < end and not is_validated(folder, steps):
-            time.sleep(0.2)
-        process.kill()
-        process.wait()
+class Attempt:
+    """A run in a process of its own; what it says goes to FOLDER.log."""
+
+    def __init__(self, task: str, name: str, options: list[str], steps: int) -> None:
+        self.folder, self.steps = Path("runs") / f"sparse-{task}" / name.replace(" ", "-"), steps
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        config = [str(HERE / f"{task}.toml"), "--run", str(self.folder), "--train.steps", str(steps)]
+        with self.folder.with_suffix(".log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kilolayer", "train", *config, *options], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def has(self, text: str) -> bool:
+        """Whether the metrics have this text, or nothing more will come."""
+        path = self.folder / "metrics.jsonl"
+        return self.process.poll() is not None or (path.exists() and text in path.read_text())
+
+    def halt(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def finish(self, end: float) -> None:
+        """Go on until the last validation, and no further."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            while time.monotonic() < end and not self.has(f'"valid", "step": {self.steps},'):
+                time.sleep(0.1)
+        self.process.kill()
+        self.process.wait()
 
 
-def is_validated(folder: Path, step: int) -> bool:
-    path = folder / "metrics.jsonl"
-    return path.exists() and f'"valid", "step": {step},' in path.read_text()
+def get_ready(attempts: list[Attempt], end: float) -> None:
+    """Halt each at its first line of metrics."""
+    while attempts and time.monotonic() < end:
+        for attempt in attempts:
+            if attempt.has('"train", "step": '):
+                attempt.halt()
+        attempts = [attempt for attempt in attempts if not attempt.has('"train", "step": ')]
+        time.sleep(0.1)
+
+
+def groups(systems: list[str]) -> Iterator[list[str]]:
+    """Systems that fit the GPU's memory together, in their order."""
+    group: list[str] = []
+    for name in systems:
+        if group and sum(GIGABYTES[each.split()[0]] for each in (*group, name)) > MEMORY:
+            yield group
+            group = []
+        group.append(name)
+    yield group
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -90,18 +132,19 @@ def describe(folder: Path) -> dict[str, Any]:
     by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "valid", "routing")}
     if not by_kind["train"]:
         log = folder.with_suffix(".log").read_text().splitlines()
-        return {"reason": log[-1] if log else "it said nothing"}
-    seconds = {row["step"]: row["seconds"] for row in by_kind["train"]}
+        return {"reason": " ".join(log[-4:]) if log else "it said nothing"}
+    pairs = zip(by_kind["train"][1:], by_kind["train"], strict=False)
+    step_s = median([(b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for b, a in pairs] or [math.nan])
     log = (folder / "log.txt").read_text().splitlines()
     return {
         "said": [line for line in log if not line.startswith("step")],
         "steps": by_kind["train"][-1]["step"],
-        "seconds": by_kind["train"][-1]["seconds"],
-        "tokens_per_second": sorted(row["tokens_per_second"] for row in by_kind["train"])[len(by_kind["train"]) // 2],
+        "seconds_per_step": step_s,
+        "tokens_per_second": median(row["tokens_per_second"] for row in by_kind["train"]),
         "skipped": sum(row["skipped"] for row in by_kind["train"]),
         "clipped": sum(row["clipped"] for row in by_kind["train"]),
         "clipped_by_step": [(row["step"], row["clipped"]) for row in by_kind["train"]],
-        "valid": [(row["step"], seconds.get(row["step"]), row["loss"], math.exp(row["loss"])) for row in by_kind["valid"]],
+        "valid": [(row["step"], row["step"] * step_s, row["loss"], math.exp(row["loss"])) for row in by_kind["valid"]],
         "train": [(row["step"], row["nll"]) for row in by_kind["train"]],
         "routing": [_summary(row) for row in by_kind["routing"]],
     }
@@ -137,19 +180,15 @@ def main() -> None:
         "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "runs": {},
     }
-    for name in wanted:
-        if time.monotonic() > end:
-            document["runs"][name] = {"reason": "not started: the time was up"}
-            continue
-        folder = Path("runs") / f"sparse-{chosen.task}" / name.replace(" ", "-")
-        train(chosen.task, folder, [*text, *systems[name], *others], chosen.steps, end)
-        found = document["runs"][name] = describe(folder) | {"options": systems[name]}
-        (chosen.out / f"{chosen.task}.json").write_text(json.dumps(document, indent=1) + "\n")
-        print(
-            name,
-            {key: found.get(key) for key in ("steps", "seconds", "clipped", "skipped", "reason")},
-            found.get("valid", [])[-1:],
-        )
+    for group in groups(wanted):
+        attempts = {name: Attempt(chosen.task, name, [*text, *systems[name], *others], chosen.steps) for name in group}
+        get_ready(list(attempts.values()), end)
+        for name, attempt in attempts.items():
+            attempt.finish(end)
+            found = document["runs"][name] = describe(attempt.folder) | {"options": systems[name]}
+            (chosen.out / f"{chosen.task}.json").write_text(json.dumps(document, indent=1) + "\n")
+            shown = {key: found.get(key) for key in ("steps", "seconds_per_step", "clipped", "skipped", "reason")}
+            print(name, shown, found.get("valid", [])[-1:], flush=True)
 
 
 if __name__ == "__main__":
