@@ -110,6 +110,49 @@ def test_inner_norm(shape: tuple[int, ...], centred: bool, device: str, dtype: t
             close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("shape", [(1, 64), (15, 96), (77, 1000), (601, 512)])
+@pytest.mark.parametrize(
+    ("centred", "shifted", "learned"), [(True, True, False), (True, True, True), (False, False, True), (False, False, False)]
+)
+def test_totals_are_in_the_dtypes_of_their_parameters(
+    shape: tuple[int, int], centred: bool, shifted: bool, learned: bool, device: str
+) -> None:
+    x, y, precise, rounded = (torch.randn(shape, device=device) for _ in range(4))
+    shift, omega, gain, bias = (torch.rand(shape[1], device=device) + 0.5 for _ in range(4))
+    y, rounded, shift = y.bfloat16(), rounded.bfloat16(), shift.bfloat16()
+    some = (shift if shifted else None, omega if learned else None)
+    statistics = residual_norm(x, y, *some, 2.0, 0.5, gain, bias if centred else None, EPS)[2]
+    totals = residual_norm_backward(precise, rounded, x, y, *some, 2.0, 0.5, gain, statistics, learned)[2]
+    added = [each.double().requires_grad_() for each in (gain, bias, shift, omega)]
+    of_gain, of_bias, of_shift, of_omega = added
+    before = 2.0 * (of_omega if learned else 1.0) * x.double() + 0.5 * (y.double() + (of_shift if shifted else 0.0))
+    norm(before, of_gain, of_bias if centred else None).backward(precise.double() + rounded.double())
+    there = (True, centred, shifted, learned)
+    expected = [
+        (of, each.dtype) for of, each, is_there in zip(added, (gain, bias, shift, omega), there, strict=True) if is_there
+    ]
+    for found, (of, dtype) in zip(totals, expected, strict=True):
+        assert found.dtype == dtype
+        close(found, of.grad, 1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("shape", [(1, 64), (15, 96), (77, 1000), (601, 512)])
+@pytest.mark.parametrize("centred", [True, False])
+def test_behind_a_relu_the_gradient_of_its_bias_is_the_last_total(shape: tuple[int, int], centred: bool, device: str) -> None:
+    before, gradient = (torch.randn(shape, device=device).bfloat16() for _ in range(2))
+    gain, bias = (torch.rand(shape[1], device=device) + 0.5 for _ in range(2))
+    statistics = inner_norm(before.relu(), gain, bias if centred else None, EPS)[1]
+    _, totals = inner_norm_backward(gradient, before.relu(), gain, statistics, True)
+    exact = [each.double().requires_grad_() for each in (gain, *([bias] if centred else []), torch.zeros_like(gain))]
+    *parameters, shift = exact
+    norm((before.double() + shift).relu(), parameters[0], parameters[1] if centred else None).backward(gradient.double())
+    assert [found.dtype for found in totals] == [torch.float32] * len(parameters) + [torch.bfloat16]
+    for found, of in zip(totals, exact, strict=True):
+        close(found, of.grad, 1e-2 if found.dtype == torch.bfloat16 else 1e-5)
+
+
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
 def test_rows_that_do_not_lie_one_after_another(device: str, dtype: torch.dtype, tolerance: float) -> None:
     x, y, first, second = (torch.randn(4, 64, 6, device=device).mT for _ in range(4))

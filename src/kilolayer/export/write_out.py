@@ -204,7 +204,7 @@ class WrittenCrossAttention(WrittenAttention):
         assert view.memory is not None
         assert view.memory_mask is not None
         query = self.split_heads(self.query(x), batch)
-        key, value = self.read(view.memory, cache)
+        key, value = self.read(view.memory.read(), cache)
         return self.attend(query, key, value, view.memory_mask)
 
     def read(self, memory: Tensor, cache: KeptKeys | None) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeptKeys
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask
+from kilolayer.layers.memory import Memory
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.routing import Routing
@@ -28,15 +29,20 @@ FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAtte
 class View:
     """What the layers of a stack see besides the state: equal for all of them, made once a forward.
 
-    real: bool [batch, length], False at padding, None where there is none.
+    real: bool [batch, length], False at padding, None where there is none. memory: None also where all layers have kept the
+    source's keys and values.
     """
 
     mask: Mask
     rotation: Rotation | None = None
     past: int | Tensor = 0
-    memory: Tensor | None = None
+    memory: Memory | None = None
     memory_mask: Mask | None = None
     real: Tensor | None = None
+
+    def read_memory(self) -> Tensor | None:
+        """The encoder's output as one layer reads it."""
+        return None if self.memory is None else self.memory.read()
 
 
 class LayerOutput(NamedTuple):
@@ -135,7 +141,7 @@ class CrossBlock(Block):
 
     def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        x = self.cross_attention(x, view.memory, view.memory_mask, cache)
+        x = self.cross_attention(x, view.read_memory(), view.memory_mask, cache)
         return LayerOutput(self.feedforward(x))
 
 
@@ -144,7 +150,7 @@ class SparseCrossBlock(CrossBlock):
 
     def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        x = self.cross_attention(x, view.memory, view.memory_mask, cache)
+        x = self.cross_attention(x, view.read_memory(), view.memory_mask, cache)
         return LayerOutput(*self.feedforward(x, view.real))
 
 

@@ -66,21 +66,23 @@ def residual_norm_backward(
     gain: Tensor,
     statistics: Tensor,
     learned: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x and y, and sums whose totals are those of gain, bias, shift and, where learned, omega.
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The gradients of x and y, and those of gain, LayerNorm's bias, the shift where there is one and, where learned, omega.
 
-    of_precise and of_rounded: the gradients of the two outputs, at least one of them. The sums: [parts, vectors, width], of
-    LayerNorm's bias and of the shift where there is one.
+    of_precise and of_rounded: the gradients of the two outputs, at least one of them.
     """
     from kilolayer.layers.fused_norm_kernel import add_and_normalise_backward
+    from kilolayer.layers.partial_sums_kernel import add_up
 
     x, y = x.contiguous(), y.contiguous()
-    of_x, of_y, sums = torch.empty_like(x), torch.empty_like(y), _room_for_sums(x, statistics, shift is not None, learned)
+    of_x, of_y, totals = torch.empty_like(x), torch.empty_like(y), _room_for_totals(statistics, gain, shift, learned)
+    sums = _room_for_sums(totals)
     of_precise, of_rounded = (None if each is None else each.contiguous() for each in (of_precise, of_rounded))
     add_and_normalise_backward(
         of_precise, of_rounded, _rows(x), _rows(y), shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
     )
-    return of_x, of_y, sums
+    add_up(sums, totals)
+    return of_x, of_y, totals
 
 
 @torch.library.custom_op("kilolayer::inner_norm", mutates_args=(), device_types="cuda")
@@ -100,17 +102,20 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
 @torch.library.custom_op("kilolayer::inner_norm_backward", mutates_args=(), device_types="cuda")
 def inner_norm_backward(
     gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and sums [parts, vectors, width] whose totals are those of gain and LayerNorm's bias.
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of x, and those of gain and LayerNorm's bias.
 
-    rectified: x came out of a ReLU; then the gradient is that of its input, and is summed too.
+    rectified: x came out of a ReLU; then the gradient is that of its input, and its sum over rows is the last of the others.
     """
     from kilolayer.layers.fused_norm_kernel import normalise_backward
+    from kilolayer.layers.partial_sums_kernel import add_up
 
     x = x.contiguous()
-    of_x, sums = torch.empty_like(x), _room_for_sums(x, statistics, rectified)
+    of_x, totals = torch.empty_like(x), _room_for_totals(statistics, gain, x if rectified else None)
+    sums = _room_for_sums(totals)
     normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified)
-    return of_x, sums
+    add_up(sums, totals)
+    return of_x, totals
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -121,10 +126,14 @@ def _room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
-def _room_for_sums(x: Tensor, statistics: Tensor, *others: bool) -> Tensor:
-    """Of gain, LayerNorm's bias, and such others as there are."""
-    vectors = statistics.shape[0] + sum(others)
-    return statistics.new_empty(PARTS, vectors, x.shape[-1])
+def _room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
+    """Of gain, LayerNorm's bias, a shift of the dtype of that given, and a learned factor."""
+    dtypes = [gain.dtype] * statistics.shape[0] + ([] if shift is None else [shift.dtype]) + [gain.dtype] * learned
+    return [gain.new_empty(gain.shape, dtype=dtype) for dtype in dtypes]
+
+
+def _room_for_sums(totals: list[Tensor]) -> Tensor:
+    return totals[0].new_empty(PARTS, len(totals), len(totals[0]))
 
 
 @residual_norm.register_kernel("cpu")
@@ -156,18 +165,16 @@ def _(
     gain: Tensor,
     statistics: Tensor,
     learned: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     gradient = sum(each.to(x.dtype) for each in (of_precise, of_rounded) if each is not None)
     assert isinstance(gradient, Tensor)
     of_added, totals = _of_normalised(gradient, _added(x, y, shift, omega, skip, branch), gain, statistics)
     if shift is not None:
-        totals.append(branch * of_added.flatten(0, -2).sum(dim=0))
+        totals.append((branch * of_added.flatten(0, -2).sum(dim=0)).to(shift.dtype))
     if learned:
         totals.append(skip * (of_added * x).flatten(0, -2).sum(dim=0))
     factor = skip if omega is None else skip * omega
-    sums = _room_for_sums(x, statistics, shift is not None, learned).zero_()
-    sums[0] = torch.stack(totals)
-    return (factor * of_added).contiguous(), (branch * of_added).to(y.dtype, copy=True).contiguous(), sums
+    return (factor * of_added).contiguous(), (branch * of_added).to(y.dtype, copy=True).contiguous(), totals
 
 
 @inner_norm.register_kernel("cpu")
@@ -177,14 +184,12 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 
 
 @inner_norm_backward.register_kernel("cpu")
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
     of_x, totals = _of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
     if rectified:
         of_x = torch.where(x <= 0, 0.0, of_x)
-        totals.append(of_x.flatten(0, -2).sum(dim=0))
-    sums = _room_for_sums(x, statistics, rectified).zero_()
-    sums[0] = torch.stack(totals)
-    return of_x.to(x.dtype).contiguous(), sums
+        totals.append(of_x.flatten(0, -2).sum(dim=0).to(x.dtype))
+    return of_x.to(x.dtype).contiguous(), totals
 
 
 def _added(x: Tensor, y: Tensor, shift: Tensor | None, omega: Tensor | None, skip: float, branch: float) -> Tensor:
@@ -242,8 +247,8 @@ def _(
     gain: Tensor,
     statistics: Tensor,
     learned: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(y), _room_for_sums(x, statistics, shift is not None, learned)
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    return _like(x), _like(y), _room_for_totals(statistics, gain, shift, learned)
 
 
 @inner_norm.register_fake
@@ -252,8 +257,8 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 
 
 @inner_norm_backward.register_fake
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    return _like(x), _room_for_sums(x, statistics, rectified)
+def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
+    return _like(x), _room_for_totals(statistics, gain, x if rectified else None)
 
 
 def _like(x: Tensor) -> Tensor:
@@ -271,13 +276,13 @@ def _residual_backward(
 ) -> tuple[Tensor | None, ...]:
     x, y, shift, omega, gain, statistics = ctx.saved_tensors
     learned = ctx.needs_input_grad[3]
-    of_x, of_y, sums = residual_norm_backward(
+    of_x, of_y, totals = residual_norm_backward(
         of_precise, of_rounded, x, y, shift, omega, ctx.skip, ctx.branch, gain, statistics, learned
     )
-    totals = iter(sums.sum(dim=0).unbind())
+    totals = iter(totals)
     of_gain = next(totals)
     of_bias = next(totals) if statistics.shape[0] == 2 else None
-    of_shift = None if shift is None else next(totals).to(shift.dtype)
+    of_shift = None if shift is None else next(totals)
     of_omega = next(totals) if learned else None
     return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, None
 
@@ -290,8 +295,7 @@ def _keep_inner(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 def _inner_backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     x, gain, statistics = ctx.saved_tensors
-    of_x, sums = inner_norm_backward(gradient, x, gain, statistics, False)
-    of_gain, *of_bias = sums.sum(dim=0).unbind()
+    of_x, (of_gain, *of_bias) = inner_norm_backward(gradient, x, gain, statistics, False)
     return of_x, of_gain, of_bias[0] if of_bias else None, None
 
 

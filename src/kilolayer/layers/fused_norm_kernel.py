@@ -18,6 +18,10 @@ VECTOR: tl.constexpr = tl.constexpr(4)
 PER_THREAD = 16  # elements of each tensor
 FORWARD = {"per_warp": 512, "fewest": 1}  # few warps on a row: they need not wait for each other's sums
 BACKWARD = {"per_warp": 256, "fewest": 4}  # more: each thread holds the sums of few columns
+STAGES = 2
+"""Of a backward program's loop: while it computes with some rows, those of the next STAGES - 1 steps are on their way."""
+WIDEST_IN_STAGES = 4096
+"""Columns up to which the rows on their way fit into shared memory on every GPU that can fetch them so."""
 
 
 def add_and_normalise(
@@ -81,6 +85,7 @@ def add_and_normalise_backward(
         LEARNED=learned,
         KINDS=sums.shape[1],
         WIDTH=width,
+        STAGES=STAGES if width <= WIDEST_IN_STAGES else 1,
         **_tile(width, **BACKWARD),
     )
 
@@ -110,6 +115,7 @@ def normalise_backward(
         RECTIFIED=rectified,
         KINDS=sums.shape[1],
         WIDTH=width,
+        STAGES=STAGES if width <= WIDEST_IN_STAGES else 1,
         **_tile(width, **BACKWARD),
     )
 
@@ -176,6 +182,7 @@ def _add_and_normalise_backward(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     program = tl.program_id(0)
     column, column_inside = _columns(WIDTH, COLUMNS)
@@ -185,7 +192,7 @@ def _add_and_normalise_backward(
     of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
     of_shift = tl.zeros([COLUMNS], dtype=tl.float32)
     of_omega = tl.zeros([COLUMNS], dtype=tl.float32)
-    for start in range(program * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
         x = tl.load(x_at + place, mask=inside, other=0.0)
         y = tl.load(y_at + place, mask=inside, other=0.0)
@@ -254,6 +261,7 @@ def _normalise_backward(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     program = tl.program_id(0)
     column, column_inside = _columns(WIDTH, COLUMNS)
@@ -261,7 +269,7 @@ def _normalise_backward(
     of_gain = tl.zeros([COLUMNS], dtype=tl.float32)
     of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
     of_input = tl.zeros([COLUMNS], dtype=tl.float32)
-    for start in range(program * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
         x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)

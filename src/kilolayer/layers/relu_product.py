@@ -44,20 +44,19 @@ def normed_relu_product(
 
 @torch.library.custom_op("kilolayer::relu_backward", mutates_args=(), device_types="cuda")
 def relu_backward(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient where the ReLU let through, and its sums over blocks of rows.
+    """The gradient where the ReLU let through, and its sum over rows, that of the bias.
 
-    gradient and hidden [rows, columns], contiguous; the sums fp32 [blocks, columns].
+    gradient and hidden [rows, columns], contiguous; the sum [columns].
     """
+    from kilolayer.layers.partial_sums_kernel import add_up
     from kilolayer.layers.relu_product_kernel import pass_gradient
 
-    passed = torch.empty_like(gradient)
-    sums = gradient.new_empty(_blocks(gradient), gradient.shape[1], dtype=torch.float32)
+    rows, columns = gradient.shape
+    passed, total = torch.empty_like(gradient), gradient.new_empty(columns)
+    sums = gradient.new_empty(-(-rows // BLOCK_ROWS), 1, columns, dtype=torch.float32)
     pass_gradient(gradient, hidden, passed, sums, BLOCK_ROWS)
-    return passed, sums
-
-
-def _blocks(gradient: Tensor) -> int:
-    return (gradient.shape[0] + BLOCK_ROWS - 1) // BLOCK_ROWS
+    add_up(sums, [total])
+    return passed, total
 
 
 @relu_product.register_kernel("cpu")
@@ -68,7 +67,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @relu_backward.register_kernel("cpu")
 def _(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     passed = torch.where(hidden <= 0, 0.0, gradient)
-    return passed, torch.stack([block.sum(dim=0, dtype=torch.float32) for block in passed.split(BLOCK_ROWS)])
+    return passed, passed.sum(dim=0, dtype=torch.float32).to(gradient.dtype)
 
 
 @relu_product.register_fake
@@ -87,7 +86,7 @@ def _(
 
 @relu_backward.register_fake
 def _(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(gradient), gradient.new_empty(_blocks(gradient), gradient.shape[1], dtype=torch.float32)
+    return torch.empty_like(gradient), gradient.new_empty(gradient.shape[1])
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -98,8 +97,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, weight, hidden = ctx.saved_tensors
     rows = (-1, weight.shape[0])
-    passed, sums = relu_backward(gradient.reshape(rows).contiguous(), hidden.view(rows))
-    return *_of_factors(passed, x, weight), sums.sum(dim=0).to(weight.dtype)
+    passed, of_bias = relu_backward(gradient.reshape(rows).contiguous(), hidden.view(rows))
+    return *_of_factors(passed, x, weight), of_bias
 
 
 def _keep_normed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -110,10 +109,9 @@ def _keep_normed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def _normed_backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     x, weight, gain, hidden, statistics = ctx.saved_tensors
-    passed, sums = inner_norm_backward(gradient, hidden, gain, statistics, True)
-    of_gain, *of_norm_bias, of_bias = sums.sum(dim=0).unbind()
+    passed, (of_gain, *of_norm_bias, of_bias) = inner_norm_backward(gradient, hidden, gain, statistics, True)
     of_x, of_weight = _of_factors(passed.view(-1, weight.shape[0]), x, weight)
-    return of_x, of_weight, of_bias.to(weight.dtype), of_gain, of_norm_bias[0] if of_norm_bias else None, None
+    return of_x, of_weight, of_bias, of_gain, of_norm_bias[0] if of_norm_bias else None, None
 
 
 def _of_factors(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

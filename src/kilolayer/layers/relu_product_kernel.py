@@ -17,7 +17,7 @@ STEP = 8
 def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, block_rows: int) -> None:
     """Write the gradient where hidden is above 0 into `passed`, and its sums over `block_rows` rows each into `sums`.
 
-    gradient, hidden and passed [rows, columns], sums [blocks, columns]; all contiguous.
+    gradient, hidden and passed [rows, columns], sums [blocks, 1, columns]; all contiguous.
     """
     rows, columns = gradient.shape
     _pass_gradient[(triton.cdiv(columns, BLOCK_COLUMNS), sums.shape[0])](

@@ -16,6 +16,7 @@ from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, LayerOutput, Sparsity, View, make_block
 from kilolayer.layers.cache import Cache, KeptKeys
 from kilolayer.layers.mask import Mask, cross_mask, self_mask, short_mask
+from kilolayer.layers.memory import Memory
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions, position_ids
@@ -204,7 +205,9 @@ class Stack(nn.Module):
             reading = short_mask(causal=False, real=memory.real, dtype=dtype)
         else:
             reading = cross_mask(real=memory.real, segments=segments, memory_segments=memory.segments).as_bias(dtype)
-        return View(mask, rotation, past, memory.states, reading, inputs.real), x
+        # With a cache, layers read the memory at the first step alone; to round it at each would be work for nothing.
+        read = Memory.of(memory.states, dtype if cache is None else memory.states.dtype)
+        return View(mask, rotation, past, read, reading, inputs.real), x
 
     def _is_short(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> bool:
         """Whether short_attention.py can serve all attention of this forward."""

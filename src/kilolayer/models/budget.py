@@ -15,6 +15,7 @@ from kilolayer.layers import kernels
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import View, make_block
 from kilolayer.layers.mask import cross_mask, self_mask
+from kilolayer.layers.memory import Memory
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
@@ -205,7 +206,8 @@ def _block_activations(config: ModelConfig, side: Side, layer: int, work: Work) 
     lower(block, dtype, RESIDUAL)
     x = torch.empty(work.batch, work.length, config.dim, device=device, dtype=RESIDUAL, requires_grad=True)
     real = None if config.pad_id is None else torch.ones(work.batch, work.length, device=device, dtype=torch.bool)
-    memory = torch.empty_like(x, requires_grad=True)
+    reads = side == "decoder" and config.depths.paired
+    memory = Memory.of(torch.empty_like(x, requires_grad=True), dtype) if reads else None
     view = _view(Positions(options, side, device, dtype), x, memory, real, side, dtype)
     saved: list[Tensor] = []
 
@@ -215,7 +217,7 @@ def _block_activations(config: ModelConfig, side: Side, layer: int, work: Work) 
 
     with kernels.assumed(), FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         block(State.of(x), view)
-    given = [*block.parameters(), *block.buffers(), *_tensors(view), memory, *([] if real is None else [real])]
+    given = [*block.parameters(), *block.buffers(), *_tensors(view), *(memory or ()), *([] if real is None else [real])]
     others = {tensor.untyped_storage()._cdata for tensor in given}
     kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
     tokens = work.batch * work.length
@@ -245,22 +247,26 @@ class _FusedAttention(torch.autograd.Function):
         return out
 
 
-def _view(positions: Positions, x: Tensor, memory: Tensor, real: Tensor | None, side: Side, dtype: torch.dtype) -> View:
+def _view(positions: Positions, x: Tensor, memory: Memory | None, real: Tensor | None, side: Side, dtype: torch.dtype) -> View:
     length = x.shape[1]
     places = position_ids(length, device=x.device, real=real, segments=None)
     mask = self_mask(length, causal=side == "decoder", device=x.device, real=real, segments=None)
     if positions.bias is not None:
         mask = mask.with_bias(positions.bias(places, places))
     rotation = None if positions.rotary is None else positions.rotary(places, dtype)
-    reading = cross_mask(real=real, segments=None, memory_segments=None)
-    return View(mask.as_bias(dtype), rotation, 0, memory, reading.as_bias(dtype), real)
+    reading = None if memory is None else cross_mask(real=real, segments=None, memory_segments=None).as_bias(dtype)
+    return View(mask.as_bias(dtype), rotation, 0, memory, reading, real)
 
 
 def _tensors(view: View) -> Iterator[Tensor]:
-    """What all layers of a stack share: masks and positions. The memory is the encoder's own activation."""
+    """What all layers of a stack share: masks, positions, and the memory where it is rounded for them.
+
+    As it is, the memory is the encoder's own activation.
+    """
     masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
     tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
-    yield from (tensor for tensor in (*masks, *tables) if tensor is not None)
+    rounded = [] if view.memory is None or view.memory.rounded is view.memory.precise else [view.memory.rounded]
+    yield from (tensor for tensor in (*masks, *tables, *rounded) if tensor is not None)
 
 
 def _decoding(config: ModelConfig, work: Work, weights: int) -> Decoding | None:

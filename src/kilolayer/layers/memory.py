@@ -1,0 +1,41 @@
+"""The encoder's output as the layers of a decoder read it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+
+class Memory(NamedTuple):
+    """The encoder's output [batch, source, dim], and the same in the dtype of the products, rounded once for all layers.
+
+    Gradients go to `precise`: those of the layers are added up in its dtype. Where nothing is rounded, both are one tensor.
+    """
+
+    precise: Tensor
+    rounded: Tensor
+
+    @classmethod
+    def of(cls, states: Tensor, dtype: torch.dtype) -> Self:
+        """The memory of layers whose products are in `dtype`."""
+        return cls(states, states if states.dtype == dtype else states.detach().to(dtype))
+
+    def read(self) -> Tensor:
+        """What one layer reads."""
+        return self.precise if self.rounded is self.precise else _Rounded.apply(self.precise, self.rounded)
+
+
+class _Rounded(torch.autograd.Function):
+    """`rounded`, whose gradient is that of `precise`."""
+
+    @staticmethod
+    def forward(ctx: Any, precise: Tensor, rounded: Tensor) -> Tensor:
+        ctx.dtype = precise.dtype
+        return rounded.view_as(rounded)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = grad_outputs
+        return gradient.to(ctx.dtype), None

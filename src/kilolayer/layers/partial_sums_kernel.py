@@ -1,0 +1,78 @@
+"""Totals of the partial sums that a backward kernel's programs have written, in one launch for all of its vectors.
+
+A program adds up some columns: it reads all their parts at once, and always in the same order.
+"""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 16
+"""Columns of a program: few, so that the parts of a narrow vector are read from many multiprocessors."""
+WARPS = 4
+MOST_PARTS = 512
+"""Parts that are read at once; where there are more, they are read one such number after the other."""
+
+
+def add_up(sums: Tensor, totals: Sequence[Tensor]) -> None:
+    """Write the total of each vector over its parts into its own tensor, in that tensor's dtype.
+
+    sums: fp32 [parts, vectors, width], contiguous; totals: one tensor [width] for each vector, at most 4.
+    """
+    parts, vectors, width = sums.shape
+    first, second, third, fourth = [*totals, *[None] * (4 - vectors)]
+    _add_up[(triton.cdiv(width, COLUMNS), vectors)](
+        sums,
+        first,
+        second,
+        third,
+        fourth,
+        parts,
+        VECTORS=vectors,
+        WIDTH=width,
+        PARTS=min(triton.next_power_of_2(parts), MOST_PARTS),
+        COLUMNS=COLUMNS,
+        num_warps=WARPS,
+    )
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _add_up(
+    sums_at,
+    first_at,
+    second_at,
+    third_at,
+    fourth_at,
+    parts,
+    VECTORS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    vector = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    total = tl.zeros([COLUMNS], dtype=tl.float32)
+    for start in range(0, parts, PARTS):
+        part = start + tl.arange(0, PARTS)
+        place = (part.to(tl.int64) * VECTORS + vector)[:, None] * WIDTH + column[None, :]
+        total += tl.sum(tl.load(sums_at + place, mask=(part < parts)[:, None] & inside[None, :], other=0.0), axis=0)
+    _write_one(first_at, vector == 0, column, total, inside)
+    if second_at is not None:
+        _write_one(second_at, vector == 1, column, total, inside)
+    if third_at is not None:
+        _write_one(third_at, vector == 2, column, total, inside)
+    if fourth_at is not None:
+        _write_one(fourth_at, vector == 3, column, total, inside)
+
+
+@triton.jit
+def _write_one(total_at, chosen, column, total, inside):
+    if chosen:
+        tl.store(total_at + column, total.to(total_at.dtype.element_ty), mask=inside)
