@@ -1,9 +1,9 @@
 """Products of few rows in fp32 on a GPU, as a step of decoding has them.
 
-A library computes them without tensor cores, in tiles made for large products: of 320 x 512 outputs they cover the GPU to a
-fifth. Here tensor cores multiply, and nothing is lost: each number is the sum of three of bf16, 8 bits each, which together are
-the 24 bits of fp32; of the nine products of two such sums the six largest are added, the small ones first, in fp32. Tiles are
-small, and long sums are cut into parts, so that all of the GPU works. On the CPU the same function is `F.linear`.
+A library computes them without tensor cores, in tiles made for large products. Here tensor cores multiply, and no precision is
+lost: each number is the sum of two of TF32, 11 bits each and rounded, and of their four products the three largest are added in
+fp32, the small ones first; the error is not above that of a plain sum in fp32. Tiles are small, and long sums are cut into
+parts, so that all of the GPU works. On the CPU the same function is `F.linear`.
 """
 
 from __future__ import annotations

@@ -12,18 +12,19 @@ ROWS, STEP = 64, 32
 """A warp group of Hopper multiplies 64 rows at once; of fewer, only the older and slower instructions."""
 
 NARROW, WIDE = 32, 128
-FULL = 1024
+MOST_NARROW = 1024
 """More narrow tiles than these are two wide ones and more a multiprocessor; wide ones read and split each number less often."""
 
-PART = 512
-"""Where tiles are few, a program sums so many inputs, and a second kernel adds what the programs found, in a fixed order."""
+PART, FULL = 256, 320
+"""Where tiles are few, the inputs are cut into parts of at least this many until so many programs run, and a second kernel adds
+what the parts gave, in a fixed order."""
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Write x W^T + b into `out` [rows, outputs]; x [rows, inputs], weight [outputs, inputs], bias [outputs]; dense."""
     (rows, inputs), outputs = x.shape, len(weight)
     tiles = triton.cdiv(rows, ROWS) * triton.cdiv(outputs, NARROW)
-    columns = WIDE if tiles > FULL else NARROW
+    columns = WIDE if tiles > MOST_NARROW else NARROW
     parts = max(1, min(triton.cdiv(inputs, PART), FULL // tiles))
     found = out if parts == 1 else out.new_empty(parts, rows, outputs)
     _multiply[(triton.cdiv(rows, ROWS), triton.cdiv(outputs, columns), parts)](
@@ -70,8 +71,7 @@ def _multiply(
     weight_at += tl.minimum(column, outputs - 1).to(tl.int64)[None, :] * inputs + step[:, None]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for _ in range(first, tl.minimum(first + part, inputs), STEP):
-        # Tensor cores cut off what does not fit; each step's sum starts at 0, so that only the small ones are cut.
-        total = tl.dot(tl.load(x_at), tl.load(weight_at), total, input_precision="bf16x6")
+        total = tl.dot(tl.load(x_at), tl.load(weight_at), total, input_precision="tf32x3")
         x_at += STEP
         weight_at += STEP
     inside = (row[:, None] < rows) & (column[None, :] < outputs)

@@ -15,12 +15,13 @@ from torch import Tensor
 
 VECTOR: tl.constexpr = tl.constexpr(4)
 """Elements that a thread reads at once, fp32 or half: with one layout for both, threads exchange nothing but sums."""
-PER_THREAD = 16  # elements of each tensor
-FORWARD = {"per_warp": 512, "fewest": 1}  # few warps on a row: they need not wait for each other's sums
+FORWARD = {"per_warp": 512, "fewest": 1, "per_thread": 16}  # few warps on a row: they need not wait for each other's sums
 BACKWARD = {"per_warp": 256, "fewest": 4}  # more: each thread holds the sums of few columns
-STAGES = 2
+RESIDUAL_BACKWARD = {**BACKWARD, "per_thread": 8}
+INNER_BACKWARD = {**BACKWARD, "per_thread": 16}
+STAGES = 3
 """Of a backward program's loop: while it computes with some rows, those of the next STAGES - 1 steps are on their way."""
-WIDEST_IN_STAGES = 4096
+WIDEST_IN_STAGES = 2048
 """Columns up to which the rows on their way fit into shared memory on every GPU that can fetch them so."""
 
 
@@ -86,7 +87,7 @@ def add_and_normalise_backward(
         KINDS=sums.shape[1],
         WIDTH=width,
         STAGES=STAGES if width <= WIDEST_IN_STAGES else 1,
-        **_tile(width, **BACKWARD),
+        **_tile(width, **RESIDUAL_BACKWARD),
     )
 
 
@@ -116,18 +117,18 @@ def normalise_backward(
         KINDS=sums.shape[1],
         WIDTH=width,
         STAGES=STAGES if width <= WIDEST_IN_STAGES else 1,
-        **_tile(width, **BACKWARD),
+        **_tile(width, **INNER_BACKWARD),
     )
 
 
-def _tile(width: int, per_warp: int, fewest: int) -> dict[str, Any]:
+def _tile(width: int, per_warp: int, fewest: int, per_thread: int) -> dict[str, Any]:
     """Rows that a program reads at once, their width rounded up to a power of two, and the warps that lie along a row.
 
-    per_warp: columns of a row for each warp; fewest: warps of a narrow row.
+    per_warp: columns of a row for each warp; fewest: warps of a narrow row; per_thread: elements of each tensor.
     """
     columns = triton.next_power_of_2(width)
     warps = min(max(columns // per_warp, fewest), 8)
-    return {"ROWS": max(32 * warps * PER_THREAD // columns, 1), "COLUMNS": columns, "num_warps": warps}
+    return {"ROWS": max(32 * warps * per_thread // columns, 1), "COLUMNS": columns, "num_warps": warps}
 
 
 @triton.jit(do_not_specialize=["rows"])

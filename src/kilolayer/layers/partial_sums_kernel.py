@@ -15,7 +15,7 @@ from torch import Tensor
 
 COLUMNS = 16
 """Columns of a program: few, so that the parts of a narrow vector are read from many multiprocessors."""
-WARPS = 4
+WARPS = 8
 MOST_PARTS = 512
 """Parts that are read at once; where there are more, they are read one such number after the other."""
 
