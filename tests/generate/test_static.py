@@ -29,13 +29,24 @@ def same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
     assert scores[0] == pytest.approx(scores[1], rel=1e-4, abs=1e-5)
 
 
+def language_model(**options: Any) -> kl.Decoder:
+    torch.manual_seed(0)
+    model = kl.Decoder(12, 16, 4, 24, 2, **options)
+    with torch.no_grad():
+        for weight in model.decoder.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.2)
+        scores = model.embedding.weight if model.vocabulary is None else model.vocabulary.weight
+        scores.mul_(3.0)
+    return model
+
+
 @torch.inference_mode()
-def both(model: kl.EncoderDecoder, search: str, lengths: list[int], seed: int) -> list[list[list[Hypothesis]]]:
+def both(model: kl.EncoderDecoder | kl.Decoder, search: str, lengths: list[int], seed: int) -> list[list[list[Hypothesis]]]:
     source = sources(lengths, seed=seed).to(next(model.parameters()).device)
     width, find = SEARCHES[search]
     limits = [length + 5 for length in lengths]
     readers: list[Reads] = [kind(model, source, width=width, max_length=max(limits)) for kind in (StaticReader, Reader)]
-    return [find(reader, limits) for reader in readers]
+    return [find(reader, [min(limit, reader.max_length) for limit in limits]) for reader in readers]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -55,6 +66,31 @@ def test_the_same_hypotheses(search: str, options: dict[str, Any], device: str) 
     model = translator(**options).to(device).eval()
     for seed, lengths in enumerate([[3, 7, 1, 5, 5], [2], [9, 4, 6, 8, 3, 3, 1]]):
         same(*both(model, search, lengths, seed))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"positions": "rotary", "kv_heads": 2},
+        {"positions": "t5"},
+        {"recipe": "sub_ln", "tie_embeddings": False},
+        {"recipe": "sub_ln", "positions": "rotary", "moe": kl.MoE(experts=3)},
+    ],
+)
+def test_texts_are_continued_alike(search: str, options: dict[str, Any], device: str) -> None:
+    model = language_model(**options).to(device).eval()
+    for seed, lengths in enumerate([[3, 7, 1, 5, 5], [1, 1], [9, 4, 6, 8, 3, 3, 1]]):
+        same(*both(model, search, lengths, seed))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_texts_of_one_length_are_continued_up_to_the_last_learned_position(device: str) -> None:
+    model = language_model(positions="learned", max_length=12).to(device).eval()
+    for search in SEARCHES:
+        same(*both(model, search, [8, 8], seed=1))
 
 
 @pytest.mark.parametrize("device", DEVICES)

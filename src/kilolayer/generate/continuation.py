@@ -15,9 +15,9 @@ from torch import Tensor
 from kilolayer.export.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import PAD, Reader
+from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
-from kilolayer.generate.search import Choose, follow
+from kilolayer.generate.search import Choose, follow, make_reader
 from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 
@@ -94,7 +94,7 @@ def _extend(model: Decoder, lines: list[_Line], limits: list[int], choose: Choos
     """Write on, each line up to its limit."""
     width = max(len(line.window) for line in lines)
     source = torch.tensor([line.window + [PAD] * (width - len(line.window)) for line in lines])
-    reader = Reader(model, source.to(next(model.parameters()).device), width=1, max_length=max(limits))
+    reader = make_reader(model, source.to(next(model.parameters()).device), width=1, max_length=max(limits))
     for line, (found,) in zip(lines, follow(reader, limits, 1, choose), strict=True):
         line.written += found.tokens
         line.window += found.tokens

@@ -53,7 +53,7 @@ class Reader:
             self.memory = replace(memory, real=None if memory.real is None else _mask_unless_whole(memory.real))
             self.first = source.new_full((len(source), 1), BOS)
         else:
-            text = _right_aligned(source)
+            text = right_aligned(source)
             self.first = text[:, -1:]
             if before:
                 model(text[:, :-1], mask=_mask_unless_whole(text[:, :-1] != PAD), cache=self.cache)
@@ -100,7 +100,7 @@ def _mask_unless_whole(real: Tensor) -> Tensor | None:
     return None if real.device.type == "cpu" and bool(real.all()) else real
 
 
-def _right_aligned(tokens: Tensor) -> Tensor:
+def right_aligned(tokens: Tensor) -> Tensor:
     """[batch, length] with the padding of each row moved to its left."""
     return tokens.gather(1, (tokens != PAD).long().argsort(dim=1, stable=True))
 

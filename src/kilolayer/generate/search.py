@@ -51,18 +51,23 @@ def generate(
     model.eval()
     try:
         limits = [config.max_length(length) for length in lengths]
-        # On a GPU a translator's steps are recorded as a graph, in memory of fixed shape.
-        if config.method == "beam" and source.device.type == "cuda" and isinstance(model, EncoderDecoder):
+        if config.method == "beam" and isinstance(model, EncoderDecoder) and is_recorded(model):
             return static_beam_search(model, source, limits, **_beam_options(config))
-        reader = _reader(model, source, config.width, max(limits))
+        reader = make_reader(model, source, width=config.width, max_length=max(limits))
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
     finally:
         model.train(was_training)
 
 
-def _reader(model: EncoderDecoder | Decoder, source: Tensor, width: int, max_length: int) -> Reads:
-    if source.device.type == "cuda" and isinstance(model, EncoderDecoder):
+def is_recorded(model: EncoderDecoder | Decoder) -> bool:
+    """Whether steps are recorded as a graph, in memory of fixed shape: on a GPU, where the layers' own shapes are fixed."""
+    return next(model.parameters()).device.type == "cuda" and model.decoder.has_fixed_shapes
+
+
+def make_reader(model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:
+    """What reads `width` hypotheses of each source, int64 [batch, length], in the way that is fastest there."""
+    if is_recorded(model):
         return StaticReader(model, source, width=width, max_length=max_length)
     return Reader(write_out(model), source, width=width, max_length=max_length)
 

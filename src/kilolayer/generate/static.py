@@ -1,8 +1,9 @@
 """Decoding in memory of fixed shape and place, so that a step can be recorded as a CUDA graph.
 
 The hypotheses of a sentence lie side by side in one row, as in layers/cache.py: at step t the k-th one writes its keys and
-values into the entry t * width + k, and `seen` says which entries are its own past. So no key ever moves. Rows, lengths and
-sources are rounded up to a few sizes, and a room of each size serves batch after batch.
+values into the entry t * width + k, and `seen` says which entries are its own past. So no key ever moves. The entries of a text
+that a language model continues stand before these. Rows, lengths and sources are rounded up to a few sizes, and a room of each
+size serves batch after batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilities
+from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilities, right_aligned
 from kilolayer.layers.attention import CrossAttention
 from kilolayer.layers.block import CrossBlock, View
 from kilolayer.layers.cache import StaticKeys
@@ -24,6 +25,7 @@ from kilolayer.layers.graph import Graphs
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.stack import Sequences
 from kilolayer.layers.step_attention import serves
+from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 
 ROOMS = 4  # kept of each model
@@ -31,7 +33,7 @@ ROOMS = 4  # kept of each model
 
 @dataclass(frozen=True)
 class Size:
-    """rows: sentences; width: hypotheses of each; steps: the longest output; source: the longest input."""
+    """rows: sentences; width: hypotheses of each; steps: the longest output; source: the longest input, or text before."""
 
     rows: int
     width: int
@@ -47,16 +49,18 @@ class Size:
 class Room:
     """The memory of a batch of one size, and one step of a model in it."""
 
-    def __init__(self, model: EncoderDecoder, size: Size) -> None:
+    def __init__(self, model: EncoderDecoder | Decoder, size: Size) -> None:
         self.model, self.size = model, size
         self.vocabulary, self.device = model.embedding.weight.shape[0], model.embedding.weight.device
         self.dtype = model.decoder.product_dtype
-        layers, entries = len(model.decoder.blocks), size.steps * size.width
+        reads_source = isinstance(model, EncoderDecoder)
+        self.before = 0 if reads_source else size.source
+        layers, entries = len(model.decoder.blocks), self.before + size.steps * size.width
         config = model.config
         shape = (layers, 2, size.rows, config.key_heads)
         kept = torch.zeros(*shape, entries, config.head_dim, dtype=self.dtype, device=self.device)
-        read = torch.zeros(*shape, size.source, config.head_dim, dtype=self.dtype, device=self.device)
-        self.layers = [StaticKeys(kept[layer], read[layer]) for layer in range(layers)]
+        read = torch.zeros(*shape, size.source, config.head_dim, dtype=self.dtype, device=self.device) if reads_source else None
+        self.layers = [StaticKeys(kept[layer], None if read is None else read[layer]) for layer in range(layers)]
         # Whether the kernel of step_attention.py serves, or SDPA, which takes a bias of its own form.
         self.by_kernel = model.decoder.positions.bias is None and serves(
             self.device, self.dtype, size.width * config.heads // config.key_heads, config.head_dim
@@ -67,10 +71,15 @@ class Room:
         self.itself = torch.arange(size.width, device=self.device).expand(size.rows, -1).contiguous()
         self.parents = self.itself.clone()
         self.seen = torch.zeros(size.rows, size.width, entries, dtype=torch.bool, device=self.device)
+        self.begun = torch.zeros(1 if reads_source else size.rows, 1, dtype=torch.int64, device=self.device)
+        """Positions of the text before the first step."""
+        self.places = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
+        """The position of each entry."""
         self.ready = False
 
     def enter(self, memory: Sequences) -> None:
         """Begin with the first step of a new batch, whose encoded sources are `memory`."""
+        assert isinstance(self.model, EncoderDecoder)
         rows, source = memory.states.shape[:2]
         for keys, block in zip(self.layers, self.model.decoder.blocks, strict=True):
             assert isinstance(block, CrossBlock)
@@ -83,10 +92,38 @@ class Room:
         self.real[:, ..., source:] = False
         if memory.real is not None:
             self.real[:rows, 0, 0, :source] = memory.real
+        self._begin()
+
+    def enter_text(self, text: Tensor) -> None:
+        """Begin with the first step after a text, int64 [rows, length], its padding on the left; read it, if there is any."""
+        assert isinstance(self.model, Decoder)
+        self.begun.zero_()
+        self._begin()
+        rows, length = text.shape
+        if not length:
+            return
+        real, cache = text != PAD, self.model.new_cache(length)
+        self.model(text, mask=real, cache=cache)
+        here = slice(self.before - length, self.before)
+        for keys, read in zip(self.layers, cache.layers, strict=True):
+            assert read.keys is not None
+            assert read.values is not None
+            keys.keys[:rows, :, here], keys.values[:rows, :, here] = read.keys, read.values
+        self.seen[:rows, :, here] = real[:, None]
+        self.begun[:rows] = real.sum(dim=1, keepdim=True)
+        self.places[:rows, here] = (real.cumsum(dim=1) - 1).clamp(min=0)
+        self._place_steps()
+
+    def _begin(self) -> None:
         self.step.zero_()
         self.seen.zero_()
         self.tokens.fill_(PAD)
         self.parents.copy_(self.itself)
+        self._place_steps()
+
+    def _place_steps(self) -> None:
+        steps = torch.arange(self.size.steps, device=self.device).repeat_interleave(self.size.width)
+        self.places[:, self.before :] = self.begun + steps
 
     def take_step(self) -> None:
         """What a graph records."""
@@ -96,14 +133,14 @@ class Room:
         """Read `tokens`, each after the hypothesis in `parents`: logits [rows, width, vocabulary]."""
         width, entries = self.size.width, self.seen.shape[2]
         self.seen.copy_(self.seen.gather(1, self.parents[..., None].expand(-1, -1, entries)))
-        new = self.step * width + self.itself[0]
+        new = self.before + self.step * width + self.itself[0]
         self.seen.scatter_(2, new[None, :, None].expand(self.size.rows, -1, -1), True)
-        decoder, places = self.model.decoder, self.step.expand(1, width)
+        decoder, places = self.model.decoder, (self.begun + self.step).expand(-1, width)
         mask = Mask(values=self.seen[:, None], step=self.by_kernel)
         reading = Mask(values=self.real, step=self.by_kernel)
         positions = decoder.positions
         if positions.bias is not None:
-            mask = mask.with_bias(positions.bias(places, (torch.arange(entries, device=self.device) // width)[None]))
+            mask = mask.with_bias(positions.bias(places, self.places))
         if not self.by_kernel:
             mask, reading = mask.as_bias(self.dtype), reading.as_bias(self.dtype)
         rotation = None if positions.rotary is None else positions.rotary(places, self.dtype)
@@ -116,7 +153,7 @@ class Room:
 class ReadingRoom(Room):
     """A room whose step leaves the log-probabilities of all tokens."""
 
-    def __init__(self, model: EncoderDecoder, size: Size) -> None:
+    def __init__(self, model: EncoderDecoder | Decoder, size: Size) -> None:
         super().__init__(model, size)
         precise = torch.promote_types(model.embedding.weight.dtype, torch.float32)
         self.found = torch.zeros(size.rows, size.width, self.vocabulary, dtype=precise, device=self.device)
@@ -136,7 +173,7 @@ class Rooms:
         self.rooms: OrderedDict[Hashable, Room] = OrderedDict()
         self.graphs: Graphs | None = None
 
-    def room(self, kind: type[AnyRoom], model: EncoderDecoder, size: Size) -> AnyRoom:
+    def room(self, kind: type[AnyRoom], model: EncoderDecoder | Decoder, size: Size) -> AnyRoom:
         """A room of this size; a model whose weights have moved gets a new one."""
         key = _key(kind, model, size)
         if key not in self.rooms:
@@ -163,14 +200,14 @@ class Rooms:
         self.graphs.replay(key, ())
 
 
-def _key(kind: type[Room], model: EncoderDecoder, size: Size) -> Hashable:
+def _key(kind: type[Room], model: EncoderDecoder | Decoder, size: Size) -> Hashable:
     return kind, size, model.embedding.weight.data_ptr()
 
 
-_rooms: WeakKeyDictionary[EncoderDecoder, Rooms] = WeakKeyDictionary()
+_rooms: WeakKeyDictionary[EncoderDecoder | Decoder, Rooms] = WeakKeyDictionary()
 
 
-def rooms_of(model: EncoderDecoder) -> Rooms:
+def rooms_of(model: EncoderDecoder | Decoder) -> Rooms:
     """The rooms that are kept as long as the model."""
     return _rooms.setdefault(model, Rooms())
 
@@ -178,13 +215,17 @@ def rooms_of(model: EncoderDecoder) -> Rooms:
 class StaticReader:
     """Reads in a room; sentences that leave keep their row, whose answers nobody reads."""
 
-    def __init__(self, model: EncoderDecoder, source: Tensor, *, width: int, max_length: int) -> None:
-        self.max_length = allowed_length(model, max_length, before=0)
-        self.first = source.new_full((len(source), 1), BOS)
+    def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
+        text = source if isinstance(model, EncoderDecoder) else right_aligned(source)[:, :-1]
+        self.max_length = allowed_length(model, max_length, before=0 if isinstance(model, EncoderDecoder) else text.shape[1])
         self.rooms = rooms_of(model)
-        size = Size.holding(len(source), width, self.max_length, source.shape[1])
-        self.room = self.rooms.room(ReadingRoom, model, size)
-        self.room.enter(model.encode(source))
+        self.room = self.rooms.room(ReadingRoom, model, Size.holding(len(source), width, self.max_length, text.shape[1]))
+        if isinstance(model, EncoderDecoder):
+            self.first = source.new_full((len(source), 1), BOS)
+            self.room.enter(model.encode(source))
+        else:
+            self.first = right_aligned(source)[:, -1:]
+            self.room.enter_text(text)
         self.rows = torch.arange(len(source), device=source.device)
 
     def branch(self, parents: Tensor) -> None:

@@ -49,12 +49,11 @@ class LayerCache:
 
 
 class StaticKeys:
-    """One layer's keys and values: [rows, key heads, entries, head width] each; and those of the source. Nothing here moves."""
+    """One layer's keys and values: [rows, key heads, entries, head width] each; and a source's, if any. Nothing here moves."""
 
-    def __init__(self, entries: Tensor, memory: Tensor) -> None:
+    def __init__(self, entries: Tensor, memory: Tensor | None) -> None:
         self.keys, self.values = entries
-        key, value = memory
-        self.memory: tuple[Tensor, Tensor] | None = (key, value)
+        self.memory: tuple[Tensor, Tensor] | None = None if memory is None else (memory[0], memory[1])
 
     def append(self, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Write into the entries int64 [new] of `past`; return all entries, also those that hold nothing yet."""

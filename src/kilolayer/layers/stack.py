@@ -103,6 +103,11 @@ class Stack(nn.Module):
         return self.attention.output.weight.dtype
 
     @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether shapes inside the layers follow from those of their input; not so where processes share experts."""
+        return all(map(_has_fixed_shapes, self.blocks))
+
+    @property
     def attention(self) -> Attention:
         """The first layer's: all layers have the same sizes."""
         attention = self._first.self_attention.f

@@ -74,8 +74,11 @@ class Decoder(Model):
         """
         inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
         out = self.decoder(inputs, cache=cache, hidden_states=hidden_states)
-        logits = self.embedding.scores(out.states) if self.vocabulary is None else self.vocabulary(out.states)
-        return DecoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing)
+        return DecoderOutput(out.states, self.scores(out.states), out.router_loss, out.hidden_states, out.routing)
+
+    def scores(self, states: Tensor) -> Tensor:
+        """The decoder's output [batch, length, dim] to [batch, length, vocabulary]."""
+        return self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states)
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for step-by-step decoding of up to `capacity` positions."""
