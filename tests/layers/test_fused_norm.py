@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kilolayer as kl
-from kilolayer.layers.fused_norm import inner_norm, inner_norm_backward, residual_norm, residual_norm_backward, serves
+from kilolayer.layers.fused_norm import (
+    inner_norm,
+    inner_norm_backward,
+    residual_norm,
+    residual_norm_backward,
+    serves,
+    sum_and_norm,
+    sum_and_norm_backward,
+)
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.recompute import Recompute
 from kilolayer.layers.state import State
@@ -57,7 +65,9 @@ def leaves(*made: Tensor | None) -> tuple[list[Tensor | None], list[Any]]:
         (False, False, False, "both"),
     ],
 )
+@pytest.mark.parametrize("operator", [residual_norm, sum_and_norm], ids=["norm", "sum"])
 def test_residual_and_norm(
+    operator: Any,
     shape: tuple[int, ...],
     centred: bool,
     shifted: bool,
@@ -75,18 +85,24 @@ def test_residual_and_norm(
     gain = torch.rand(width, device=device) + 0.5
     bias = torch.randn(width, device=device) if centred else None
     given, exact = leaves(x, y, shift, omega, gain, bias)
-    precise, rounded, _ = residual_norm(x, y, shift, omega, skip, branch, gain, bias, EPS)
+    precise, rounded, _ = operator(x, y, shift, omega, skip, branch, gain, bias, EPS)
     x, y, shift, omega, gain, bias = exact
-    expected = norm(skip * x * (1 if omega is None else omega) + branch * (y if shift is None else y + shift), gain, bias)
-    close(precise, expected, 1e-5)
-    close(rounded, expected, tolerance)
+    added = skip * x * (1 if omega is None else omega) + branch * (y if shift is None else y + shift)
+    normed = norm(added, gain, bias)
+    first = added if operator is sum_and_norm else normed
+    close(precise, first, 1e-5)
+    close(rounded, normed, tolerance)
     assert rounded.dtype == dtype
     read = {"precise": [precise], "rounded": [rounded], "both": [precise, rounded]}[readers]
+    expected = {"precise": [first], "rounded": [normed], "both": [first, normed]}[readers]
     gradients = [torch.randn_like(each) for each in read]
     torch.autograd.backward(read, gradients)
-    expected.backward(sum(each.double() for each in gradients))
+    torch.autograd.backward(expected, [each.double() for each in gradients])
     for ours, theirs in zip(given, exact, strict=True):
-        if ours is not None:
+        if theirs is not None and theirs.grad is None:  # of a norm that nobody read
+            assert ours is not None
+            assert not ours.grad.any()
+        elif ours is not None:
             # fp32 stays fp32: only what is written in the products' dtype may be rounded.
             close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
 
@@ -115,22 +131,31 @@ def test_inner_norm(shape: tuple[int, ...], centred: bool, device: str, dtype: t
 @pytest.mark.parametrize(
     ("centred", "shifted", "learned"), [(True, True, False), (True, True, True), (False, False, True), (False, False, False)]
 )
+@pytest.mark.parametrize("keeps_sum", [False, True])
 def test_totals_are_in_the_dtypes_of_their_parameters(
-    shape: tuple[int, int], centred: bool, shifted: bool, learned: bool, device: str
+    shape: tuple[int, int], keeps_sum: bool, centred: bool, shifted: bool, learned: bool, device: str
 ) -> None:
     x, y, precise, rounded = (torch.randn(shape, device=device) for _ in range(4))
     shift, omega, gain, bias = (torch.rand(shape[1], device=device) + 0.5 for _ in range(4))
     y, rounded, shift = y.bfloat16(), rounded.bfloat16(), shift.bfloat16()
     some = (shift if shifted else None, omega if learned else None)
-    statistics = residual_norm(x, y, *some, 2.0, 0.5, gain, bias if centred else None, EPS)[2]
-    totals = residual_norm_backward(precise, rounded, x, y, *some, 2.0, 0.5, gain, statistics, learned)[2]
-    added = [each.double().requires_grad_() for each in (gain, bias, shift, omega)]
-    of_gain, of_bias, of_shift, of_omega = added
-    before = 2.0 * (of_omega if learned else 1.0) * x.double() + 0.5 * (y.double() + (of_shift if shifted else 0.0))
-    norm(before, of_gain, of_bias if centred else None).backward(precise.double() + rounded.double())
+    given = (x, y, *some, 2.0, 0.5, gain, bias if centred else None, EPS)
+    if keeps_sum:
+        added, _, statistics = sum_and_norm(*given)
+        kept = (added, x if learned else None, *some, 2.0, 0.5, gain, statistics)
+        totals = sum_and_norm_backward(precise, rounded, *kept, y.dtype)[2]
+    else:
+        statistics = residual_norm(*given)[2]
+        totals = residual_norm_backward(precise, rounded, x, y, *some, 2.0, 0.5, gain, statistics, learned)[2]
+    exact = [each.double().requires_grad_() for each in (gain, bias, shift, omega)]
+    of_gain, of_bias, of_shift, of_omega = exact
+    wide = x.double().requires_grad_()
+    before = 2.0 * (of_omega if learned else 1.0) * wide + 0.5 * (y.double() + (of_shift if shifted else 0.0))
+    normed = norm(before, of_gain, of_bias if centred else None)
+    torch.autograd.backward([before if keeps_sum else normed, normed], [precise.double(), rounded.double()])
     there = (True, centred, shifted, learned)
     expected = [
-        (of, each.dtype) for of, each, is_there in zip(added, (gain, bias, shift, omega), there, strict=True) if is_there
+        (of, each.dtype) for of, each, is_there in zip(exact, (gain, bias, shift, omega), there, strict=True) if is_there
     ]
     for found, (of, dtype) in zip(totals, expected, strict=True):
         assert found.dtype == dtype
@@ -154,28 +179,32 @@ def test_behind_a_relu_the_gradient_of_its_bias_is_the_last_total(shape: tuple[i
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
-def test_rows_that_do_not_lie_one_after_another(device: str, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("operator", [residual_norm, sum_and_norm], ids=["norm", "sum"])
+def test_rows_that_do_not_lie_one_after_another(operator: Any, device: str, dtype: torch.dtype, tolerance: float) -> None:
     x, y, first, second = (torch.randn(4, 64, 6, device=device).mT for _ in range(4))
     gain, bias = torch.rand(64, device=device), torch.randn(64, device=device)
     given, exact = leaves(x, y.to(dtype))
-    precise, rounded, _ = residual_norm(*given, None, None, 1.5, 1.0, gain, bias, EPS)
+    precise, rounded, _ = operator(*given, None, None, 1.5, 1.0, gain, bias, EPS)
     torch.autograd.backward([precise, rounded], [first, second.to(dtype)])
-    expected = norm(1.5 * exact[0] + exact[1], gain.double(), bias.double())
-    expected.backward(first.double() + second.to(dtype).double())
+    added = 1.5 * exact[0] + exact[1]
+    normed = norm(added, gain.double(), bias.double())
+    expected = added if operator is sum_and_norm else normed
+    torch.autograd.backward([expected, normed], [first.double(), second.to(dtype).double()])
     close(precise, expected, 1e-5)
     for ours, theirs in zip(given, exact, strict=True):
         close(ours.grad if ours is not None else None, theirs.grad, tolerance)
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
-def test_what_is_not_finite_is_seen(device: str, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("operator", [residual_norm, sum_and_norm], ids=["norm", "sum"])
+def test_what_is_not_finite_is_seen(operator: Any, device: str, dtype: torch.dtype, tolerance: float) -> None:
     x, y, gain = torch.randn(6, 96, device=device), torch.randn(6, 96, device=device).to(dtype), torch.ones(96, device=device)
     x[2, 5], y[4, 95] = torch.nan, torch.inf
     (x, y, gain), _ = leaves(x, y, gain)
     assert x is not None
     assert gain is not None
-    precise, rounded, _ = residual_norm(x, y, None, None, 1.0, 1.0, gain, torch.zeros_like(gain), EPS)
-    for found in (precise, rounded):
+    precise, rounded, _ = operator(x, y, None, None, 1.0, 1.0, gain, torch.zeros_like(gain), EPS)
+    for found in (rounded,) if operator is sum_and_norm else (precise, rounded):
         assert found.isnan().all(dim=1).tolist() == [False, False, True, False, True, False]
     torch.autograd.backward([precise, rounded], [torch.ones_like(precise), torch.ones_like(rounded)])
     assert x.grad is not None
@@ -193,7 +222,8 @@ def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str
     absent = [each if full else None for each in (shift, omega, bias)]
     tolerances = {"rtol": 2 * tolerance, "atol": 2 * tolerance}
     given, _ = leaves(x, y, *absent[:2], gain, absent[2])
-    torch.library.opcheck(residual_norm, (*given[:4], 2.0, 1.0, *given[4:], EPS), **tolerances)
+    for operator in (residual_norm, sum_and_norm):
+        torch.library.opcheck(operator, (*given[:4], 2.0, 1.0, *given[4:], EPS), **tolerances)
     torch.library.opcheck(inner_norm, (given[1], *given[4:], EPS), **tolerances)
     x, y, shift, omega, gain, bias = (None if each is None else each.detach() for each in given)
     statistics = residual_norm(x, y, shift, omega, 2.0, 1.0, gain, bias, EPS)[2]
@@ -201,6 +231,8 @@ def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str
     torch.library.opcheck(
         residual_norm_backward, (*gradients, x, y, shift, omega, 2.0, 1.0, gain, statistics, full), **tolerances
     )
+    kept = (precise, x if full else None, shift, omega, 2.0, 1.0, gain, statistics)
+    torch.library.opcheck(sum_and_norm_backward, (*gradients, *kept, dtype), **tolerances)
     torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics, full), **tolerances)
 
 
@@ -209,10 +241,11 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.residual = self.inner = self.widening = 0
+        self.residual = self.sum = self.inner = self.widening = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.residual += func is torch.ops.kilolayer.residual_norm.default
+        self.sum += func is torch.ops.kilolayer.sum_and_norm.default
         self.inner += func is torch.ops.kilolayer.inner_norm.default
         self.widening += func is torch.ops.kilolayer.normed_relu_product.default
         return func(*args, **(kwargs or {}))
@@ -256,19 +289,26 @@ def small_model(recipe: str | kl.recipes.Recipe, device: str = "cpu", half: bool
     return model
 
 
-# How often each operator runs in a forward of 3 + 3 layers, which have 15 sublayers: residual norms, norms alone, and those
-# behind the first product of the feed-forward network. Here all norms are served, those before sublayers and on top too.
+# How often each operator runs in a forward of 3 + 3 layers, which have 15 sublayers: residual norms, sums and the norms that
+# follow them, norms alone, and those behind the first product of the feed-forward network. Here all norms are served: those
+# of the two inputs and of the two outputs too.
 MODELS = [
-    ("deepnorm", {}, (15, 0, 0)),
-    ("post_ln", {"norm": "rms"}, (15, 0, 0)),
-    ("admin", {}, (15, 0, 0)),
-    ("sub_ln", {}, (0, 6 + 17, 6)),
-    ("sub_ln", {"activation": "gelu", "norm": "rms"}, (0, 6 + 6 + 17, 0)),
-    ("sub_ln", {"activation_dropout": 1e-9}, (0, 6 + 6 + 17, 0)),
-    ("normformer", {}, (0, 9 + 17, 6)),
-    (kl.recipes.get("dlcl", norm="post"), {}, (15, 6, 0)),
-    ("deepnorm", {"moe": kl.MoE(experts=4)}, (15, 0, 0)),
-    ("sub_ln", {"moe": kl.MoE(experts=4)}, (0, 6 + 17, 4)),
+    ("deepnorm", {}, (15, 0, 0, 0)),
+    ("post_ln", {"norm": "rms"}, (15, 0, 0, 0)),
+    ("admin", {}, (15, 0, 0, 0)),
+    ("pre_ln", {}, (0, 15, 4, 0)),
+    ("pre_ln", {"norm": "rms", "final_norm": False}, (0, 15, 2, 0)),
+    ("sub_ln", {}, (0, 15, 6 + 4, 6)),
+    ("sub_ln", {"activation": "gelu", "norm": "rms"}, (0, 15, 6 + 6 + 4, 0)),
+    ("sub_ln", {"activation_dropout": 1e-9}, (0, 15, 6 + 6 + 4, 0)),
+    ("normformer", {}, (0, 15, 9 + 4, 6)),
+    (kl.recipes.get("normformer", residual_scale=True), {}, (0, 15, 9 + 4, 6)),
+    (kl.recipes.get("dlcl", norm="post"), {}, (15, 0, 6, 0)),
+    # What the next layer reads is not what this one writes: each layer's input and output have norms of their own.
+    ("dlcl", {}, (0, 9, 12 + 2, 0)),
+    ("deepnorm", {"moe": kl.MoE(experts=4)}, (15, 0, 0, 0)),
+    # A router's input, one in each stack, is not rounded.
+    ("sub_ln", {"moe": kl.MoE(experts=4)}, (0, 13, 6 + 4 + 2, 4)),
 ]
 WHAT: list[Recompute] = ["none", "selective", "layer"]
 
@@ -279,11 +319,16 @@ def test_a_model_is_the_same_with_them(
 ) -> None:
     with Calls() as calls:
         same_with_them(small_model(recipe, **options), monkeypatch, exact=True)
-    assert (calls.residual, calls.inner, calls.widening) == tuple(2 * count for count in counts)
+    assert (calls.residual, calls.sum, calls.inner, calls.widening) == tuple(2 * count for count in counts)
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "normformer"])
+def test_a_model_in_half_precision_is_the_same_with_them(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    same_with_them(small_model(recipe, half=True), monkeypatch, exact=False)
 
 
 @pytest.mark.parametrize("what", WHAT[1:])
-@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
+@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln"])
 def test_a_model_is_the_same_when_it_is_recomputed(recipe: str, what: Recompute, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model(recipe)
     for stack in model.stacks():
@@ -319,6 +364,8 @@ def test_a_model_in_half_precision_is_the_same_on_a_gpu(
     ("recipe", "options", "graphs"),
     [
         ("admin", {}, 2),
+        ("pre_ln", {}, 2),
+        pytest.param("sub_ln", {"moe": kl.MoE(experts=4)}, 4, marks=pytest.mark.slow),
         pytest.param("deepnorm", {"moe": kl.MoE(experts=4)}, 4, marks=pytest.mark.slow),
         pytest.param("normformer", {}, 2, marks=pytest.mark.slow),
     ],
@@ -333,28 +380,59 @@ def test_one_graph_a_kind_has_them_for_all_layers_and_shapes(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
-def test_whole_layers_that_are_recomputed_keep_one_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, True)
-    model = small_model("deepnorm", half=True)
+def states_before_the_second_layer(model: kl.EncoderDecoder) -> list[State]:
     seen: list[State] = []
     model.decoder.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     for what in WHAT:
         model.decoder.recompute = what
         model(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+    return seen
+
+
+def test_whole_layers_that_are_recomputed_keep_one_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, True)
+    model = small_model("deepnorm", half=True)
+    seen = states_before_the_second_layer(model)
     for state in seen[:2]:
         assert (state.precise.dtype, state.rounded.dtype) == (torch.float32, torch.bfloat16)
         assert torch.equal(state.rounded, state.precise.bfloat16())
     assert seen[2].rounded is seen[2].precise
 
 
-@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"drop_path": 0.1}])
-def test_a_branch_that_drops_stays_plain(options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_gets_its_first_norm_from_the_layer_below_unless_that_is_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, True)
-    model = small_model("deepnorm", **options)
+    model = small_model("pre_ln", half=True)
+    *kept, recomputed = states_before_the_second_layer(model)
+    norm = model.decoder.blocks[1].get_submodule("self_attention.pre_norm")
+    for state in kept:
+        assert state.normed is not None
+        assert (state.precise.dtype, state.normed.dtype) == (torch.float32, torch.bfloat16)
+        close(state.normed, norm(state.precise).double(), 1e-2)
+    assert recomputed.normed is None
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"drop_path": 0.1}])
+def test_a_branch_that_drops_stays_plain(recipe: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, True)
+    model = small_model(recipe, **options)
     for training in (True, False):
         with Calls() as calls:
             model.train(training)(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-        assert calls.residual == (0 if training else 15)
+        assert calls.residual + calls.sum == (0 if training else 15)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_who_listens_to_a_norm_hears_it(served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, served)
+    model, heard = small_model("pre_ln"), []
+    for name in ("decoder.blocks.1.self_attention.pre_norm", "decoder.blocks.2.feedforward.pre_norm"):
+        model.get_submodule(name).register_forward_hook(lambda _, inputs, output: heard.append((inputs[0], output)))
+    with Calls() as calls:
+        model(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+    assert len(heard) == 2
+    # Neither the sublayers before those norms nor those that begin with them.
+    assert calls.sum == (15 - 4 if served else 0)
 
 
 @pytest.mark.parametrize("start", ["released", "paper"])

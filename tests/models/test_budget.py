@@ -81,7 +81,7 @@ def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -
     assert planned == pytest.approx(real, rel=0.01)
 
 
-@pytest.mark.parametrize("recipe", ["deepnorm", "admin", "sub_ln", "normformer", "pre_ln"])
+@pytest.mark.parametrize("recipe", ["deepnorm", "admin", "sub_ln", "normformer", "pre_ln", "dlcl"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_in_bf16_the_residual_is_precise_and_kernels_keep_what_they_keep(
     shape: str, recipe: str, monkeypatch: pytest.MonkeyPatch

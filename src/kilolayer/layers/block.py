@@ -65,7 +65,10 @@ class Sparsity:
 
 
 class Block(nn.Module):
-    """Self-attention and feed-forward network. [batch, length, dim] to the same."""
+    """Self-attention and feed-forward network. [batch, length, dim] to the same.
+
+    Its forward takes the norm that the next layer begins with, `following`: it may be applied where the state is written.
+    """
 
     self_attention: Sublayer
     feedforward: Sublayer
@@ -117,17 +120,24 @@ class Block(nn.Module):
         """The sublayers in their order."""
         return [getattr(self, kind) for kind in self.kinds()]
 
-    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        return LayerOutput(self.feedforward(x))
+    def start(self, x: Tensor, dtype: torch.dtype, following: nn.Module | None) -> State:
+        """What the first layer of a stack reads, prepared as layers do it for each other: so one compiled layer serves all."""
+        first, *_, last = self.sublayers()
+        if not last.is_fused(x, dtype, following):
+            return State.of(x)
+        return State(x, x.to(dtype)) if first.opening is None else State.of(x, first.opening(x).to(dtype))
+
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None, following: nn.Module | None = None) -> LayerOutput:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past, following=self.feedforward.opening)
+        return LayerOutput(self.feedforward(x, following=following))
 
 
 class SparseBlock(Block):
     """A block whose feed-forward network is many experts."""
 
-    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        return LayerOutput(*self.feedforward(x, view.real))
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None, following: nn.Module | None = None) -> LayerOutput:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past, following=self.feedforward.opening)
+        return LayerOutput(*self.feedforward(x, view.real, following=following))
 
 
 class CrossBlock(Block):
@@ -139,19 +149,19 @@ class CrossBlock(Block):
     def kinds() -> tuple[Kind, ...]:
         return (Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD)
 
-    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        x = self.cross_attention(x, view.read_memory(), view.memory_mask, cache)
-        return LayerOutput(self.feedforward(x))
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None, following: nn.Module | None = None) -> LayerOutput:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past, following=self.cross_attention.opening)
+        x = self.cross_attention(x, view.read_memory(), view.memory_mask, cache, following=self.feedforward.opening)
+        return LayerOutput(self.feedforward(x, following=following))
 
 
 class SparseCrossBlock(CrossBlock):
     """A block that reads an encoder's output and whose feed-forward network is many experts."""
 
-    def forward(self, x: State, view: View, cache: KeptKeys | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        x = self.cross_attention(x, view.read_memory(), view.memory_mask, cache)
-        return LayerOutput(*self.feedforward(x, view.real))
+    def forward(self, x: State, view: View, cache: KeptKeys | None = None, following: nn.Module | None = None) -> LayerOutput:
+        x = self.self_attention(x, view.mask, view.rotation, cache, view.past, following=self.cross_attention.opening)
+        x = self.cross_attention(x, view.read_memory(), view.memory_mask, cache, following=self.feedforward.opening)
+        return LayerOutput(*self.feedforward(x, view.real, following=following))
 
 
 def make_block(

@@ -38,21 +38,42 @@ def add_and_normalise(
     precise: Tensor,
     rounded: Tensor,
     statistics: Tensor,
+    *,
+    keeps_sum: bool,
 ) -> None:
-    """Write N(skip * omega * x + branch * (y + shift)) into `precise` and `rounded`, and what it was divided by."""
+    """Write N(skip * omega * x + branch * (y + shift)) into `precise` and `rounded`, and what it was divided by.
+
+    keeps_sum: into `precise` goes the sum itself.
+    """
     rows, width = x.shape
     tile = _tile(width, **FORWARD)
     grid = (triton.cdiv(rows, tile["ROWS"]),)
     _add_and_normalise[grid](
-        x, y, shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, rows, WIDTH=width, **tile
+        x,
+        y,
+        shift,
+        omega,
+        skip,
+        branch,
+        gain,
+        bias,
+        eps,
+        precise,
+        rounded,
+        statistics,
+        rows,
+        KEEPS_SUM=keeps_sum,
+        WIDTH=width,
+        **tile,
     )
 
 
 def add_and_normalise_backward(
     of_precise: Tensor | None,
     of_rounded: Tensor | None,
-    x: Tensor,
-    y: Tensor,
+    added: Tensor | None,
+    x: Tensor | None,
+    y: Tensor | None,
     shift: Tensor | None,
     omega: Tensor | None,
     skip: float,
@@ -64,12 +85,15 @@ def add_and_normalise_backward(
     sums: Tensor,
     learned: bool,
 ) -> None:
-    """Write the gradients of x and y, and each program's sums for the gradients of gain, bias, shift and omega."""
-    rows, width = x.shape
-    centred = statistics.shape[0] == 2
+    """Write the gradients of x and y, and each program's sums for the gradients of gain, bias, shift and omega.
+
+    added: the sum, where it was kept; `of_precise` is then its gradient, x is read where omega is learned, and y is not read.
+    """
+    (kinds, rows), (width,) = statistics.shape, gain.shape
     _add_and_normalise_backward[(sums.shape[0],)](
         of_precise,
         of_rounded,
+        added,
         x,
         y,
         shift,
@@ -82,7 +106,7 @@ def add_and_normalise_backward(
         of_y,
         sums,
         rows,
-        CENTRED=centred,
+        CENTRED=kinds == 2,
         LEARNED=learned,
         KINDS=sums.shape[1],
         WIDTH=width,
@@ -146,6 +170,7 @@ def _add_and_normalise(
     rounded_at,
     statistics_at,
     rows,
+    KEEPS_SUM: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -157,7 +182,7 @@ def _add_and_normalise(
     factor, shift = _vectors(skip, omega_at, shift_at, column, column_inside)
     added = factor * x + branch * (y.to(tl.float32) + shift)
     normed = _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH)
-    tl.store(precise_at + place, normed, mask=inside)
+    tl.store(precise_at + place, added if KEEPS_SUM else normed, mask=inside)
     tl.store(rounded_at + place, normed.to(rounded_at.dtype.element_ty), mask=inside)
 
 
@@ -165,6 +190,7 @@ def _add_and_normalise(
 def _add_and_normalise_backward(
     of_precise_at,
     of_rounded_at,
+    added_at,
     x_at,
     y_at,
     shift_at,
@@ -195,16 +221,25 @@ def _add_and_normalise_backward(
     of_omega = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
-        x = tl.load(x_at + place, mask=inside, other=0.0)
-        y = tl.load(y_at + place, mask=inside, other=0.0)
+        if added_at is None:
+            x = tl.load(x_at + place, mask=inside, other=0.0)
+            y = tl.load(y_at + place, mask=inside, other=0.0)
+            added = factor * x + branch * (y.to(tl.float32) + shift)
+        else:
+            added = tl.load(added_at + place, mask=inside, other=0.0)
+            x = tl.load(x_at + place, mask=inside, other=0.0) if LEARNED else 0.0
+        of_precise = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         gradient = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         if of_precise_at is not None:
-            gradient += tl.load(of_precise_at + place, mask=inside, other=0.0)
+            of_precise += tl.load(of_precise_at + place, mask=inside, other=0.0)
         if of_rounded_at is not None:
             gradient += tl.load(of_rounded_at + place, mask=inside, other=0.0).to(tl.float32)
-        added = factor * x + branch * (y.to(tl.float32) + shift)
+        if added_at is None:
+            gradient += of_precise
         standard, inverse = _standard(added, statistics_at, row, row_inside, rows, CENTRED)
         of_added = _of_added(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        if added_at is not None:
+            of_added += of_precise
         tl.store(of_x_at + place, factor * of_added, mask=inside)
         tl.store(of_y_at + place, (branch * of_added).to(of_y_at.dtype.element_ty), mask=inside)
         of_gain += tl.sum(gradient * standard, axis=0)

@@ -32,7 +32,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
-def is_fused(norm: nn.Module, device: torch.device, dtype: torch.dtype) -> TypeGuard[LayerNorm | RMSNorm]:
+def is_fused(norm: nn.Module | None, device: torch.device, dtype: torch.dtype) -> TypeGuard[LayerNorm | RMSNorm]:
     """Whether this is a norm, and fused_norm.py serves it beside products in `dtype`."""
     return isinstance(norm, LayerNorm | RMSNorm) and serves(device, norm.weight.dtype, dtype, norm.weight.shape[0])
 

@@ -25,7 +25,7 @@ from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.short_attention import serves
 from kilolayer.layers.state import State
-from kilolayer.layers.stream import make_stream
+from kilolayer.layers.stream import Latest, make_stream
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.recipes.base import Depths, Learned, Recipe, Side
 
@@ -116,7 +116,7 @@ class Stack(nn.Module):
 
     @property
     def _first(self) -> Block:
-        return cast("Block", getattr(self.blocks[0], "_orig_mod", self.blocks[0]))
+        return _look_into(self.blocks[0])
 
     def compile_layer(self, backend: str = "inductor") -> None:
         """Compile the layers' forward, once for all of a kind and all batch shapes, for training with `recompute` as it is.
@@ -137,9 +137,8 @@ class Stack(nn.Module):
         return recomputed(nn.Module.__call__, self.recompute) if compiled is None else compiled
 
     def sublayers(self) -> list[Sublayer]:
-        """All sublayers in the order of the forward; a compiled block is looked into."""
-        blocks = [cast("Block", getattr(block, "_orig_mod", block)) for block in self.blocks]
-        return [sublayer for block in blocks for sublayer in block.sublayers()]
+        """All sublayers in the order of the forward."""
+        return [sublayer for block in self.blocks for sublayer in _look_into(block).sublayers()]
 
     def forward(
         self, inputs: Sequences, *, memory: Sequences | None = None, cache: Cache | None = None, hidden_states: bool = False
@@ -157,10 +156,12 @@ class Stack(nn.Module):
         """The layers, and what stands on top, over [batch, length, dim] that has its positions."""
         kept = [x]
         routing: list[Routing] = []
-        history = self.stream.write([], self._hand_on(self._start(x)))
+        following = self._norms_that_follow()
+        start = self._first.start(x, self.product_dtype, following[-1])
+        history = self.stream.write([], self._hand_on(start))
         for index, block in enumerate(self.blocks):
             run = self._how_to_run(block, caches)
-            state, told = run(block, self.stream.read(history), view, caches[index] if caches else None)
+            state, told = run(block, self.stream.read(history), view, caches[index] if caches else None, following[index])
             if told is not None:
                 routing.append(told)
             history = self.stream.write(history, self._hand_on(state))
@@ -171,10 +172,15 @@ class Stack(nn.Module):
         states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history).precise)))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
-    def _start(self, x: Tensor) -> State:
-        """What the first layer reads, rounded where the layers hand on rounded states: so one compiled layer serves all."""
-        rounds = self._first.sublayers()[-1].is_fused(x, self.product_dtype)
-        return State(x, x.to(self.product_dtype)) if rounds else State.of(x)
+    def _norms_that_follow(self) -> list[nn.Module | None]:
+        """For each layer, the norm that the next one begins with; none where that one does not read just what this one wrote.
+
+        The last layer gets the first's and normalises for nobody, so that one compiled layer serves all.
+        """
+        if self.recompute == "layer" or not isinstance(self.stream, Latest):
+            return [None] * len(self.blocks)
+        first, *others = [_look_into(block).sublayers()[0].opening for block in self.blocks]
+        return [*others, first]
 
     def _hand_on(self, state: State) -> State:
         """What the next layer reads; where it keeps nothing but that, it is one tensor and not two."""
@@ -230,6 +236,11 @@ class Stack(nn.Module):
         if self.positions.bias is not None:
             mask = mask.with_bias(self.positions.bias(places, cache.places().to(places.device)))
         return places, mask
+
+
+def _look_into(block: nn.Module) -> Block:
+    """The block itself where it was compiled."""
+    return cast("Block", getattr(block, "_orig_mod", block))
 
 
 def _has_fixed_shapes(block: nn.Module) -> bool:

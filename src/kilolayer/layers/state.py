@@ -12,12 +12,15 @@ class State(NamedTuple):
 
     rounded: the same in the dtype of the products, where a kernel has written both at once; otherwise `precise` itself, which a
     projection rounds when it reads it.
+    normed: the norm of the state in the dtype of the products, where the next sublayer begins with a norm and a kernel has
+    written both at once; otherwise None, and the sublayer normalises `precise`.
     """
 
     precise: Tensor
     rounded: Tensor
+    normed: Tensor | None = None
 
     @classmethod
-    def of(cls, x: Tensor) -> Self:
+    def of(cls, x: Tensor, normed: Tensor | None = None) -> Self:
         """A state that nothing has rounded yet."""
-        return cls(x, x)
+        return cls(x, x, normed)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
-from kilolayer.layers.fused_norm import residual_norm
+from kilolayer.layers.fused_norm import residual_norm, sum_and_norm
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import LayerNorm, RMSNorm, is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
@@ -81,15 +81,25 @@ class Sublayer(nn.Module):
             raise OptionError("an eps of its own has no effect where no norm stands on the residual", fix="remove it")
         self.out_norm.eps = eps
 
-    def forward(self, x: State, *seen: Any) -> Any:
-        """[batch, length, dim] to the same; `seen` is what f takes besides its input."""
-        if self.is_fused(x.precise, self.f.output.weight.dtype):
-            y = self.f.output(self.f.hidden(self.read(x), *seen), biased=False)
-            return self.join_fused(x, y, self.f.output.bias)
-        return self.join(x, self.f(self.read(x), *seen))
+    @property
+    def opening(self) -> nn.Module | None:
+        """The norm that f begins with, where the sublayer before may apply it: f reads nothing else, and nobody listens."""
+        norm, alone = self.pre_norm, self.plan.pre_norm and self.plan.in_scale == 1.0
+        return norm if alone and not (norm._forward_hooks or norm._forward_pre_hooks) else None
+
+    def forward(self, x: State, *seen: Any, following: nn.Module | None = None) -> Any:
+        """[batch, length, dim] to the same; `seen` is what f takes besides its input, `following` the next one's `opening`."""
+        if not self.is_fused(x.precise, self.f.output.weight.dtype, following):
+            return self.join(x, self.f(self.read(x), *seen))
+        if not isinstance(self.post_norm, nn.Identity):
+            return self.join_fused(x, self.post_norm(self.f(self.read(x), *seen)), None, following)
+        y = self.f.output(self.f.hidden(self.read(x), *seen), biased=False)
+        return self.join_fused(x, y, self.f.output.bias, following)
 
     def read(self, x: State) -> Tensor:
         """in_scale * N_pre(x), what f reads."""
+        if x.normed is not None:
+            return x.normed
         prepared = self.plan.pre_norm or self.plan.in_scale != 1.0
         return self.in_scale(self.pre_norm(x.precise if prepared else x.rounded))
 
@@ -98,22 +108,32 @@ class Sublayer(nn.Module):
         branch = self.branch(self.drop_path(self.dropout(self.post_norm(y))))
         return State.of(self.out_norm(self.skip(x.precise) + branch))
 
-    def join_fused(self, x: State, y: Tensor, bias: Tensor | None = None) -> State:
-        """N_out( skip * x + branch * (y + bias) ) in one pass, bias that of f's last product."""
-        norm, skip, branch = self.out_norm, factor_of(self.skip), factor_of(self.branch)
+    def join_fused(self, x: State, y: Tensor, bias: Tensor | None, following: nn.Module | None) -> State:
+        """N_out( skip * x + branch * (y + bias) ) in one pass, or the sum and the norm that follows it.
+
+        y: after N_post; bias: that of f's last product, where y does not have it yet.
+        """
+        norm, skip, branch = self._norm_of_sum(following), factor_of(self.skip), factor_of(self.branch)
         assert isinstance(norm, LayerNorm | RMSNorm)
         assert not isinstance(branch, Tensor)
         number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
-        precise, rounded, _ = residual_norm(x.precise, y, bias, vector, number, branch, norm.weight, norm.bias, norm.eps)
+        given = (x.precise, y, bias, vector, number, branch, norm.weight, norm.bias, norm.eps)
+        if norm is following:
+            added, normed, _ = sum_and_norm(*given)
+            return State.of(added, normed)
+        precise, rounded, _ = residual_norm(*given)
         return State(precise, rounded)
 
-    def is_fused(self, x: Tensor, dtype: torch.dtype) -> bool:
+    def _norm_of_sum(self, following: nn.Module | None) -> nn.Module | None:
+        """Of the sum of skip and branch: this sublayer's own, or the next one's."""
+        return following if isinstance(self.out_norm, nn.Identity) else self.out_norm
+
+    def is_fused(self, x: Tensor, dtype: torch.dtype, following: nn.Module | None) -> bool:
         """Whether one kernel adds what f computes in `dtype` to x and normalises it: nothing is dropped, nobody listens."""
-        norm, skip, branch = self.out_norm, factor_of(self.skip), factor_of(self.branch)
+        norm, skip, branch = self._norm_of_sum(following), factor_of(self.skip), factor_of(self.branch)
         return (
             is_fused(norm, x.device, dtype)
             and norm.weight.dtype == x.dtype
-            and isinstance(self.post_norm, nn.Identity)
             and not (isinstance(skip, Tensor) and skip.dim() == 0)
             and not isinstance(branch, Tensor)
             and not any(drop.training for drop in (self.dropout, self.drop_path) if not isinstance(drop, nn.Identity))
@@ -124,8 +144,12 @@ class Sublayer(nn.Module):
 class RoutedSublayer(Sublayer):
     """A sublayer whose f sends each token to some of its experts, and tells how."""
 
-    def forward(self, x: State, *seen: Any) -> tuple[State, Routing]:
-        # The router reads what is precise; experts are chosen by small differences.
+    @property
+    def opening(self) -> None:
+        """The router reads what is precise; experts are chosen by small differences."""
+
+    def forward(self, x: State, *seen: Any, following: nn.Module | None = None) -> tuple[State, Routing]:
         y, routing = self.f(self.in_scale(self.pre_norm(x.precise)), *seen)
-        join = self.join_fused if self.is_fused(x.precise, y.dtype) else self.join
-        return join(x, y), routing
+        if self.is_fused(x.precise, y.dtype, following):
+            return self.join_fused(x, self.post_norm(y), None, following), routing
+        return self.join(x, y), routing

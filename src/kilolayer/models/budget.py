@@ -19,7 +19,6 @@ from kilolayer.layers.memory import Memory
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.state import State
 from kilolayer.layers.stream import LayerCombination
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
@@ -215,8 +214,12 @@ def _block_activations(config: ModelConfig, side: Side, layer: int, work: Work) 
         saved.append(tensor)
         return tensor
 
-    with kernels.assumed(), FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        block(State.of(x), view)
+    # Layers of a kind are alike: what this one reads was prepared as it prepares what the next one reads.
+    following = block.sublayers()[0].opening if config.recipe.stream() is None else None
+    with kernels.assumed(), FusedAttention():
+        state = block.start(x, dtype, following)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            block(state, view, None, following)
     given = [*block.parameters(), *block.buffers(), *_tensors(view), *(memory or ()), *([] if real is None else [real])]
     others = {tensor.untyped_storage()._cdata for tensor in given}
     kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
