@@ -199,4 +199,4 @@ def test_dropout_masks_are_counted() -> None:
 
 def test_the_loss_is_part_of_the_budget() -> None:
     logits = run(small("encoder"))
-    assert budget(small("encoder"), WORK).training.logits == 2 * logits.nbytes  # scores and their gradient
+    assert budget(small("encoder"), WORK).training.logits == logits.nbytes  # their gradient takes their place

@@ -120,8 +120,8 @@ def budget(config: ModelConfig, work: Work) -> Budget:
         optimizer=total * (8 + master),
         activations=kept,
         activations_recomputed=recomputed,
-        # The scores and their gradient.
-        logits=2 * logits * size,
+        # The gradient takes the place of the scores.
+        logits=logits * size,
     )
     return Budget(
         work=work,

@@ -13,7 +13,7 @@ def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tens
     """The smoothed loss and the negative log-likelihood, each summed over all labels that are not padding.
 
     logits [batch, length, vocabulary]; labels int64 [batch, length]. The smoothed target has 1 - smoothing on the label and the
-    rest spread evenly over the vocabulary.
+    rest spread evenly over the vocabulary. On a GPU the backward pass overwrites the logits with their gradient.
     """
     logits, labels = logits.flatten(0, 1), labels.flatten()
     if serves(logits.device):

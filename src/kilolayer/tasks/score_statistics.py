@@ -1,7 +1,7 @@
 """What a loss over the vocabulary needs of each row of scores, in one pass forward and one backward on a GPU.
 
-Scores stay in the precision that the product wrote them in: nothing of their size is ever held in fp32. On the CPU the same
-operators run plain formulas, which the kernels are tested against.
+Nothing else of the scores' size is ever held: they stay in the precision that the product wrote them in, and their gradient
+takes their place. On the CPU the same function runs plain formulas, which the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -19,63 +19,41 @@ def serves(device: torch.device) -> bool:
     return kernels.run_on(device)
 
 
-@torch.library.custom_op("kilolayer::score_statistics", mutates_args=(), device_types="cuda")
 def score_statistics(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """logsumexp of each row, the score of its label, and the row's mean: fp32 [rows] each.
 
-    scores [rows, vocabulary], contiguous; labels int64 [rows].
+    scores [rows, vocabulary], contiguous: the backward pass overwrites them with their gradient. labels int64 [rows].
     """
+    return _ScoreStatistics.apply(scores, labels)
+
+
+class _ScoreStatistics(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        total, chosen, mean = _measured(scores, labels)
+        ctx.save_for_backward(scores, labels, total)
+        return total, chosen, mean
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        scores, labels, total = ctx.saved_tensors
+        of_total, of_chosen, of_mean = (each.contiguous() for each in grad_outputs)
+        if scores.is_cuda:
+            from kilolayer.tasks.score_statistics_kernel import spread_gradients
+
+            spread_gradients(scores, labels, total, of_total, of_chosen, of_mean)
+        else:
+            found = (scores.float() - total[:, None]).exp() * of_total[:, None] + of_mean[:, None] / scores.shape[1]
+            scores.copy_(found.scatter_add(1, labels[:, None], of_chosen[:, None]))
+        return scores, None
+
+
+def _measured(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not scores.is_cuda:
+        precise = scores.float()
+        return precise.logsumexp(dim=1), precise.gather(1, labels[:, None])[:, 0], precise.mean(dim=1)
     from kilolayer.tasks.score_statistics_kernel import measure_rows
 
-    rows = len(scores)
-    total, chosen, mean = (scores.new_empty(rows, dtype=torch.float32) for _ in range(3))
+    total, chosen, mean = (scores.new_empty(len(scores), dtype=torch.float32) for _ in range(3))
     measure_rows(scores, labels, total, chosen, mean)
     return total, chosen, mean
-
-
-@torch.library.custom_op("kilolayer::score_statistics_backward", mutates_args=(), device_types="cuda")
-def score_statistics_backward(
-    scores: Tensor, labels: Tensor, total: Tensor, of_total: Tensor, of_chosen: Tensor, of_mean: Tensor
-) -> Tensor:
-    """The gradient of the scores from those of the three statistics, fp32 [rows] each."""
-    from kilolayer.tasks.score_statistics_kernel import spread_gradients
-
-    found = torch.empty_like(scores)
-    spread_gradients(scores, labels, total, of_total, of_chosen, of_mean, found)
-    return found
-
-
-@score_statistics.register_kernel("cpu")
-def _(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    precise = scores.float()
-    return precise.logsumexp(dim=1), precise.gather(1, labels[:, None])[:, 0], precise.mean(dim=1)
-
-
-@score_statistics_backward.register_kernel("cpu")
-def _(scores: Tensor, labels: Tensor, total: Tensor, of_total: Tensor, of_chosen: Tensor, of_mean: Tensor) -> Tensor:
-    found = (scores.float() - total[:, None]).exp() * of_total[:, None] + of_mean[:, None] / scores.shape[1]
-    return found.scatter_add(1, labels[:, None], of_chosen[:, None]).to(scores.dtype)
-
-
-@score_statistics.register_fake
-def _(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    total, chosen, mean = (scores.new_empty(scores.shape[0], dtype=torch.float32) for _ in range(3))
-    return total, chosen, mean
-
-
-@score_statistics_backward.register_fake
-def _(scores: Tensor, labels: Tensor, total: Tensor, of_total: Tensor, of_chosen: Tensor, of_mean: Tensor) -> Tensor:
-    return torch.empty_like(scores)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[0])
-
-
-def _backward(ctx: Any, of_total: Tensor, of_chosen: Tensor, of_mean: Tensor) -> tuple[Tensor, None]:
-    scores, labels, total = ctx.saved_tensors
-    gradients = (each.contiguous() for each in (of_total, of_chosen, of_mean))
-    return score_statistics_backward(scores, labels, total, *gradients), None
-
-
-score_statistics.register_autograd(_backward, setup_context=_keep)

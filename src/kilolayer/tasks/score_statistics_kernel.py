@@ -19,12 +19,12 @@ def measure_rows(scores: Tensor, labels: Tensor, total: Tensor, chosen: Tensor, 
 
 
 def spread_gradients(
-    scores: Tensor, labels: Tensor, total: Tensor, of_total: Tensor, of_chosen: Tensor, of_mean: Tensor, found: Tensor
+    scores: Tensor, labels: Tensor, total: Tensor, of_total: Tensor, of_chosen: Tensor, of_mean: Tensor
 ) -> None:
-    """Write softmax * of_total + of_mean / vocabulary, and of_chosen more at the label, into `found`, as `scores`."""
+    """Put softmax * of_total + of_mean / vocabulary, and of_chosen more at the label, in the place of the scores."""
     rows, width = scores.shape
     _spread_gradients[(rows, triton.cdiv(width, COLUMNS))](
-        scores, labels, total, of_total, of_chosen, of_mean, found, WIDTH=width, COLUMNS=COLUMNS, num_warps=WARPS
+        scores, labels, total, of_total, of_chosen, of_mean, WIDTH=width, COLUMNS=COLUMNS, num_warps=WARPS
     )
 
 
@@ -60,14 +60,14 @@ def _spread_gradients(
     of_total_at,
     of_chosen_at,
     of_mean_at,
-    found_at,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
-    scores = tl.load(scores_at + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    scores_at += row * WIDTH + column
+    scores = tl.load(scores_at, mask=inside, other=0.0).to(tl.float32)
     found = tl.exp(scores - tl.load(total_at + row)) * tl.load(of_total_at + row) + tl.load(of_mean_at + row) / WIDTH
     found += tl.where(column == tl.load(labels_at + row), tl.load(of_chosen_at + row), 0.0)
-    tl.store(found_at + row * WIDTH + column, found.to(found_at.dtype.element_ty), mask=inside)
+    tl.store(scores_at, found.to(scores_at.dtype.element_ty), mask=inside)

@@ -60,7 +60,6 @@ class Stepper:
         self.guard, self.device, self.say = guard, device, say
         self.routing = RoutingMeter(model, device) if routing is None and model.config.moe is not None else routing
         self.counted_experts = _counted_experts(model, config, say)
-        self.token_losses = token_losses
         self.totals = torch.zeros(2, device=device)
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
         self.scale = torch.ones((), dtype=torch.float64, device=device)  # of the loss
@@ -93,7 +92,7 @@ class Stepper:
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
     def _compile(self) -> None:
-        """One compiled layer for all layers, a compiled loss, and room for recordings."""
+        """One compiled layer for all layers, and room for recordings."""
         if (reason := why_no_kernels()) is not None:
             self.say(f"steps run one operation at a time, because {reason}")
             return
@@ -101,7 +100,6 @@ class Stepper:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
         for stack in self.model.stacks():
             stack.compile_layer()
-        self.token_losses = torch.compile(token_losses, dynamic=True)
         self.graphs = Graphs()
 
     def _step_eagerly(self, batches: Sequence[Batch]) -> None:
@@ -176,7 +174,7 @@ class Stepper:
         *inputs, labels = parts
         with self.meter.watch() if self.measures else nullcontext():
             out = self.model(*inputs)
-        loss, nll = self.token_losses(out.logits, labels, self.config.label_smoothing)
+        loss, nll = token_losses(out.logits, labels, self.config.label_smoothing)
         if out.router_loss.requires_grad:  # a dense model's is a constant 0
             # A mean over the batch, which counts as the batch does: by its labels.
             loss = loss + out.router_loss * (labels != PAD).sum()
