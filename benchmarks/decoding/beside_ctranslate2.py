@@ -2,6 +2,7 @@
 
     pip install ctranslate2
     python benchmarks/decoding/beside_ctranslate2.py benchmarks/decoding/ctranslate2.json
+    python benchmarks/decoding/beside_ctranslate2.py benchmarks/decoding/ctranslate2_int8.json --int8 --rounds 3
 
 A DeepNorm translator with random weights is folded into a plain Post-LN model, and CTranslate2 is given its weights through
 the specification of its converters. The output table is such that no hypothesis ends: every output has 30 tokens, and both
@@ -16,6 +17,7 @@ import json
 import multiprocessing
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,6 +43,7 @@ SHAPES = {
 }
 LENGTH = 30  # tokens of every output
 SYSTEMS = ("ours", "ours through modules", "ctranslate2", "ctranslate2 int8")
+INT8_SYSTEMS = ("ours", "ours int8", "ctranslate2", "ctranslate2 int8")
 
 
 def plain_translator(shape: dict[str, int]) -> kl.EncoderDecoder:
@@ -128,14 +131,13 @@ def array(tensor: Tensor) -> Any:
     return tensor.detach().numpy().copy()
 
 
-def our_decoder(shape: dict[str, int], *, written: bool) -> Callable[[Tensor, int], list[list[int]]]:
-    plain = plain_translator(shape)
-    if written:
-        model = write_out(plain)
-    else:
+def our_decoder(shape: dict[str, int], system: str) -> Callable[[Tensor, int], list[list[int]]]:
+    model = plain_translator(shape)
+    if system == "ours through modules":
         # An observer that does nothing: such a model is not written out.
-        model = plain
         model.register_forward_hook(lambda *_: None)
+    else:
+        model = write_out(model, int8=system == "ours int8")
 
     def decode(source: Tensor, beam: int) -> list[list[int]]:
         options: dict[str, Any] = {"method": "greedy"} if beam == 1 else {"beam": beam, "length_penalty": 1.0}
@@ -164,7 +166,7 @@ def serve(pipe: Any, system: str, shape: dict[str, int], threads: int) -> None:
     """Decode what comes through the pipe: (source, beam) to (tokens, seconds, share of a core that others took)."""
     torch.set_num_threads(threads)
     if system.startswith("ours"):
-        decode = our_decoder(shape, written=system == "ours")
+        decode = our_decoder(shape, system)
     else:
         decode = their_decoder(shape, "int8" if "int8" in system else "float32", threads)
     pipe.send("ready")
@@ -196,6 +198,14 @@ def measure(pipes: dict[str, Any], source: Tensor, beam: int, rounds: int) -> di
     times = {system: each or [taken for taken, _ in seconds[system]] for system, each in quiet.items()}
     best = {system: min(each) for system, each in times.items()}
     tokens = sum(map(len, outputs["ours"]))
+    by_int8 = {
+        f"{system}_int8_times_fp32": {
+            "best": round(best[system] / best[f"{system} int8"], 2),
+            "median": round(median(times[system]) / median(times[f"{system} int8"]), 2),
+        }
+        for system in ("ours", "ctranslate2")
+        if f"{system} int8" in times
+    }
     return {
         "batch": len(source),
         "beam": beam,
@@ -210,6 +220,7 @@ def measure(pipes: dict[str, Any], source: Tensor, beam: int, rounds: int) -> di
         "sentences_per_second": {system: round(len(source) / each, 2) for system, each in best.items()},
         "times_ctranslate2": round(best["ctranslate2"] / best["ours"], 2),
         "times_ctranslate2_by_median": round(median(times["ctranslate2"]) / median(times["ours"]), 2),
+        **by_int8,
     }
 
 
@@ -218,12 +229,13 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--int8", action="store_true", help="our int8 in the place of the model through its modules")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     rows = []
     for name, shape in SHAPES.items():
         pipes, workers = {}, []
-        for system in SYSTEMS:
+        for system in INT8_SYSTEMS if options.int8 else SYSTEMS:
             pipes[system], end = context.Pipe()
             workers.append(context.Process(target=serve, args=(end, system, shape, options.threads), daemon=True))
             workers[-1].start()
@@ -235,7 +247,7 @@ def main() -> None:
             pipe.send(None)
             worker.join()
     document = {
-        "command": "python benchmarks/decoding/beside_ctranslate2.py benchmarks/decoding/ctranslate2.json",
+        "command": " ".join(["python benchmarks/decoding/beside_ctranslate2.py", *sys.argv[1:]]),
         "hardware": f"{processor()}, {os.cpu_count()} cores, {options.threads} threads",
         "versions": {
             **{package: version(package) for package in ("torch", "ctranslate2")},

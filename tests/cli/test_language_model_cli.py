@@ -168,6 +168,14 @@ def test_a_prompt_is_continued(written: tuple[Path, str, str]) -> None:
     assert quietly("generate", folder, "--prompt", "", "--greedy", "--max-tokens", "5")[0] == 0
 
 
+def test_a_prompt_is_continued_in_int8(written: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.export.write_out.LEAST_INT8", 0)
+    words = ["generate", written[0], "--prompt", "Der Hund", "--greedy", "--max-tokens", "1", "--json", "--precision"]
+    (exact,), (rounded,) = (json.loads(quietly(*words, precision)[1])[0]["continuations"] for precision in ("fp32", "int8"))
+    assert rounded["log_probability"] != exact["log_probability"]
+    assert rounded["log_probability"] == pytest.approx(exact["log_probability"], abs=0.1)
+
+
 def test_prompts_come_from_standard_input_a_line_each(written: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "Der Hund\r\n\nEine Frau \u2028 ß日\n".encode()
     words = [written[0], "--samples", "2", "--max-tokens", "7", "--top-k", "20", "--top-p", "0.9", "--temperature", "0.8"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
@@ -146,18 +147,30 @@ def test_translations_come_one_a_line_in_order(
         assert translate(monkeypatch, line, trained[0])[1] == ([] if line == b"" else [found])
 
 
-def test_products_in_half_precision_write_nearly_the_same(
-    trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_rounded_products_write_nearly_the_same(
+    trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
+    monkeypatch.setattr("kilolayer.export.write_out.LEAST_INT8", 0)
     typed = ["--n-best", "--search.method", "greedy"]
     lines = b"The dog sleeps.\nA cat sees the ball.\n"
     (code, exact, _), (other, rounded, err) = (
-        translate(monkeypatch, lines, trained[0], *typed, "--precision", precision) for precision in ("fp32", "bf16")
+        translate(monkeypatch, lines, trained[0], *typed, "--precision", each) for each in ("fp32", precision)
     )
     assert (code, other) == (0, 0), err
     scores = [[float(line.split("\t")[1]) for line in found] for found in (exact, rounded)]
     assert scores[0] != scores[1]
-    assert scores[0] == pytest.approx(scores[1], abs=0.1)
+    assert scores[0] == pytest.approx(scores[1], rel=0.01)
+
+
+def test_int8_is_refused_on_a_gpu_and_for_small_matrices(
+    trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for typed, told in (((), "add --device cpu"), (("--device", "cpu"), "int8 has no effect")):
+        code, _, err = translate(monkeypatch, b"x\n", trained[0], "--precision", "int8", *typed)
+        assert code == 2
+        assert told in err
 
 
 def test_no_input_no_output(trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:

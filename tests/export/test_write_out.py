@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import kilolayer as kl
+from kilolayer.errors import OptionError
+from kilolayer.export.int8_product import Int8Product
 from kilolayer.export.product import Product
-from kilolayer.export.write_out import WrittenStack, write_out
+from kilolayer.export.write_out import WrittenStack, WrittenVocabulary, write_out
 from kilolayer.generate import search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
@@ -143,3 +145,65 @@ def test_a_packed_matrix_gives_the_product(rows: int, biased: bool) -> None:
     weight, bias, x = torch.randn(20, 12), torch.randn(20) if biased else None, torch.randn(rows, 12)
     exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
     torch.testing.assert_close(Product(weight, bias)(x).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("least", [0, -64])
+@pytest.mark.parametrize("reduced", [True, False])
+def test_the_int8_product_of_integers_is_exact(rows: int, biased: bool, least: int, reduced: bool) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randint(-127, 128, (70, 300)), torch.randint(-1000, 1000, (70,)) if biased else None
+    weight[:, 0] = 127
+    weight[3] = 0
+    product = Int8Product(weight.float(), None if bias is None else bias.float())
+    product.reduce_range |= reduced
+    greatest = least + (127 if product.reduce_range else 255)
+    x = torch.randint(least, greatest + 1, (rows, 300))
+    x[0, :2] = torch.tensor([least, greatest])  # a step of x is 1, as one of the weights is: nothing is rounded
+    exact = x @ weight.T + (0 if bias is None else bias)
+    torch.testing.assert_close(product(x.float()), exact.float(), rtol=1e-6, atol=0.01)
+
+
+@torch.no_grad()
+def test_the_int8_product_is_as_near_as_its_steps_allow() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(90, 257) * torch.logspace(-3, 2, 90)[:, None], torch.randn(9, 257)
+    product = Int8Product(weight, None)
+    step_of_x = (x.max() - x.min()).double() / (127 if product.reduce_range else 255)
+    step_of_weight = weight.abs().amax(dim=1).double() / 127
+    # Half a step of each factor times the other, and half a step of x more, by which its range moves so that 0 is met.
+    most = step_of_x * (weight.abs().sum(dim=1) + 257 / 2 * step_of_weight)
+    most = most + step_of_weight / 2 * x.abs().sum(dim=1, keepdim=True)
+    assert ((product(x) - x.double() @ weight.double().T).abs() < most).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
+def test_int8_logits_are_near_those_of_fp32(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.export.write_out.LEAST_INT8", 0)
+    model, tokens = translator(torch.float32, recipe=recipe), sources()
+    written = write_out(model, int8=True)
+    found, expected = written(tokens, tokens).logits, model(tokens, tokens).logits
+    assert 0 < (found - expected).norm() < 0.05 * expected.norm()
+    assert write_out(written) is written
+
+
+@torch.no_grad()
+def test_int8_is_for_large_matrices_alone() -> None:
+    torch.manual_seed(0)
+    model = kl.Decoder(600, 256, 4, 1024, 1).eval()
+    written = write_out(model, int8=True)
+    assert isinstance(written.decoder, WrittenStack)
+    assert isinstance(written.vocabulary, WrittenVocabulary)
+    attention, feedforward = (sublayer.f for sublayer in written.decoder.layers[0])
+    assert isinstance(vars(written.vocabulary)["product"], Product)
+    assert {type(vars(attention)[name]) for name in ("query_key_value", "output")} == {Product}
+    assert {type(vars(feedforward)[name]) for name in ("input", "output")} == {Int8Product}
+
+
+@pytest.mark.parametrize("model", [translator(torch.float64), kl.Decoder(9, 8, 2, 8, 2, moe=kl.MoE(experts=2))])
+def test_int8_refuses_what_it_cannot_compute(model: Any) -> None:
+    with pytest.raises(OptionError, match="use fp32"):
+        write_out(model, int8=True)

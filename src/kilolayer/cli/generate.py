@@ -35,7 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="the same seed and prompt give the same text [0]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to write [auto]")
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="of the products; bf16 is faster on a GPU [fp32]"
+        "--precision",
+        choices=("fp32", "bf16", "int8"),
+        default="fp32",
+        help="of the products; bf16 is faster on a GPU, int8 on the CPU with a wide model [fp32]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

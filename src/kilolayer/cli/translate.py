@@ -31,7 +31,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of a run with several directions")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="of the products; bf16 is faster on a GPU [fp32]"
+        "--precision",
+        choices=("fp32", "bf16", "int8"),
+        default="fp32",
+        help="of the products; bf16 is faster on a GPU, int8 on the CPU with a wide model [fp32]",
     )
     parser.add_argument("--n-best", action="store_true", help="all hypotheses: number of the line, score, text, by tabs")
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kilolayer.errors import OptionError
+from kilolayer.export.int8_product import Int8Product
 from kilolayer.export.product import Product
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock, View
@@ -43,17 +45,24 @@ PARTS: dict[type[nn.Module], set[str]] = {
     FeedForward: {"input_shift", "input", "activation_shift", "activation", "dropout", "inner_norm", "output_shift", "output"},
 }
 
+LEAST_INT8 = 2**18  # elements; with a smaller matrix the product of few rows is no slower in fp32
+
 RowFunction = Callable[[Tensor], Tensor]
 Addition = Callable[[Tensor, Tensor], Tensor]
 WrittenFunction = Callable[[Tensor, int, View, KeptKeys | None], Tensor]
 
 
 @torch.no_grad()
-def write_out(model: AnyModel) -> AnyModel:
+def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
     """The same function of the same weights as they are now, without dropout, for decoding on the CPU.
 
     A model that is not on the CPU, or holds modules that this does not know, comes back as it is; so does a written one.
+    int8: nearly the same function, its large matrices rounded to 8-bit integers, and so their inputs.
     """
+    if int8 and not (_is_known(model) and model.embedding.weight.dtype == torch.float32):
+        raise OptionError(
+            "this model cannot be computed in int8", fix="use fp32: int8 knows dense fp32 models on the CPU alone"
+        )
     if isinstance(model.decoder, WrittenStack) or not _is_known(model):
         return model
     written = copy.copy(model)
@@ -62,7 +71,25 @@ def write_out(model: AnyModel) -> AnyModel:
         if isinstance(module, Stack):
             written._modules[name] = WrittenStack.of(module)
     written.vocabulary = WrittenVocabulary(model.embedding if model.vocabulary is None else model.vocabulary)
+    if int8:
+        _round_products(written)
     return written
+
+
+def _round_products(written: EncoderDecoder | Decoder) -> None:
+    """Large matrices in 8-bit integers."""
+    stacks = [stack for stack in written.stacks() if isinstance(stack, WrittenStack)]
+    functions = [sublayer.f for stack in stacks for sublayers in stack.layers for sublayer in sublayers]
+    large = [
+        (holder, name, part)
+        for holder in (*functions, written.vocabulary)
+        for name, part in vars(holder).items()
+        if isinstance(part, Product) and part.weight.numel() >= LEAST_INT8
+    ]
+    if not large:
+        raise OptionError(f"int8 has no effect: no matrix of the model has {LEAST_INT8:,} elements", fix="use fp32")
+    for holder, name, product in large:
+        setattr(holder, name, Int8Product(product.weight, product.bias))
 
 
 def _is_known(model: EncoderDecoder | Decoder) -> bool:

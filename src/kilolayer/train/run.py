@@ -20,7 +20,10 @@ from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
 from kilolayer.errors import InputError, OptionError
 from kilolayer.export.fold import AnyModel, FoldError, fold
+from kilolayer.export.write_out import write_out
 from kilolayer.models.build import build_model
+from kilolayer.models.decoder import Decoder
+from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model
 from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.tasks.task import Task, Vocabulary
@@ -28,7 +31,7 @@ from kilolayer.tasks.translation import TranslationTask
 from kilolayer.train import checkpoint
 from kilolayer.train.config import RunConfig, TaskName
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "int8"]
 KINDS: dict[TaskName, tuple[str, str]] = {
     "translation": ("a translator", "translate {} < text"),
     "causal_lm": ("a language model", 'generate {} --prompt "..."'),
@@ -93,12 +96,17 @@ class Run:
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32") -> Model:
         """The trained model for inference: in its plain form where the recipe has one, its products in `precision`."""
+        if precision == "int8" and device.type != "cpu":
+            raise OptionError("int8 is for the CPU alone", where="--precision", fix="use bf16, or add --device cpu")
         model = self.load_model(device)
         assert isinstance(model, AnyModel)
         with suppress(FoldError):
             model = fold(model)
         if precision == "bf16":
             model.lower(torch.bfloat16)
+        if precision == "int8":
+            assert isinstance(model, EncoderDecoder | Decoder)
+            return write_out(model, int8=True)
         return model
 
     def weights(self, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
