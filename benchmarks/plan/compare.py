@@ -41,16 +41,17 @@ def main() -> None:
     parser.add_argument("speed", type=Path)
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    found = json.loads(options.speed.read_text())
+    runs = json.loads(options.speed.read_text())["runs"]
+    found = {name: facts for run in runs for name, facts in run["jobs"].items()}
     cases = {}
     for job in JOBS:
-        measured = found["jobs"].get(job.name, {}).get("gigabytes")
+        measured = found.get(job.name, {}).get("gigabytes")
         if job.system == "kilolayer" and measured is not None and not job.setting.twin:
             plan = predicted(job) / 2**30
             cases[job.name] = {"plan": round(plan, 2), "measured": round(measured, 2), "ratio": round(plan / measured, 3)}
             print(job.name, cases[job.name])
     command = "python benchmarks/plan/compare.py benchmarks/speed/results.json benchmarks/plan/results.json"
-    document = {"command": command, "hardware": found["hardware"], "unit": "GiB", "cases": cases}
+    document = {"command": command, "hardware": runs[-1]["hardware"], "unit": "GiB", "cases": cases}
     options.results.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -33,6 +33,7 @@ import kilolayer
 MEMORY = 130  # GB of the GPU that jobs may take together
 SIDE_BY_SIDE = 6
 READY_SECONDS, MEASURE_SECONDS = 200.0, 60.0
+NO_MEMORY = ("out of memory", "ALLOC_FAILED")
 PEERS = ("torch", "triton", "transformers", "torchscale", "x-transformers")
 
 
@@ -100,14 +101,14 @@ class Worker:
 
 
 class Results:
-    """The documents in the folder `out`, written anew after each job."""
+    """The documents in the folder `out`, written anew after each job. Rows that this run does not measure stay as they are."""
 
     def __init__(self, out: Path, rows: list[int]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         words = ["OUT" if Path(word) == out else word for word in sys.argv[1:]]
         (out / "log.txt").unlink(missing_ok=True)
         self.out, self.start = out, time.monotonic()
-        self.document: dict[str, Any] = {
+        self.run: dict[str, Any] = {
             # PEERS: the folder that peers.sh fills
             "command": shlex.join(["PYTHONPATH=src:PEERS", "python", "benchmarks/speed/run.py", *words]),
             "hardware": "unknown hardware",
@@ -115,6 +116,10 @@ class Results:
             "rows": rows,
             "jobs": {},
         }
+        path = out / "results.json"
+        before = json.loads(path.read_text())["runs"] if path.exists() else []
+        others = [{**run, "rows": [row for row in run["rows"] if row not in rows]} for run in before]
+        self.runs = [*(run for run in others if run["rows"]), self.run]
 
     def add(self, job: Job, facts: dict[str, Any], said: str = "") -> None:
         """Keep what a job found; its profile, and what it said where it failed, go to files of their own."""
@@ -123,14 +128,14 @@ class Results:
                 log.write(f"== {job.name}: {facts['reason']}\n{said[-4000:]}\n")
         if "profile" in facts:
             (self.out / f"profile-{job.profile}.txt").write_text(facts.pop("profile"))
-        self.document["hardware"] = facts.pop("hardware", self.document["hardware"])
-        self.document["jobs"][job.name] = facts
-        self.document["seconds"] = time.monotonic() - self.start
-        self.document["goals"] = {row: goals(row, self.document["jobs"]) for row in self.document["rows"]}
-        (self.out / "results.json").write_text(json.dumps(self.document, indent=1) + "\n")
-        (self.out / "results.md").write_text(markdown(self.document))
+        self.run["hardware"] = facts.pop("hardware", self.run["hardware"])
+        self.run["jobs"][job.name] = facts
+        self.run["seconds"] = time.monotonic() - self.start
+        self.run["goals"] = {row: goals(row, self.run["jobs"]) for row in self.run["rows"]}
+        (self.out / "results.json").write_text(json.dumps({"runs": self.runs}, indent=1) + "\n")
+        (self.out / "results.md").write_text(markdown(self.runs))
         found = facts.get("reason") or facts.get("ms") or facts.get("times")
-        print(f"{self.document['seconds']:5.0f} s  {job.name}: {found}", flush=True)
+        print(f"{self.run['seconds']:5.0f} s  {job.name}: {found}", flush=True)
 
 
 def versions() -> dict[str, str]:
@@ -183,7 +188,7 @@ def run(jobs: list[Job], results: Results, end: float) -> None:
                 continue
             for worker, facts in run_group(group, Path(scratch), end):
                 results.add(worker.job, facts, worker.said)
-                if "reason" in facts and "out of memory" in worker.said and len(group) > 1:
+                if "reason" in facts and len(group) > 1 and any(words in worker.said for words in NO_MEMORY):
                     queue.append([worker.job])
 
 

@@ -49,20 +49,26 @@ def goals(row: int, found: Found) -> dict[str, float | None]:
     return values
 
 
-def markdown(document: dict[str, Any]) -> str:
-    found: Found = document["jobs"]
-    product = found.get("product", {})
-    rate = f"{product['tflops']:,.0f} TFLOP/s" if "tflops" in product else "not measured"
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """All rows in their order, each from the run that measured it."""
     lines = [
         "# Speed",
         "",
-        f"Made by `{document['command']}` on {document['hardware']} in {document['seconds']:.0f} s;",
-        ", ".join(f"{name} {version}" for name, version in document["versions"].items()) + ".",
-        f"Product of 8192 x 8192 matrices in bf16: {rate}. Medians of single steps, AdamW included, dropout 0, no padding.",
-        "Memory is the peak of allocated memory in the process; `ready` counts from the start of the process to the end of its",
-        "warm-up. Only the processes for 10 and 500 layers started alone and with an empty compile cache.",
+        "Medians of single steps, AdamW included, dropout 0, no padding. Memory is the peak of allocated memory in the process.",
+        "`ready` counts from the start of the process to the end of its warm-up; only the processes for 10 and 500 layers",
+        "started alone and with an empty compile cache. All systems of a row ran in one run:",
+        "",
     ]
-    for row in document["rows"]:
+    for run in runs:
+        product = run["jobs"].get("product", {})
+        rate = f"{product['tflops']:,.0f} TFLOP/s" if "tflops" in product else "not measured"
+        lines += [
+            f"- rows {', '.join(map(str, run['rows']))}: `{run['command']}` on {run['hardware']} in {run['seconds']:.0f} s; "
+            + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+            + f"; product of 8192 x 8192 matrices in bf16: {rate}"
+        ]
+    measured: dict[int, Found] = {row: run["jobs"] for run in runs for row in run["rows"]}
+    for row, found in sorted(measured.items()):
         lines += ["", f"## {row}. {ROWS[row].title}", "", *_table(row, found), ""]
         lines += [f"- {text}: {_shown(value, '{:.2f}')}" for text, value in goals(row, found).items()]
     return "\n".join(lines) + "\n"
