@@ -2,7 +2,8 @@
 
     python benchmarks/translation/thousand.py SYSTEM OUT --seconds S [--train.lr ...]    # starts, or goes on after a stop
 
-A run that is out of time stops with a checkpoint in runs/thousand/SYSTEM, and the same command continues it. OUT gets
+A run that is out of time stops with a checkpoint in runs/thousand/SYSTEM, and the same command continues it; with --discard it
+stops without one, which at this depth has 11 GB. OUT gets
 thousand-SYSTEM.json: both losses by step, time, skipped steps, and what the run said, such as where it was continued.
 """
 
@@ -29,8 +30,8 @@ SYSTEMS = {
 }
 
 
-def train(system: str, folder: Path, seconds: float, options: list[str]) -> int:
-    """Train for some time; the exit code of the run, 143 where it was stopped."""
+def train(system: str, folder: Path, seconds: float, options: list[str], end: signal.Signals) -> int:
+    """Train for some time, ended by a signal; the exit code of the run, 143 where it was stopped with a checkpoint."""
     data = ["--data.folder", str(Path(os.environ["KILOLAYER_DATA"]) / "multi30k")]
     new = [str(HERE / "thousand.toml"), "--run", str(folder), *data, *SYSTEMS[system], *options]
     arguments = ["--resume", str(folder)] if folder.exists() else new
@@ -38,7 +39,7 @@ def train(system: str, folder: Path, seconds: float, options: list[str]) -> int:
         try:
             return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(end)
             return process.wait()
 
 
@@ -63,9 +64,10 @@ def main() -> None:
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--discard", action="store_true")
     chosen, options = parser.parse_known_args()
     folder = Path("runs") / "thousand" / chosen.system
-    code = train(chosen.system, folder, chosen.seconds, options)
+    code = train(chosen.system, folder, chosen.seconds, options, signal.SIGKILL if chosen.discard else signal.SIGTERM)
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     command = " ".join(["python benchmarks/translation/thousand.py", chosen.system, "OUT", *options])
     document = {"command": command, "hardware": hardware, "exit": code, **describe(folder)}
