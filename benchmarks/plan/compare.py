@@ -16,7 +16,7 @@ import kilolayer as kl
 from kilolayer.models.budget import Work, budget
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
-from jobs import JOBS, Job
+from jobs import JOBS, ROWS, Job
 
 
 def predicted(job: Job) -> int:
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
     runs = json.loads(options.speed.read_text())["runs"]
-    found = {name: facts for run in runs for name, facts in run["jobs"].items()}
+    found = {name: run["jobs"].get(name, {}) for run in runs for row in run["rows"] for name in ROWS[row].jobs}
     cases = {}
     for job in JOBS:
         measured = found.get(job.name, {}).get("gigabytes")

@@ -6,8 +6,9 @@
 Runs that fit the GPU's memory together start side by side and are halted at their first line of metrics; then each has the GPU
 to itself until its last validation, so that their seconds can be compared. A run that is out of time ends where it is. None
 writes a checkpoint, which has 40 GB with 256 experts: after its last validation a run is ended. OUT gets
-TASK.json: loss by step and by second, routing, norms and clippings. Language reads KILOLAYER_DATA/books, and the vocabulary
-KILOLAYER_DATA/books.model where it is there; translation the text that benchmarks/translation/multilingual.py prepares.
+TASK.json: loss by step and by second (steps times the median time of a step), routing, norms and clippings. Language reads
+KILOLAYER_DATA/books, and the vocabulary KILOLAYER_DATA/books.model where it is there; translation the text that
+benchmarks/translation/multilingual.py prepares.
 """
 
 from __future__ import annotations
@@ -100,6 +101,9 @@ class Attempt:
             self.process.send_signal(signal.SIGCONT)
             while time.monotonic() < end and not self.has(f'"valid", "step": {self.steps},'):
                 time.sleep(0.1)
+        self.end()
+
+    def end(self) -> None:
         self.process.kill()
         self.process.wait()
 
@@ -107,10 +111,10 @@ class Attempt:
 def get_ready(attempts: list[Attempt], end: float) -> None:
     """Halt each at its first line of metrics."""
     while attempts and time.monotonic() < end:
-        for attempt in attempts:
-            if attempt.has('"train", "step": '):
-                attempt.halt()
-        attempts = [attempt for attempt in attempts if not attempt.has('"train", "step": ')]
+        ready = [attempt for attempt in attempts if attempt.has('"train", "step": ')]
+        for attempt in ready:
+            attempt.halt()
+        attempts = [attempt for attempt in attempts if attempt not in ready]
         time.sleep(0.1)
 
 
@@ -182,13 +186,17 @@ def main() -> None:
     }
     for group in groups(wanted):
         attempts = {name: Attempt(chosen.task, name, [*text, *systems[name], *others], chosen.steps) for name in group}
-        get_ready(list(attempts.values()), end)
-        for name, attempt in attempts.items():
-            attempt.finish(end)
-            found = document["runs"][name] = describe(attempt.folder) | {"options": systems[name]}
-            (chosen.out / f"{chosen.task}.json").write_text(json.dumps(document, indent=1) + "\n")
-            shown = {key: found.get(key) for key in ("steps", "seconds_per_step", "clipped", "skipped", "reason")}
-            print(name, shown, found.get("valid", [])[-1:], flush=True)
+        try:
+            get_ready(list(attempts.values()), end)
+            for name, attempt in attempts.items():
+                attempt.finish(end)
+                found = document["runs"][name] = describe(attempt.folder) | {"options": systems[name]}
+                (chosen.out / f"{chosen.task}.json").write_text(json.dumps(document, indent=1) + "\n")
+                shown = {key: found.get(key) for key in ("steps", "seconds_per_step", "clipped", "skipped", "reason")}
+                print(name, shown, found.get("valid", [])[-1:], flush=True)
+        finally:
+            for attempt in attempts.values():
+                attempt.end()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def main() -> None:
     folder = Path("runs") / "thousand" / chosen.system
     code = train(chosen.system, folder, chosen.seconds, options, signal.SIGKILL if chosen.discard else signal.SIGTERM)
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    command = " ".join(["python benchmarks/translation/thousand.py", chosen.system, "OUT", *options])
+    command = " ".join(["python benchmarks/translation/thousand.py", chosen.system, "OUT", *sys.argv[3:]])
     document = {"command": command, "hardware": hardware, "exit": code, **describe(folder)}
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / f"thousand-{chosen.system}.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -104,6 +106,15 @@ def test_batches_of_one_size_share_a_room_and_leave_nothing_behind(device: str) 
     for rows in range(1, 40, 6):
         same(*both(model, "greedy", [3] * rows, seed=rows))
     assert len(_rooms[model].rooms) == 4
+
+
+def test_rooms_do_not_keep_their_model() -> None:
+    model = translator()
+    same(*both(model, "greedy", [4, 5], seed=1))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.gpu

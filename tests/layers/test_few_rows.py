@@ -41,7 +41,7 @@ def test_the_product_is_that_of_fp32(rows: int, inputs: int, outputs: int, biase
     assert torch.equal(found, few_rows_product(x, weight, bias))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize(("inputs", "outputs"), [(512, 512), (2048, 512)])
 @torch.no_grad()
 def test_rows_and_columns_of_any_size_keep_their_precision(inputs: int, outputs: int, device: str) -> None:
@@ -54,7 +54,7 @@ def test_rows_and_columns_of_any_size_keep_their_precision(inputs: int, outputs:
         assert error(found, rows, weight) < 2 * error(F.linear(rows, weight), rows, weight)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize(("inputs", "outputs"), [(512, 512), (2048, 512), (512, 8003)])
 @torch.no_grad()
 def test_what_is_not_finite_stays_so_in_its_row_alone(inputs: int, outputs: int, device: str) -> None:

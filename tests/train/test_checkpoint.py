@@ -202,11 +202,36 @@ def test_a_save_that_failed_beside_training_is_told(tmp_path: Path) -> None:
     with Saver(tmp_path / "checkpoints", keep=1) as saver:
         saver.save(made(1), best=None)
         assert saver.writing is not None
-        assert saver.writing.exception(10) is not None
+        saver.writing.join(10)
         with pytest.raises(CheckpointError, match="step 1"):
             saver.check()
     with pytest.raises(CheckpointError, match="step 1"), Saver(tmp_path / "checkpoints", keep=1) as saver:
         saver.save(made(1), best=None)
+
+
+def save_and_end(folder: Path, error: BaseException) -> None:
+    with Saver(folder, keep=1) as saver:
+        saver.save(made(1), best=None)
+        raise error
+
+
+def test_who_asks_twice_does_not_wait_and_any_other_end_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, gate = checkpoint.save, threading.Event()
+    monkeypatch.setattr(checkpoint, "save", lambda folder, state: gate.wait(10) and save(folder, state))
+    with pytest.raises(KeyboardInterrupt):
+        save_and_end(tmp_path / "once", KeyboardInterrupt())
+    assert not (tmp_path / "once").exists()
+    gate.set()
+    with pytest.raises(ZeroDivisionError):
+        save_and_end(tmp_path / "twice", ZeroDivisionError())
+    assert checkpoint.find_fault(tmp_path / "twice" / "step-00000001") is None
+
+
+def test_a_save_that_failed_is_told_beside_what_ended_training(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(ZeroDivisionError) as caught:
+        save_and_end(tmp_path / "checkpoints", ZeroDivisionError())
+    assert "step 1 could not be written" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("call", ["mkdir", "rename"])

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.cli.configuration import add_precision
 from kilolayer.cli.output import show_json
 from kilolayer.errors import InputError, OptionError, unknown
 
@@ -34,12 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help="continuations of each prompt [1]")
     parser.add_argument("--seed", type=int, help="the same seed and prompt give the same text [0]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to write [auto]")
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "int8"),
-        default="fp32",
-        help="of the products; bf16 is faster on a GPU, int8 on the CPU with a wide model [fp32]",
-    )
+    add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

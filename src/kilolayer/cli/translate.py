@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kilolayer.cli.configuration import describe_options
+from kilolayer.cli.configuration import add_precision, describe_options
 from kilolayer.config import Table, build, merge, overrides, table_of
 from kilolayer.errors import OptionError, unknown
 
@@ -30,12 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of a run with several directions")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "int8"),
-        default="fp32",
-        help="of the products; bf16 is faster on a GPU, int8 on the CPU with a wide model [fp32]",
-    )
+    add_precision(parser)
     parser.add_argument("--n-best", action="store_true", help="all hypotheses: number of the line, score, text, by tabs")
 
 

@@ -17,6 +17,11 @@ from torch import Tensor
 LARGEST = 127
 
 
+def why_not_int8() -> str | None:
+    """What is missing for such products; None where nothing is."""
+    return "this build of PyTorch has no engine for 8-bit integers" if torch.backends.quantized.engine == "none" else None
+
+
 class Int8Product:
     """x W^T + b in fp32, the products between integers: [rows, inputs] to [rows, outputs]."""
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
-from kilolayer.export.int8_product import Int8Product
+from kilolayer.export.int8_product import Int8Product, why_not_int8
 from kilolayer.export.product import Product
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock, View
@@ -63,6 +63,8 @@ def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
         raise OptionError(
             "this model cannot be computed in int8", fix="use fp32: int8 knows dense fp32 models on the CPU alone"
         )
+    if int8 and (reason := why_not_int8()) is not None:
+        raise OptionError(f"int8 cannot be used, because {reason}", fix="use fp32")
     if isinstance(model.decoder, WrittenStack) or not _is_known(model):
         return model
     written = copy.copy(model)

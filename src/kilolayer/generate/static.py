@@ -8,11 +8,11 @@ size serves batch after batch.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class Room:
     """The memory of a batch of one size, and one step of a model in it."""
 
     def __init__(self, model: EncoderDecoder | Decoder, size: Size) -> None:
-        self.model, self.size = model, size
+        self._model, self.size = weakref.ref(model), size  # the model's rooms do not keep it
         self.vocabulary, self.device = model.embedding.weight.shape[0], model.embedding.weight.device
         self.dtype = model.decoder.product_dtype
         reads_source = isinstance(model, EncoderDecoder)
@@ -76,6 +76,13 @@ class Room:
         self.places = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
         """The position of each entry."""
         self.ready = False
+
+    @property
+    def model(self) -> EncoderDecoder | Decoder:
+        """Whose room this is."""
+        model = self._model()
+        assert model is not None
+        return model
 
     def enter(self, memory: Sequences) -> None:
         """Begin with the first step of a new batch, whose encoded sources are `memory`."""
@@ -177,15 +184,25 @@ class Rooms:
         """A room of this size; a model whose weights have moved gets a new one."""
         key = _key(kind, model, size)
         if key not in self.rooms:
-            self.rooms[key] = kind(model, size)
-            if len(self.rooms) > ROOMS:
-                old, _ = self.rooms.popitem(last=False)
-                if self.graphs is not None:
-                    self.graphs.recordings.pop(old, None)
+            while len(self.rooms) >= ROOMS:
+                self._leave()
+            try:
+                self.rooms[key] = kind(model, size)
+            except torch.OutOfMemoryError:
+                while self.rooms:
+                    self._leave()
+                torch.cuda.empty_cache()
+                self.rooms[key] = kind(model, size)
         self.rooms.move_to_end(key)
         room = self.rooms[key]
         assert isinstance(room, kind)
         return room
+
+    def _leave(self) -> None:
+        """Give up the room that was not used for the longest time."""
+        old, _ = self.rooms.popitem(last=False)
+        if self.graphs is not None:
+            self.graphs.recordings.pop(old, None)
 
     def take_step(self, room: Room) -> None:
         """A step of the room, on a GPU recorded the second time: the first one readies its kernels."""
@@ -204,7 +221,7 @@ def _key(kind: type[Room], model: EncoderDecoder | Decoder, size: Size) -> Hasha
     return kind, size, model.embedding.weight.data_ptr()
 
 
-_rooms: WeakKeyDictionary[EncoderDecoder | Decoder, Rooms] = WeakKeyDictionary()
+_rooms: weakref.WeakKeyDictionary[EncoderDecoder | Decoder, Rooms] = weakref.WeakKeyDictionary()
 
 
 def rooms_of(model: EncoderDecoder | Decoder) -> Rooms:
@@ -216,16 +233,17 @@ class StaticReader:
     """Reads in a room; sentences that leave keep their row, whose answers nobody reads."""
 
     def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
-        text = source if isinstance(model, EncoderDecoder) else right_aligned(source)[:, :-1]
-        self.max_length = allowed_length(model, max_length, before=0 if isinstance(model, EncoderDecoder) else text.shape[1])
+        reads_source = isinstance(model, EncoderDecoder)
+        text = source if reads_source else right_aligned(source)
+        length = text.shape[1] if reads_source else text.shape[1] - 1
+        self.first = source.new_full((len(source), 1), BOS) if reads_source else text[:, -1:]
+        self.max_length = allowed_length(model, max_length, before=0 if reads_source else length)
         self.rooms = rooms_of(model)
-        self.room = self.rooms.room(ReadingRoom, model, Size.holding(len(source), width, self.max_length, text.shape[1]))
+        self.room = self.rooms.room(ReadingRoom, model, Size.holding(len(source), width, self.max_length, length))
         if isinstance(model, EncoderDecoder):
-            self.first = source.new_full((len(source), 1), BOS)
             self.room.enter(model.encode(source))
         else:
-            self.first = right_aligned(source)[:, -1:]
-            self.room.enter_text(text)
+            self.room.enter_text(text[:, :-1])
         self.rows = torch.arange(len(source), device=source.device)
 
     def branch(self, parents: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Products of few rows in fp32 on a GPU, as a step of decoding has them.
 
-A library computes them without tensor cores, in tiles made for large products. Here tensor cores multiply, and no precision is
-lost: each number is the sum of two of TF32, 11 bits each and rounded, and of their four products the three largest are added in
-fp32, the small ones first; the error is not above that of a plain sum in fp32. Tiles are small, and long sums are cut into
+A library computes them without tensor cores, in tiles made for large products. Here tensor cores multiply: each number is the
+sum of two of TF32, 11 bits each and rounded, and of their four products the three largest are added in fp32, the small ones
+first. The error is that of a plain sum in fp32; the tests allow twice as much. Tiles are small, and long sums are cut into
 parts, so that all of the GPU works. On the CPU the same function is `F.linear`.
 """
 

@@ -84,8 +84,8 @@ class Sublayer(nn.Module):
     @property
     def opening(self) -> nn.Module | None:
         """The norm that f begins with, where the sublayer before may apply it: f reads nothing else, and nobody listens."""
-        norm, alone = self.pre_norm, self.plan.pre_norm and self.plan.in_scale == 1.0
-        return norm if alone and not (norm._forward_hooks or norm._forward_pre_hooks) else None
+        alone = self.plan.pre_norm and self.plan.in_scale == 1.0
+        return self.pre_norm if alone and not _is_heard(self.pre_norm) else None
 
     def forward(self, x: State, *seen: Any, following: nn.Module | None = None) -> Any:
         """[batch, length, dim] to the same; `seen` is what f takes besides its input, `following` the next one's `opening`."""
@@ -137,7 +137,7 @@ class Sublayer(nn.Module):
             and not (isinstance(skip, Tensor) and skip.dim() == 0)
             and not isinstance(branch, Tensor)
             and not any(drop.training for drop in (self.dropout, self.drop_path) if not isinstance(drop, nn.Identity))
-            and not any(part._forward_hooks or part._forward_pre_hooks for part in self.children())
+            and not any(map(_is_heard, self.children()))
         )
 
 
@@ -153,3 +153,8 @@ class RoutedSublayer(Sublayer):
         if self.is_fused(x.precise, y.dtype, following):
             return self.join_fused(x, self.post_norm(y), None, following), routing
         return self.join(x, y), routing
+
+
+def _is_heard(module: nn.Module) -> bool:
+    """Whether someone has hooked a function to it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)

@@ -42,6 +42,7 @@ class _ScoreStatistics(torch.autograd.Function):
             from kilolayer.tasks.score_statistics_kernel import spread_gradients
 
             spread_gradients(scores, labels, total, of_total, of_chosen, of_mean)
+            torch.autograd.graph.increment_version(scores)
         else:
             found = (scores.float() - total[:, None]).exp() * of_total[:, None] + of_mean[:, None] / scores.shape[1]
             scores.copy_(found.scatter_add(1, labels[:, None], of_chosen[:, None]))

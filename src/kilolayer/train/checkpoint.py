@@ -35,6 +35,8 @@ DTYPES = {
     torch.float16: "F16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -74,8 +76,10 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(final, ignore_errors=True)  # only a damaged one can be there
         partial.rename(final)
         _sync(folder)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         size = sum(tensor.nbytes for part in (checkpoint.model, checkpoint.optimizer) for tensor in part.values())
         raise CheckpointError(
             f"the checkpoint of step {checkpoint.step} could not be written: {error.strerror or error}",

@@ -88,7 +88,7 @@ class TrainConfig:
     save_every: int = 1000
     """Steps between checkpoints; one more at the end."""
     save_best: bool = True
-    """Also write a checkpoint after each validation that is the best so far."""
+    """Also write a checkpoint after each validation that is the best so far; without, the newest one is tested and used."""
     keep: int = 3
     """Newest checkpoints that stay on disk; the best stays too."""
     average: int = 0
@@ -113,6 +113,8 @@ class TrainConfig:
             raise OptionError(f'residual = "bf16" has no effect on precision {self.precision!r}', fix='set precision = "bf16"')
         if self.clip != "auto" and not self.clip_norm:
             raise OptionError(f"clip = {self.clip!r} has no effect without a limit", fix="set clip_norm, such as 1.0")
+        if self.patience and not self.save_best:
+            raise OptionError("patience waits for a better validation than one that is not saved", fix="leave save_best on")
         if self.average > self.keep:
             raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
 

@@ -202,9 +202,13 @@ def train(run: Run, task: Task, resume: bool = False) -> int:
         metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard)
         progress = Progress(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
+        if resume and newest is None:
+            progress.say("there is no whole checkpoint: the run starts from the beginning")
         try:
             with Saver(run.checkpoints, trainer.config.keep) as saver:
                 _loop(trainer, metrics, progress, stop, saver)
+                if stop.signal:
+                    progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
                 _save(trainer, saver)
         finally:
             progress.close()
@@ -294,7 +298,7 @@ def _save(trainer: Trainer, saver: Saver) -> None:
 
 @contextmanager
 def _signals() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a wish to stop at the next step; a second one does not wait for it."""
+    """Turn SIGINT and SIGTERM into a wish to stop at the next step; a second one ends it at once."""
     stop = Stop()
 
     def note(number: int, _: FrameType | None) -> None:

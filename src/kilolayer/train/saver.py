@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,38 +22,56 @@ class Saver:
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
-        self.thread = ThreadPoolExecutor(1)
-        self.writing: Future[None] | None = None
+        self.writing: _Writing | None = None
 
     def save(self, state: Checkpoint, best: int | None) -> None:
         """Copy what is to be saved, and begin to write it; best: the step whose checkpoint stays."""
         self.wait()
         copied = Checkpoint(state.step, _copied(state.model), _copied(state.optimizer), copy.deepcopy(state.state))
-        self.writing = self.thread.submit(self._write, copied, best)
+        self.writing = _Writing(self.folder, copied, self.keep, set() if best is None else {best})
+        self.writing.start()
 
     def check(self) -> None:
         """Raise what the last save failed with, if it has failed by now."""
-        if self.writing is not None and self.writing.done():
+        if self.writing is not None and not self.writing.is_alive():
             self.wait()
 
     def wait(self) -> None:
         """Until the last save is done; raise what it failed with."""
         if self.writing is not None:
+            self.writing.join()
             writing, self.writing = self.writing, None
-            writing.result()
+            if writing.fault is not None:
+                raise writing.fault
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.thread.shutdown()
         if error is None:
             self.wait()
+        elif not isinstance(error, KeyboardInterrupt):  # who asks twice does not wait; half a checkpoint is none
+            try:
+                self.wait()
+            except Exception as fault:
+                error.add_note(f"Also, {fault}")
 
-    def _write(self, state: Checkpoint, best: int | None) -> None:
-        path = checkpoint.save(self.folder, state)
-        if checkpoint.find_fault(path) is None:
-            checkpoint.prune(self.folder, self.keep, set() if best is None else {best})
+
+class _Writing(threading.Thread):
+    """Writes one checkpoint and deletes those that are no longer wanted; ends with the process."""
+
+    def __init__(self, folder: Path, state: Checkpoint, keep: int, also: set[int]) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.state, self.keep, self.also = folder, state, keep, also
+        self.fault: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            path = checkpoint.save(self.folder, self.state)
+            if checkpoint.find_fault(path) is None:
+                checkpoint.prune(self.folder, self.keep, self.also)
+        except Exception as fault:
+            self.fault = fault
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
