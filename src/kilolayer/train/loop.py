@@ -14,17 +14,19 @@ from types import FrameType
 import torch
 
 from kilolayer.data.tokenizer import PAD
+from kilolayer.errors import OptionError
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
 from kilolayer.moe.layer import freeze_experts
-from kilolayer.tasks.task import Task, Validation
+from kilolayer.parallel.processes import Processes
+from kilolayer.tasks.task import Batch, Task
 from kilolayer.train import checkpoint
 from kilolayer.train.checkpoint import Checkpoint
 from kilolayer.train.guard import Guard
-from kilolayer.train.metrics import Metrics
+from kilolayer.train.metrics import Metrics, Unwritten
 from kilolayer.train.norms import LayerNorms
 from kilolayer.train.optimizer import Optimizer
-from kilolayer.train.progress import Progress
+from kilolayer.train.progress import Progress, Silence
 from kilolayer.train.routing import RoutingMeter
 from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights
 from kilolayer.train.saver import Saver
@@ -43,9 +45,9 @@ class Best:
     step: int | None = None
     waited: int = 0
 
-    def update(self, found: Validation, step: int) -> bool:
+    def update(self, quality: float, step: int) -> bool:
         """Note a validation; True where it is the best."""
-        value = -math.inf if math.isnan(found.quality) else found.quality
+        value = -math.inf if math.isnan(quality) else quality
         if self.value is None or value > self.value:
             self.value, self.step, self.waited = value, step, 0
             return True
@@ -107,21 +109,28 @@ class Window:
 
 
 class Trainer:
-    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side."""
+    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side.
 
-    def __init__(self, run: Run, task: Task) -> None:
+    Of several processes each has a trainer of its own, and all have the same state but for their noise.
+    """
+
+    def __init__(self, run: Run, task: Task, processes: Processes | None = None) -> None:
         config = run.config.train
         self.run, self.task, self.config = run, task, config
+        self.processes = processes or Processes()
+        if run.config.model.moe is not None and self.processes.size > 1:
+            raise OptionError("several processes cannot train a sparse model", fix="start one process, without torchrun")
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.device = choose_device(config.device)
+        self.device = self.processes.place(choose_device(config.device))
         torch.manual_seed(config.seed)
         self.model = build_model(run.config.model, device=self.device, seed=config.seed).train()
         if config.freeze == "experts":
             freeze_experts(self.model)
         self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
         self.guard = Guard(scaled=config.precision == "fp16")
-        self.batches = task.training_batches(config.seed)
+        with self.processes.in_turn():
+            self.batches = task.training_batches(config.seed)
         self.best = Best()
         self.window = Window()
         self.step = 0
@@ -138,6 +147,7 @@ class Trainer:
         else:
             check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
             load_weights(self.model, saved.model, self.run.folder)
+        self.processes.spread_(self.model.state_dict().values())
         dtype = DTYPES.get(self.config.precision)
         precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
         self.frozen = {
@@ -145,7 +155,7 @@ class Trainer:
             for name, weight in self.model.named_parameters()
             if weight in precise and not weight.requires_grad
         }
-        sums = self.config.accumulate > 1 or self.device.type == "cpu"
+        sums = self.config.accumulate * self.processes.size > 1 or self.device.type == "cpu"
         self.optimizer = Optimizer(self.model, self.config, precise or None, sums=sums)
         if saved is not None:
             self.restore(saved)
@@ -182,6 +192,17 @@ class Trainer:
             self.routing.load_state(saved.state["routing"])
         self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
 
+    def take_batches(self) -> list[Batch]:
+        """This process's share of the batches of a step: of n processes, the r-th takes those at r, r + n, ..."""
+        rank, size = self.processes.rank, self.processes.size
+        taken: list[Batch] = []
+        for place in range(self.config.accumulate * size):
+            if place % size == rank:
+                taken.append(next(self.batches))
+            else:
+                self.batches.skip()
+        return taken
+
     def calibrate(self) -> None:
         """Set the residual scales of a recipe that takes them from data; only before the first step."""
         if self.model.config.recipe.calibration() is None:
@@ -193,14 +214,19 @@ class Trainer:
         calibrate(self.model, tuple(each[real].to(self.device) for each in inputs))
 
 
-def train(run: Run, task: Task, resume: bool = False) -> int:
-    """Train until the end, until it no longer gets better, or until a signal; return the exit code."""
+def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None) -> int:
+    """Train until the end, until it no longer gets better, or until a signal; return the exit code.
+
+    Called by each of several processes; the first alone writes and speaks.
+    """
+    processes = processes or Processes()
     with _signals() as stop:
-        trainer = Trainer(run, task)
-        newest = checkpoint.newest(run.checkpoints) if resume else None
+        trainer = Trainer(run, task, processes)
+        newest = _newest(run, processes) if resume else None
         trainer.begin(None if newest is None else checkpoint.load(newest))
-        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard)
-        progress = Progress(run.folder / "log.txt", trainer.config.steps, trainer.step)
+        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard) if processes.first else Unwritten()
+        kind = Progress if processes.first else Silence
+        progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
         try:
             with Saver(run.checkpoints, trainer.config.keep) as saver:
@@ -209,24 +235,41 @@ def train(run: Run, task: Task, resume: bool = False) -> int:
         finally:
             progress.close()
             metrics.close()
-    if stop.signal:
+    if stopped := processes.largest(stop.signal):
         progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
-        return 128 + stop.signal
+        return 128 + stopped
     return 0
+
+
+def _newest(run: Run, processes: Processes) -> Path | None:
+    """The checkpoint to go on from: what the first process finds."""
+    found = checkpoint.newest(run.checkpoints) if processes.first else None
+    step = processes.of_first(-1 if found is None else checkpoint.step_of(found))
+    return None if step < 0 else checkpoint.path_of(run.checkpoints, int(step))
 
 
 def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, saver: Saver) -> None:
     config = trainer.config
-    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, progress.say, trainer.routing)
-    while trainer.step < config.steps and not stop.signal:
+    stepper = Stepper(
+        trainer.model,
+        trainer.optimizer,
+        config,
+        trainer.guard,
+        trainer.device,
+        progress.say,
+        trainer.routing,
+        trainer.processes,
+    )
+    while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
         if config.patience and trainer.best.waited >= config.patience:
             progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
             return
         step = trainer.step + 1
         lr = learning_rate(config, step)
         norms = LayerNorms() if config.layers_every and (step % config.layers_every == 0 or step == 1) else None
+        trainer.processes.seed_noise(config.seed, step)
         started = time.monotonic()
-        result = stepper.step([next(trainer.batches) for _ in range(config.accumulate)], lr, norms)
+        result = stepper.step(trainer.take_batches(), lr, norms)
         seconds = time.monotonic() - started
         trainer.step = step
         trainer.seconds += seconds
@@ -258,6 +301,8 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
     progress.say(f"{recipe} {layers}, {count / 1e6:.1f} M parameters, on {trainer.device}")
     progress.say(trainer.batches.summary)
+    if (size := trainer.processes.size) > 1:
+        progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 
@@ -282,13 +327,15 @@ def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
         return False
     metrics.write("valid", trainer.step, **found.metrics())
     progress.say(f"step {trainer.step}: validation {found}")
-    return trainer.best.update(found, trainer.step)
+    return trainer.best.update(trainer.processes.of_first(found.quality), trainer.step)
 
 
 def _save(trainer: Trainer, saver: Saver) -> None:
     """Begin to write a checkpoint, unless this step has one."""
     if trainer.saved != trainer.step:
-        saver.save(trainer.state(), trainer.best.step)
+        state = trainer.state()
+        if trainer.processes.first:
+            saver.save(state, trainer.best.step)
         trainer.saved = trainer.step
 
 

@@ -1,0 +1,57 @@
+"""What each of several processes does in the tests of training on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from small_runs import task_of
+from torch import Tensor
+
+from kilolayer.parallel.processes import Processes
+from kilolayer.train.loop import train
+from kilolayer.train.run import Run
+from kilolayer.train.step import Stepper
+
+read, take = Stepper._read, Stepper.step
+
+
+def go_on(group: dist.ProcessGroup, folder: Path, cache: str, code: int = 0) -> None:
+    """Train a run, from its newest checkpoint where it has one."""
+    os.environ["KILOLAYER_CACHE"] = cache
+    run = Run.open(folder)
+    assert train(run, task_of(run), resume=True, processes=Processes(group)) == code
+
+
+def stop_at_step(group: dist.ProcessGroup, folder: Path, cache: str, step: int, rank: int) -> None:
+    """Train until the process `rank` gets a signal in the middle of a step."""
+    taken = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == step and dist.get_rank(group) == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(*arguments)
+
+    with patch.object(Stepper, "step", interrupted):
+        go_on(group, folder, cache, code=143)
+
+
+def spoil_a_batch(group: dist.ProcessGroup, folder: Path, cache: str, number: int, rank: int) -> None:
+    """Train; the loss of one batch of one process is not a number."""
+    seen = 0
+
+    def spoiled(stepper: Stepper, *parts: Tensor) -> None:
+        nonlocal seen
+        seen += 1
+        read(stepper, *parts)
+        if seen == number and dist.get_rank(group) == rank:
+            stepper.totals += float("nan")
+
+    with patch.object(Stepper, "_read", spoiled):
+        go_on(group, folder, cache)
