@@ -22,6 +22,8 @@ from kilolayer.train.run import Run
 SMOOTH = {"eps": 1e-3, "clip_norm": 0.5, "layers_every": 2, "valid_every": 3, "steps": 6}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"model": {"dropout": 0.0}},
+    "sparse": {"model": {"dropout": 0.0, "moe": {"experts": 4, "every": 1, "capacity": 1.0, "balance": 0.1, "z_loss": 0.01}}},
+    "balanced": {"model": {"dropout": 0.0, "recipe": "admin", "moe": {"experts": 4, "top_k": 1, "loss_free": 0.01}}},
 }
 TIMES = ("seconds", "tokens_per_second")
 

@@ -14,10 +14,12 @@ from types import FrameType
 import torch
 
 from kilolayer.data.tokenizer import PAD
-from kilolayer.errors import OptionError
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
-from kilolayer.moe.layer import freeze_experts
+from kilolayer.models.model import Model
+from kilolayer.moe.layer import expert_parameters, freeze_experts
+from kilolayer.moe.shard import expert_group, shard_experts
+from kilolayer.moe.state import join_state, load_full_state_dict, own_state
 from kilolayer.parallel.processes import Processes
 from kilolayer.tasks.task import Batch, Task
 from kilolayer.train import checkpoint
@@ -118,13 +120,11 @@ class Trainer:
         config = run.config.train
         self.run, self.task, self.config = run, task, config
         self.processes = processes or Processes()
-        if run.config.model.moe is not None and self.processes.size > 1:
-            raise OptionError("several processes cannot train a sparse model", fix="start one process, without torchrun")
         if config.threads:
             torch.set_num_threads(config.threads)
         self.device = self.processes.place(choose_device(config.device))
         torch.manual_seed(config.seed)
-        self.model = build_model(run.config.model, device=self.device, seed=config.seed).train()
+        self.model = self._build(shared=run.config.model.moe is not None).train()
         if config.freeze == "experts":
             freeze_experts(self.model)
         self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
@@ -137,17 +137,27 @@ class Trainer:
         self.saved: int | None = None
         self.seconds = 0.0
 
+    def _build(self, shared: bool) -> Model:
+        """The model at its start; with `shared`, each of several processes holds a part of the experts."""
+        group, config, seed = self.processes.group, self.run.config.model, self.config.seed
+        if group is None or not shared:
+            return build_model(config, device=self.device, seed=seed)
+        model = build_model(config, device="meta", seed=seed)
+        shard_experts(model, group.processes, one_batch=False)
+        return model.materialise(self.device)
+
     def begin(self, saved: Checkpoint | None) -> None:
         """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
         if saved is None and self.config.start_from is not None:
             other = Run.open(Path(self.config.start_from), self.run.config.task)
-            load_weights(self.model, other.weights(self.task.vocabulary), other.folder)
+            load_weights(self.model, own_state(self.model, other.weights(self.task.vocabulary)), other.folder)
         elif saved is None:
             self.calibrate()
         else:
             check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
-            load_weights(self.model, saved.model, self.run.folder)
-        self.processes.spread_(self.model.state_dict().values())
+            load_weights(self.model, own_state(self.model, saved.model), self.run.folder)
+        experts = {name for name, _ in expert_parameters(self.model)}
+        self.processes.spread_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
         dtype = DTYPES.get(self.config.precision)
         precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
         self.frozen = {
@@ -175,7 +185,8 @@ class Trainer:
             "vocabulary": self.task.vocabulary.digest,
         }
         weights = self.model.state_dict() | self.frozen | self.optimizer.precise()
-        return Checkpoint(self.step, weights, self.optimizer.tensors() | random, values)
+        moments = join_state(self.model, self.optimizer.tensors())
+        return Checkpoint(self.step, join_state(self.model, weights), moments | random, values)
 
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
@@ -183,7 +194,7 @@ class Trainer:
         torch.set_rng_state(tensors.pop("random.cpu"))
         if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda, self.device)
-        self.optimizer.load(tensors)
+        self.optimizer.load(own_state(self.model, tensors))
         self.guard.load_state(saved.state["guard"])
         self.batches.load_state(saved.state["batches"])
         self.best = Best(**saved.state["best"])
@@ -211,7 +222,12 @@ class Trainer:
         *inputs, labels = next(self.batches).parts
         self.batches.load_state(position)
         real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
-        calibrate(self.model, tuple(each[real].to(self.device) for each in inputs))
+        # Scales come from the whole model: where processes share the experts, each has all of them for a moment.
+        shares = expert_group(self.model) is not None
+        whole = self._build(shared=False).train() if shares else self.model
+        calibrate(whole, tuple(each[real].to(self.device) for each in inputs))
+        if shares:
+            load_full_state_dict(self.model, whole.state_dict())
 
 
 def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None) -> int:
