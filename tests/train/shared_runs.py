@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from small_runs import task_of
 from torch import Tensor
 
+from kilolayer.cli.main import main
 from kilolayer.parallel.processes import Processes
 from kilolayer.train.loop import train
 from kilolayer.train.run import Run
@@ -55,3 +57,20 @@ def spoil_a_batch(group: dist.ProcessGroup, folder: Path, cache: str, number: in
 
     with patch.object(Stepper, "_read", spoiled):
         go_on(group, folder, cache)
+
+
+def type_train(group: dist.ProcessGroup, folder: Path, cache: str, words: list[str], code: int) -> None:
+    """What `kilolayer train` does where torchrun started it; FOLDER.RANK.out is what it printed."""
+    os.environ["KILOLAYER_CACHE"] = cache
+    rank = dist.get_rank(group)
+    with (
+        Path(f"{folder}.{rank}.out").open("w") as out,
+        redirect_stdout(out),
+        redirect_stderr(out),
+        patch.object(Processes, "of_environment", lambda: nullcontext(Processes(group))),
+    ):
+        try:
+            found = main(["train", *words])
+        except SystemExit as ended:
+            found = ended.code
+    assert found == code, Path(f"{folder}.{rank}.out").read_text()

@@ -50,10 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has gone; stdout must not be flushed into it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:
+        _let_the_first_speak()
+        raise
 
 
 def _let_the_first_speak() -> None:
-    """Of processes that fail alike the first tells why, and torchrun ends the others while they wait."""
+    """Of processes that fail together the first tells why, and torchrun ends the others while they wait."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
         time.sleep(5)
 

@@ -20,7 +20,7 @@ from kilolayer.errors import OptionError
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
     from kilolayer.tasks.task import Task
-    from kilolayer.train.config import TrainConfig
+    from kilolayer.train.config import RunConfig
     from kilolayer.train.run import Run
 
 HEADLINES = {"bleu": 1, "bits_per_byte": 4}  # the score that a task is told by, and its digits
@@ -83,7 +83,7 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
 
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
-    _check_machine(config.train, processes)
+    _check_means(config, processes)
     if config.train.start_from is not None:
         Run.open(Path(config.train.start_from), config.task)
     check_new(folder)
@@ -94,14 +94,22 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
         yield Run.create(folder, replace(config, model=task.fit(config.model), **task.resolve()), task.vocabulary)
 
 
-def _check_machine(config: TrainConfig, processes: Processes) -> None:
-    """Refuse what this machine does not have: a device for each process, a package."""
+def _check_means(config: RunConfig, processes: Processes) -> None:
+    """Refuse what this machine does not have, a device for each process or a package, and what these processes cannot do."""
     from kilolayer.train.metrics import summary_writer
     from kilolayer.train.run import choose_device
 
-    processes.check(choose_device(config.device))
-    if config.tensorboard:
+    processes.check(choose_device(config.train.device))
+    if config.train.tensorboard:
         summary_writer()
+    if processes.group is not None and config.model.moe is not None:
+        processes.group.part(config.model.moe.experts)
+        if config.train.valid_bleu:
+            raise OptionError(
+                "nothing can be translated while several processes share the experts",
+                where="train.valid_bleu",
+                fix="set it to false, or train by one process, without torchrun",
+            )
 
 
 def _data_of(run: Run, processes: Processes) -> Task | None:
@@ -112,7 +120,7 @@ def _data_of(run: Run, processes: Processes) -> Task | None:
         if processes.first:
             print(f"{run.folder} is finished: nothing to do", file=sys.stderr)
         return None
-    _check_machine(run.config.train, processes)
+    _check_means(run.config, processes)
     return run.task(cache_folder())
 
 

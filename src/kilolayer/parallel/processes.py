@@ -1,5 +1,7 @@
 """The processes that train one model together, as torchrun starts them; without it, this one alone."""
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import hashlib
@@ -39,7 +41,10 @@ class Processes:
         if not dist.is_torchelastic_launched() or os.environ.get("WORLD_SIZE") == "1":
             yield cls()
             return
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+        # Processes that torchrun starts again find the addresses of the dead in its store.
+        own = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
         yield cls(dist.group.WORLD)
         # Not after a failure: the others may never come.
         dist.destroy_process_group()

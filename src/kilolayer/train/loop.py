@@ -311,13 +311,15 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
 
 
 def _introduce(trainer: Trainer, progress: Progress) -> None:
+    size = trainer.processes.size
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    count += (size - 1) * sum(parameter.numel() for _, parameter in expert_parameters(trainer.model))
     depths = trainer.model.config.depths
     recipe = trainer.model.config.recipe.title
     layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
     progress.say(f"{recipe} {layers}, {count / 1e6:.1f} M parameters, on {trainer.device}")
     progress.say(trainer.batches.summary)
-    if (size := trainer.processes.size) > 1:
+    if size > 1:
         progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
