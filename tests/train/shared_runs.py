@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 from small_runs import task_of
 from torch import Tensor
 
 from kilolayer.cli.main import main
+from kilolayer.parallel.collectives import gather
+from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.processes import Processes
 from kilolayer.train.loop import train
 from kilolayer.train.run import Run
@@ -74,3 +77,23 @@ def type_train(group: dist.ProcessGroup, folder: Path, cache: str, words: list[s
         except SystemExit as ended:
             found = ended.code
     assert found == code, Path(f"{folder}.{rank}.out").read_text()
+
+
+def check_what_is_told(group: dist.ProcessGroup) -> None:
+    """Numbers, tensors and noise."""
+    processes, rank, size = Processes(group), dist.get_rank(group), dist.get_world_size(group)
+    assert (processes.rank, processes.size, processes.first) == (rank, size, rank == 0)
+    assert processes.total(2**40 + rank) == size * 2**40 + sum(range(size))
+    assert processes.largest(rank * (size - rank)) == max(each * (size - each) for each in range(size))
+    assert processes.of_first(0.1 + rank) == 0.1
+    summed, spread = torch.full((3, 2), 1.0 + rank), torch.full((), float(rank))
+    processes.sum_([summed])
+    processes.spread_([spread])
+    assert bool((summed == sum(range(1, size + 1))).all())
+    assert spread == 0
+    noise = []
+    for step in (1, 2, 1):
+        processes.seed_noise(7, step)
+        noise.append(torch.rand(()))
+    assert noise[0] == noise[2] != noise[1]
+    assert gather(noise[0], ExpertGroup.of(group)).unique().numel() == size

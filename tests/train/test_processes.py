@@ -12,7 +12,7 @@ import pytest
 import shared_runs
 import torch
 from process_pool import ProcessPool
-from small_runs import last_checkpoint, new_run, record, table, task_of
+from small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record, table, task_of
 
 from kilolayer.config import dump, merge
 from kilolayer.errors import OptionError
@@ -20,7 +20,7 @@ from kilolayer.models.build import build_model
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.parallel.processes import Processes
 from kilolayer.train import checkpoint
-from kilolayer.train.loop import train
+from kilolayer.train.loop import Trainer, train
 from kilolayer.train.metrics import read_metrics
 from kilolayer.train.run import Run, locked
 
@@ -97,6 +97,21 @@ def test_they_train_as_one_process_does(
     rows = read_metrics(run.folder)
     assert sum(row["kind"] == "layers" for row in rows) == 4
     assert any(row.get("clipped") for row in rows)
+
+
+@pytest.mark.parametrize("make", [new_run, new_text_run])
+def test_each_takes_every_second_batch_of_the_stream(tmp_path: Path, corpus: Path, make: Any) -> None:
+    run = make(tmp_path / "run", corpus, train={"accumulate": 2})
+    task = task_of(run)
+    stream = task.training_batches(run.config.train.seed)
+    batches = [next(stream) for _ in range(80)]  # more than an epoch
+    for rank in range(2):
+        trainer = Trainer(run, task)
+        trainer.processes.rank, trainer.processes.size = rank, 2
+        taken = [batch for _ in range(20) for batch in trainer.take_batches()]
+        assert [bytes_of(batch.parts[0]) for batch in taken] == [bytes_of(batch.parts[0]) for batch in batches[rank::2]]
+        assert trainer.batches.state() == stream.state()
+        assert trainer.batches.epoch > 0
 
 
 @pytest.mark.parametrize(("model", "rank"), [("dense", 1), ("sparse", 0)])
@@ -207,6 +222,10 @@ def test_the_command_trains_scores_and_speaks_once(tmp_path: Path, corpus: Path,
     first, others = printed(folder, 2)
     assert "in use by process" in first[0]
     assert others == []
+
+
+def test_all_hear_the_same_and_draw_their_own(pool: ProcessPool) -> None:
+    pool.run(shared_runs.check_what_is_told, 4)
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
