@@ -56,8 +56,10 @@ class Processes:
 
     def check(self, device: torch.device) -> None:
         """Raise where there are not enough devices of this kind: each process has its own."""
+        if self.size == 1 or device.type != "cuda":
+            return
         here, devices = int(os.environ.get("LOCAL_WORLD_SIZE", self.size)), torch.cuda.device_count()
-        if self.size > 1 and device.type == "cuda" and here > devices:
+        if here > devices:
             raise OptionError(
                 f"{here} processes cannot share {devices} GPU{'s' * (devices != 1)}",
                 where="train.device",
