@@ -308,18 +308,18 @@ def test_the_best_is_saved_only_where_it_is_wanted(tmp_path: Path, corpus: Path)
 
 def test_a_validation_that_is_not_a_number_is_never_the_best() -> None:
     best = loop.Best()
-    assert best.update(TranslationValidation(float("nan"), None, {}), 1)
-    assert best.update(TranslationValidation(9.0, None, {}), 2)
-    assert not best.update(TranslationValidation(float("nan"), None, {}), 3)
+    assert best.update(TranslationValidation(float("nan"), None, {}).quality, 1)
+    assert best.update(TranslationValidation(9.0, None, {}).quality, 2)
+    assert not best.update(TranslationValidation(float("nan"), None, {}).quality, 3)
     assert (best.step, best.waited) == (2, 1)
-    assert loop.Best().update(TranslationValidation(1.0, 5.0, {}), 1)
+    assert loop.Best().update(TranslationValidation(1.0, 5.0, {}).quality, 1)
 
 
 def test_bleu_is_what_counts_where_it_is_measured() -> None:
     best = loop.Best()
-    best.update(TranslationValidation(1.0, 10.0, {}), 1)
-    assert best.update(TranslationValidation(2.0, 11.0, {}), 2)
-    assert not best.update(TranslationValidation(0.1, 10.5, {}), 3)
+    best.update(TranslationValidation(1.0, 10.0, {}).quality, 1)
+    assert best.update(TranslationValidation(2.0, 11.0, {}).quality, 2)
+    assert not best.update(TranslationValidation(0.1, 10.5, {}).quality, 3)
 
 
 @pytest.mark.parametrize("average", [0, 2, 3])

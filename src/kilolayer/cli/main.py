@@ -7,6 +7,7 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KilolayerError as error:
+        _let_the_first_speak()
         print(f"kilolayer: {error.what}", file=sys.stderr)
         for line in (error.where, error.fix):
             if line:
@@ -48,6 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has gone; stdout must not be flushed into it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:
+        _let_the_first_speak()
+        raise
+
+
+def _let_the_first_speak() -> None:
+    """Of processes that fail together the first tells why, and torchrun ends the others while they wait."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
+        time.sleep(5)
 
 
 def _run(words: list[str]) -> int:

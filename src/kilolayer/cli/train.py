@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,9 @@ from kilolayer.config import Table
 from kilolayer.errors import OptionError
 
 if TYPE_CHECKING:
-    from kilolayer.train.config import TrainConfig
+    from kilolayer.parallel.processes import Processes
+    from kilolayer.tasks.task import Task
+    from kilolayer.train.config import RunConfig
     from kilolayer.train.run import Run
 
 HEADLINES = {"bleu": 1, "bits_per_byte": 4}  # the score that a task is told by, and its digits
@@ -38,23 +40,42 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Train, then score the test part and write the report."""
-    from kilolayer.train.run import Run, locked
+    """Train, then score the test part and write the report. Of several processes the first makes, holds and ends the run."""
+    from kilolayer.parallel.processes import Processes
+    from kilolayer.train.loop import train
+    from kilolayer.train.run import Run
 
-    if options.resume is not None:
-        if options.config is not None or options.run is not None or typed:
-            raise OptionError("--resume takes no configuration, no --run and no options", fix="the run folder holds them all")
-        opened = Run.open(options.resume)
-        with locked(opened.folder):
-            return _train(opened, resume=True) or _finish(opened, options.json)
+    resume = options.resume is not None
+    if resume and (options.config is not None or options.run is not None or typed):
+        raise OptionError("--resume takes no configuration, no --run and no options", fix="the run folder holds them all")
     path = options.config or EMBEDDED
-    folder = options.run or Path("runs") / path.stem
-    with _new_run(folder, path, typed) as created:
-        return _train(created, resume=False) or _finish(created, options.json)
+    folder = options.resume or options.run or Path("runs") / path.stem
+    with ExitStack() as held:
+        with Processes.of_environment() as processes:
+            with processes.in_turn():
+                if not processes.first:
+                    opened = Run.open(folder)
+                elif resume:
+                    opened = held.enter_context(_old_run(folder))
+                else:
+                    opened = held.enter_context(_new_run(folder, path, typed, processes))
+                task = _data_of(opened, processes)
+            code = 0 if task is None else train(opened, task, resume, processes)
+        return code or (_finish(opened, options.json) if processes.first else 0)
 
 
 @contextmanager
-def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
+def _old_run(folder: Path) -> Iterator[Run]:
+    """A run that was created before, in its locked folder."""
+    from kilolayer.train.run import Run, locked
+
+    opened = Run.open(folder)
+    with locked(folder):
+        yield opened
+
+
+@contextmanager
+def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -> Iterator[Run]:
     """A run in a locked new folder. Everything that can be refused is refused here, before any work."""
     from kilolayer.data.grammar import write_corpus
     from kilolayer.train.config import RunConfig
@@ -62,7 +83,7 @@ def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
 
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
-    _check_machine(config.train)
+    _check_means(config, processes)
     if config.train.start_from is not None:
         Run.open(Path(config.train.start_from), config.task)
     check_new(folder)
@@ -73,25 +94,34 @@ def _new_run(folder: Path, path: Path, typed: list[str]) -> Iterator[Run]:
         yield Run.create(folder, replace(config, model=task.fit(config.model), **task.resolve()), task.vocabulary)
 
 
-def _check_machine(config: TrainConfig) -> None:
-    """Refuse what this machine does not have: a device, a package."""
+def _check_means(config: RunConfig, processes: Processes) -> None:
+    """Refuse what this machine does not have, a device for each process or a package, and what these processes cannot do."""
     from kilolayer.train.metrics import summary_writer
     from kilolayer.train.run import choose_device
 
-    choose_device(config.device)
-    if config.tensorboard:
+    processes.check(choose_device(config.train.device))
+    if config.train.tensorboard:
         summary_writer()
+    if processes.group is not None and config.model.moe is not None:
+        processes.group.part(config.model.moe.experts)
+        if config.train.valid_bleu:
+            raise OptionError(
+                "nothing can be translated while several processes share the experts",
+                where="train.valid_bleu",
+                fix="set it to false, or train by one process, without torchrun",
+            )
 
 
-def _train(run: Run, resume: bool) -> int:
-    if (run.folder / "scores.json").exists():
-        print(f"{run.folder} is finished: nothing to do", file=sys.stderr)
-        return 0
-    _check_machine(run.config.train)
-    from kilolayer.train.loop import train
+def _data_of(run: Run, processes: Processes) -> Task | None:
+    """What the run trains on; None where it is finished."""
     from kilolayer.train.run import cache_folder
 
-    return train(run, run.task(cache_folder()), resume)
+    if (run.folder / "scores.json").exists():
+        if processes.first:
+            print(f"{run.folder} is finished: nothing to do", file=sys.stderr)
+        return None
+    _check_means(run.config, processes)
+    return run.task(cache_folder())
 
 
 def _finish(run: Run, as_json: bool) -> int:

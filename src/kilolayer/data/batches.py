@@ -82,12 +82,15 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
+        self.skip()
+        number, pairs = self._plan().batch(self.index - 1)
+        return _batch(self.mixture, pairs, self.shapes[number])
+
+    def skip(self) -> None:
+        """Pass over the next batch without reading it."""
         if self.index >= len(self):
             self.epoch, self.index = self.epoch + 1, 0
-        plan = self._plan()
-        number, pairs = plan.batch(self.index)
         self.index += 1
-        return _batch(self.mixture, pairs, self.shapes[number])
 
     def __len__(self) -> int:
         """Batches in the current epoch."""

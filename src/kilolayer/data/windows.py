@@ -63,12 +63,16 @@ class Windows:
         return self
 
     def __next__(self) -> TextBatch:
-        if self.index >= len(self):
-            self.epoch, self.index = self.epoch + 1, 0
-        starts = self._starts()[self.index * self.rows :][: self.rows]
-        self.index += 1
+        self.skip()
+        starts = self._starts()[(self.index - 1) * self.rows :][: self.rows]
         tokens = torch.from_numpy(self.text.read(starts, self.length + 1))
         return TextBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), self.rows * self.length)
+
+    def skip(self) -> None:
+        """Pass over the next batch without reading it."""
+        if self.index >= len(self):
+            self.epoch, self.index = self.epoch + 1, 0
+        self.index += 1
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -27,6 +27,7 @@ class SparseFeedForward(nn.Module):
     """sum_e g_e(x) FFN_e(x) over the experts e that x is sent to. [batch, length, dim] to the same, and how it was done.
 
     group: the processes that share the experts, each with its own x; None where all experts are here (shard.py).
+    joint: the processes whose x are one batch to the losses, the capacity and the statistics; None where this one's is.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class SparseFeedForward(nn.Module):
         super().__init__()
         self.moe = moe
         self.group: ExpertGroup | None = None
+        self.joint: ExpertGroup | None = None
         self.router = make_router(moe, options.dim, plan, device, dtype)
         self.experts = Experts(moe.experts, options, plan, device, dtype)
 
@@ -56,13 +58,14 @@ class SparseFeedForward(nn.Module):
             tokens = torch.where(real[:, None], tokens, 0)
         choice = self.router(tokens, real)
         dispatch = make_dispatch(choice.experts, self.moe.experts, self.group)
-        weights, dropped = self._within_capacity(dispatch, choice.weights, real)
+        counted = dispatch.own if isinstance(dispatch, SharedDispatch) and self.joint is None else dispatch
+        weights, dropped = self._within_capacity(counted, choice.weights, real)
         rows = self.experts(dispatch.gather(tokens.to(self.experts.dtype)), dispatch.groups)
         y = dispatch.combine(rows, weights).view(x.shape)
-        found = statistics(choice, real, self.group)
+        found = statistics(choice, real, self.joint)
         loss = self.moe.balance_weight * found.balance + self.moe.z_loss * found.z
         temperature = self.router.temperature.detach()
-        return y, Routing(loss, dispatch.load, found.first, found.entropy, dropped, temperature)
+        return y, Routing(loss, counted.load, found.first, found.entropy, dropped, temperature)
 
     def _within_capacity(
         self, dispatch: Dispatch | SharedDispatch, weights: Tensor, real: Tensor | None
@@ -71,7 +74,7 @@ class SparseFeedForward(nn.Module):
         if self.moe.capacity is None or not self.training:
             return weights, weights.new_zeros(())
         counted = weights.new_ones(weights.shape[0], dtype=torch.bool) if real is None else real
-        tokens = sum_over(counted.sum(), self.group)
+        tokens = sum_over(counted.sum(), self.joint)
         limit = capacity_of(self.moe.experts, self.moe.top_k, self.moe.capacity, tokens)
         over = (dispatch.load - limit).clamp(min=0).sum()
         dropped = over / dispatch.load.sum().clamp(min=1)

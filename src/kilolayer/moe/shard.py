@@ -19,11 +19,13 @@ from kilolayer.parallel.group import ExpertGroup
 
 
 @torch.no_grad()
-def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None) -> None:
+def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, *, one_batch: bool = True) -> None:
     """Keep the experts of this process and forget the others; the processes share them from now on.
 
     processes: all processes where it is None. Call it on each of them, with the same model, before an optimizer is made. A
     model on the meta device takes no memory for the experts of others, and its own start as in the whole model.
+    one_batch: what the processes read at a time counts as one batch in router losses, capacity and `routing`. Otherwise each
+    counts its own, as one process does that reads their batches one after the other; losses and loads are to be summed then.
     """
     group, layers = ExpertGroup.of(processes), need_sparse_layers(model)
     if expert_group(model) is not None:
@@ -38,7 +40,7 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None) 
         for _, parameter in expert_parameters(layer):
             parameter.data = parameter.data[part.start : part.stop].clone()
             parameter.grad = None
-        layer.group = group
+        layer.group, layer.joint = group, group if one_batch else None
 
 
 def expert_group(model: nn.Module) -> ExpertGroup | None:

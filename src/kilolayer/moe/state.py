@@ -15,20 +15,33 @@ from kilolayer.parallel.group import ExpertGroup
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the whole model, on the CPU; called on all processes, it is empty on all but the first.
+    """The state dict of the whole model, on the CPU; called on all processes, it is empty on all but the first."""
+    return {name: tensor.cpu() for name, tensor in join_state(model, model.state_dict()).items()}
 
-    One tensor after the other is put together, so that a device never holds the experts of all.
+
+def join_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the whole model from those of each process; called on all, it is empty on all but the first.
+
+    state: by the names of parameters and buffers, or of what belongs to one: NAME/mean. Tensors of experts are put together one
+    after the other, on the CPU, so that a device never holds the experts of all.
     """
     group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
+    if group is None:
+        return dict(state)
     whole: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if group is not None and name in of_experts:
-            joined = join_experts(tensor, group)
-            if joined is not None:
-                whole[name] = joined.cpu()
-        elif group is None or group.rank == 0:
-            whole[name] = tensor.cpu()
+    for name, tensor in state.items():
+        joined = join_experts(tensor.to(group.device), group) if _owner(name) in of_experts else tensor
+        if joined is not None and group.rank == 0:
+            whole[name] = joined if joined is tensor else joined.cpu()
     return whole
+
+
+def own_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What this process holds of the tensors that `join_state` gave."""
+    group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
+    if group is None:
+        return dict(state)
+    return {name: own_experts(tensor, group) if _owner(name) in of_experts else tensor for name, tensor in state.items()}
 
 
 @torch.no_grad()
@@ -54,6 +67,11 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
                 fix="give the state of the whole model, of the same configuration: full_state_dict saves it",
             )
         tensor.copy_(own_experts(given, group) if group is not None and name in of_experts else given)
+
+
+def _owner(name: str) -> str:
+    """Of NAME/mean, NAME."""
+    return name.partition("/")[0]
 
 
 def join_experts(own: Tensor, group: ExpertGroup) -> Tensor | None:

@@ -38,6 +38,10 @@ class Batches(Protocol):
 
     def __next__(self) -> Batch: ...
 
+    def skip(self) -> None:
+        """Pass over the next batch without reading it."""
+        ...
+
     def __len__(self) -> int:
         """Batches in the current epoch."""
         ...

@@ -16,15 +16,19 @@ import torch
 from kilolayer.data.tokenizer import PAD
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
-from kilolayer.moe.layer import freeze_experts
-from kilolayer.tasks.task import Task, Validation
+from kilolayer.models.model import Model
+from kilolayer.moe.layer import expert_parameters, freeze_experts
+from kilolayer.moe.shard import expert_group, shard_experts
+from kilolayer.moe.state import join_state, load_full_state_dict, own_state
+from kilolayer.parallel.processes import Processes
+from kilolayer.tasks.task import Batch, Task
 from kilolayer.train import checkpoint
 from kilolayer.train.checkpoint import Checkpoint
 from kilolayer.train.guard import Guard
-from kilolayer.train.metrics import Metrics
+from kilolayer.train.metrics import Metrics, Unwritten
 from kilolayer.train.norms import LayerNorms
 from kilolayer.train.optimizer import Optimizer
-from kilolayer.train.progress import Progress
+from kilolayer.train.progress import Progress, Silence
 from kilolayer.train.routing import RoutingMeter
 from kilolayer.train.run import Run, check_vocabulary, choose_device, load_weights
 from kilolayer.train.saver import Saver
@@ -43,9 +47,9 @@ class Best:
     step: int | None = None
     waited: int = 0
 
-    def update(self, found: Validation, step: int) -> bool:
+    def update(self, quality: float, step: int) -> bool:
         """Note a validation; True where it is the best."""
-        value = -math.inf if math.isnan(found.quality) else found.quality
+        value = -math.inf if math.isnan(quality) else quality
         if self.value is None or value > self.value:
             self.value, self.step, self.waited = value, step, 0
             return True
@@ -107,37 +111,53 @@ class Window:
 
 
 class Trainer:
-    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side."""
+    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side.
 
-    def __init__(self, run: Run, task: Task) -> None:
+    Of several processes each has a trainer of its own, and all have the same state but for their noise.
+    """
+
+    def __init__(self, run: Run, task: Task, processes: Processes | None = None) -> None:
         config = run.config.train
         self.run, self.task, self.config = run, task, config
+        self.processes = processes or Processes()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.device = choose_device(config.device)
+        self.device = self.processes.place(choose_device(config.device))
         torch.manual_seed(config.seed)
-        self.model = build_model(run.config.model, device=self.device, seed=config.seed).train()
+        self.model = self._build(shared=run.config.model.moe is not None).train()
         if config.freeze == "experts":
             freeze_experts(self.model)
         self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
         self.guard = Guard(scaled=config.precision == "fp16")
-        self.batches = task.training_batches(config.seed)
+        with self.processes.in_turn():
+            self.batches = task.training_batches(config.seed)
         self.best = Best()
         self.window = Window()
         self.step = 0
         self.saved: int | None = None
         self.seconds = 0.0
 
+    def _build(self, shared: bool) -> Model:
+        """The model at its start; with `shared`, each of several processes holds a part of the experts."""
+        group, config, seed = self.processes.group, self.run.config.model, self.config.seed
+        if group is None or not shared:
+            return build_model(config, device=self.device, seed=seed)
+        model = build_model(config, device="meta", seed=seed)
+        shard_experts(model, group.processes, one_batch=False)
+        return model.materialise(self.device)
+
     def begin(self, saved: Checkpoint | None) -> None:
         """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
         if saved is None and self.config.start_from is not None:
             other = Run.open(Path(self.config.start_from), self.run.config.task)
-            load_weights(self.model, other.weights(self.task.vocabulary), other.folder)
+            load_weights(self.model, own_state(self.model, other.weights(self.task.vocabulary)), other.folder)
         elif saved is None:
             self.calibrate()
         else:
             check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
-            load_weights(self.model, saved.model, self.run.folder)
+            load_weights(self.model, own_state(self.model, saved.model), self.run.folder)
+        experts = {name for name, _ in expert_parameters(self.model)}
+        self.processes.spread_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
         dtype = DTYPES.get(self.config.precision)
         precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
         self.frozen = {
@@ -145,7 +165,7 @@ class Trainer:
             for name, weight in self.model.named_parameters()
             if weight in precise and not weight.requires_grad
         }
-        sums = self.config.accumulate > 1 or self.device.type == "cpu"
+        sums = self.config.accumulate * self.processes.size > 1 or self.device.type == "cpu"
         self.optimizer = Optimizer(self.model, self.config, precise or None, sums=sums)
         if saved is not None:
             self.restore(saved)
@@ -165,7 +185,8 @@ class Trainer:
             "vocabulary": self.task.vocabulary.digest,
         }
         weights = self.model.state_dict() | self.frozen | self.optimizer.precise()
-        return Checkpoint(self.step, weights, self.optimizer.tensors() | random, values)
+        moments = join_state(self.model, self.optimizer.tensors())
+        return Checkpoint(self.step, join_state(self.model, weights), moments | random, values)
 
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
@@ -173,7 +194,7 @@ class Trainer:
         torch.set_rng_state(tensors.pop("random.cpu"))
         if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda, self.device)
-        self.optimizer.load(tensors)
+        self.optimizer.load(own_state(self.model, tensors))
         self.guard.load_state(saved.state["guard"])
         self.batches.load_state(saved.state["batches"])
         self.best = Best(**saved.state["best"])
@@ -181,6 +202,17 @@ class Trainer:
         if self.routing is not None:
             self.routing.load_state(saved.state["routing"])
         self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
+
+    def take_batches(self) -> list[Batch]:
+        """This process's share of the batches of a step: of n processes, the r-th takes those at r, r + n, ..."""
+        rank, size = self.processes.rank, self.processes.size
+        taken: list[Batch] = []
+        for place in range(self.config.accumulate * size):
+            if place % size == rank:
+                taken.append(next(self.batches))
+            else:
+                self.batches.skip()
+        return taken
 
     def calibrate(self) -> None:
         """Set the residual scales of a recipe that takes them from data; only before the first step."""
@@ -190,17 +222,27 @@ class Trainer:
         *inputs, labels = next(self.batches).parts
         self.batches.load_state(position)
         real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
-        calibrate(self.model, tuple(each[real].to(self.device) for each in inputs))
+        # Scales come from the whole model: where processes share the experts, each has all of them for a moment.
+        shares = expert_group(self.model) is not None
+        whole = self._build(shared=False).train() if shares else self.model
+        calibrate(whole, tuple(each[real].to(self.device) for each in inputs))
+        if shares:
+            load_full_state_dict(self.model, whole.state_dict())
 
 
-def train(run: Run, task: Task, resume: bool = False) -> int:
-    """Train until the end, until it no longer gets better, or until a signal; return the exit code."""
+def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None) -> int:
+    """Train until the end, until it no longer gets better, or until a signal; return the exit code.
+
+    Called by each of several processes; the first alone writes and speaks.
+    """
+    processes = processes or Processes()
     with _signals() as stop:
-        trainer = Trainer(run, task)
-        newest = checkpoint.newest(run.checkpoints) if resume else None
+        trainer = Trainer(run, task, processes)
+        newest = _newest(run, processes) if resume else None
         trainer.begin(None if newest is None else checkpoint.load(newest))
-        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard)
-        progress = Progress(run.folder / "log.txt", trainer.config.steps, trainer.step)
+        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard) if processes.first else Unwritten()
+        kind = Progress if processes.first else Silence
+        progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
         if resume and newest is None:
             progress.say("there is no whole checkpoint: the run starts from the beginning")
@@ -213,24 +255,41 @@ def train(run: Run, task: Task, resume: bool = False) -> int:
         finally:
             progress.close()
             metrics.close()
-    if stop.signal:
+    if stopped := processes.largest(stop.signal):
         progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
-        return 128 + stop.signal
+        return 128 + stopped
     return 0
+
+
+def _newest(run: Run, processes: Processes) -> Path | None:
+    """The checkpoint to go on from: what the first process finds."""
+    found = checkpoint.newest(run.checkpoints) if processes.first else None
+    step = processes.of_first(-1 if found is None else checkpoint.step_of(found))
+    return None if step < 0 else checkpoint.path_of(run.checkpoints, int(step))
 
 
 def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, saver: Saver) -> None:
     config = trainer.config
-    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, progress.say, trainer.routing)
-    while trainer.step < config.steps and not stop.signal:
+    stepper = Stepper(
+        trainer.model,
+        trainer.optimizer,
+        config,
+        trainer.guard,
+        trainer.device,
+        progress.say,
+        trainer.routing,
+        trainer.processes,
+    )
+    while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
         if config.patience and trainer.best.waited >= config.patience:
             progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
             return
         step = trainer.step + 1
         lr = learning_rate(config, step)
         norms = LayerNorms() if config.layers_every and (step % config.layers_every == 0 or step == 1) else None
+        trainer.processes.seed_noise(config.seed, step)
         started = time.monotonic()
-        result = stepper.step([next(trainer.batches) for _ in range(config.accumulate)], lr, norms)
+        result = stepper.step(trainer.take_batches(), lr, norms)
         seconds = time.monotonic() - started
         trainer.step = step
         trainer.seconds += seconds
@@ -256,12 +315,16 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
 
 
 def _introduce(trainer: Trainer, progress: Progress) -> None:
+    size = trainer.processes.size
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    count += (size - 1) * sum(parameter.numel() for _, parameter in expert_parameters(trainer.model))
     depths = trainer.model.config.depths
     recipe = trainer.model.config.recipe.title
     layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
     progress.say(f"{recipe} {layers}, {count / 1e6:.1f} M parameters, on {trainer.device}")
     progress.say(trainer.batches.summary)
+    if size > 1:
+        progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 
@@ -286,13 +349,15 @@ def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
         return False
     metrics.write("valid", trainer.step, **found.metrics())
     progress.say(f"step {trainer.step}: validation {found}")
-    return trainer.best.update(found, trainer.step)
+    return trainer.best.update(trainer.processes.of_first(found.quality), trainer.step)
 
 
 def _save(trainer: Trainer, saver: Saver) -> None:
     """Begin to write a checkpoint, unless this step has one."""
     if trainer.saved != trainer.step:
-        saver.save(trainer.state(), trainer.best.step)
+        state = trainer.state()
+        if trainer.processes.first:
+            saver.save(state, trainer.best.step)
         trainer.saved = trainer.step
 
 

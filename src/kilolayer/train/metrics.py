@@ -39,6 +39,16 @@ class Metrics:
             self.board.close()
 
 
+class Unwritten(Metrics):
+    """The metrics of a process that is not the first of a run: they are the first's, which writes them."""
+
+    def __init__(self) -> None:
+        self.board = None
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Leave it to the first."""
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run so far; a last line that was cut short is left out."""
     path = folder / "metrics.jsonl"

@@ -51,10 +51,15 @@ class Meter:
         try:
             yield
             sizes = [size for stack in self.stacks for size in stack.residuals or []]
-            self.found[2, :-1] += torch.stack(sizes)
+            self.residuals[:-1] += torch.stack(sizes)
         finally:
             for stack in self.stacks:
                 stack.residuals = None
+
+    @property
+    def residuals(self) -> Tensor:
+        """What `watch` has summed so far: [layers + 1]."""
+        return self.found[2]
 
     def note_gradients(self) -> None:
         """Before the update."""

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from kilolayer.errors import InputError
 from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.moe.layer import expert_parameters
+from kilolayer.moe.shard import expert_group
+from kilolayer.parallel.collectives import sum_over
 from kilolayer.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class Optimizer:
         """
         self.config = config
         self.groups = _group(model, config)
+        self.sharing = expert_group(model)
         self.device = self.groups[0].weights[0].device
         for group in self.groups:
             if precise is not None and group.weights[0] in precise:
@@ -117,6 +120,11 @@ class Optimizer:
                 for weight in group.weights:
                     weight.grad = None
 
+    def shared_sums(self) -> list[Tensor]:
+        """The sums of gradients to which every process adds: all but those of experts that processes share."""
+        joint = [group for group in self.groups if self.sharing is None or not group.of_experts]
+        return [group.buffers["sums"] for group in joint if group.sums is not None]
+
     def clear(self) -> None:
         """Forget all gradients."""
         for group in self.groups:
@@ -132,13 +140,14 @@ class Optimizer:
             zero = torch.zeros((), dtype=group.means[0].dtype, device=self.device)
             present = [gradient for gradient in group.gradients if gradient is not None]
             found = iter(torch._foreach_norm(present, 2, dtype=zero.dtype) if present else ())
-            norms.append(torch.stack([zero if gradient is None else next(found) for gradient in group.gradients]))
+            own = torch.stack([zero if gradient is None else next(found) for gradient in group.gradients])
+            norms.append(self._of_all(group, own))
         return norms
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """The norm of all gradients but those of experts, and of those: [] each."""
         if all(group.sums is not None for group in self.groups):
-            norms = [group.buffers["sums"].norm() for group in self.groups]
+            norms = [self._of_all(group, group.buffers["sums"].norm()) for group in self.groups]
         else:
             norms = [norms.norm() for norms in self.gradient_norms()]
         parts = [[torch.zeros_like(norms[0])], [torch.zeros_like(norms[0])]]
@@ -150,9 +159,17 @@ class Optimizer:
     def update_norms(self, factors: Tensor) -> list[Tensor]:
         """The norm of what the update with these coefficients changed in each weight, from the moments that it left behind."""
         return [
-            torch.cat([self._changes(group, start, factors) for start in range(0, len(group.weights), AT_ONCE)])
+            self._of_all(
+                group, torch.cat([self._changes(group, start, factors) for start in range(0, len(group.weights), AT_ONCE)])
+            )
             for group in self.groups
         ]
+
+    def _of_all(self, group: Group, norms: Tensor) -> Tensor:
+        """Norms over the weights that all processes hold, from those over the weights that are held here."""
+        if self.sharing is None or not group.of_experts:
+            return norms
+        return sum_over(norms.double().square(), self.sharing).sqrt().to(norms.dtype)
 
     def _changes(self, group: Group, start: int, factors: Tensor) -> Tensor:
         """Norms of the changes of a few weights: more at once would hold a second copy of the model."""

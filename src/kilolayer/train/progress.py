@@ -85,6 +85,16 @@ class Progress:
             file.write(line + "\n")
 
 
+class Silence(Progress):
+    """What a process shows that is not the first of a run: nothing."""
+
+    def say(self, text: str) -> None:
+        """Leave it to the first."""
+
+    def update(self, step: int, values: Mapping[str, str], *, logged: bool) -> None:
+        """Leave it to the first."""
+
+
 def _columns() -> int:
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80

@@ -16,6 +16,7 @@ from kilolayer.layers.graph import Graphs
 from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.models.model import Model
 from kilolayer.moe.clip import clipping_norm
+from kilolayer.parallel.processes import Processes
 from kilolayer.tasks.loss import token_losses
 from kilolayer.tasks.task import Batch
 from kilolayer.train.config import TrainConfig
@@ -44,7 +45,10 @@ class StepResult:
 
 
 class Stepper:
-    """Runs steps on a model and its optimizer. Nothing is read back from the device before a step has ended."""
+    """Runs steps on a model and its optimizer. Nothing is read back from the device before a step has ended.
+
+    Each of several `processes` reads batches of its own; what they leave is summed before the update, which all make alike.
+    """
 
     def __init__(
         self,
@@ -55,9 +59,11 @@ class Stepper:
         device: torch.device,
         say: Callable[[str], None] = print,
         routing: RoutingMeter | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.guard, self.device, self.say = guard, device, say
+        self.processes = processes or Processes()
         self.routing = RoutingMeter(model, device) if routing is None and model.config.moe is not None else routing
         self.counted_experts = _counted_experts(model, config, say)
         self.totals = torch.zeros(2, device=device)
@@ -73,8 +79,8 @@ class Stepper:
             self._compile()
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
-        """One update from `batches`; with `norms`, also measure each layer."""
-        tokens = sum(batch.tokens for batch in batches)
+        """One update from `batches`, of all processes; with `norms`, also measure each layer."""
+        tokens = self.processes.total(sum(batch.tokens for batch in batches))
         self.optimizer.lr.fill_(lr)
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
@@ -86,7 +92,7 @@ class Stepper:
         else:
             self._step_by_graphs(self.graphs, batches)
         if norms is not None:
-            self.meter.read(norms, len(batches), self.guard.scale)
+            self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale)
         loss, nll, norm, dense, expert = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
@@ -100,13 +106,17 @@ class Stepper:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
         for stack in self.model.stacks():
             stack.compile_layer()
-        self.graphs = Graphs()
+        if all(stack.has_fixed_shapes for stack in self.model.stacks()):
+            self.graphs = Graphs()
+        else:
+            self.say("layers with experts run one operation at a time, because processes share these")
 
     def _step_eagerly(self, batches: Sequence[Batch]) -> None:
         """Also what a shape needs before it is recorded: kernels are compiled and chosen when they first run."""
         for batch in batches:
             self._read(*(part.to(self.device, non_blocking=True) for part in batch.parts))
             self.seen.add(self._sight(batch))
+        self._join()
         self._update()
 
     def _step_beside_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
@@ -122,8 +132,8 @@ class Stepper:
             self._step_eagerly(batches)
 
     def _step_by_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
-        """One graph for a step of one batch; for several, one graph for each batch and one for the update."""
-        if len(batches) == 1:
+        """One graph for a step of one batch; for several, here or elsewhere, one for each batch and one for the update."""
+        if len(batches) * self.processes.size == 1:
             work = [(self._read_and_update, batches[0].parts)]
         else:
             work = [*((self._read, batch.parts) for batch in batches), (self._update, ())]
@@ -140,8 +150,11 @@ class Stepper:
             self._forget()
             self._step_eagerly(batches)
             return
-        for key, (_, parts) in zip(keys, work, strict=True):
+        *reads, (last, (_, inputs)) = zip(keys, work, strict=True)
+        for key, (_, parts) in reads:
             graphs.replay(key, parts)
+        self._join()
+        graphs.replay(last, inputs)
 
     def _record(self, graphs: Graphs, key: Hashable, function: Callable[..., None], parts: tuple[Tensor, ...]) -> None:
         assert self.optimizer.kernel is not None
@@ -183,6 +196,15 @@ class Stepper:
         if self.routing is not None:
             self.routing.note(out.routing)
         self.optimizer.collect()
+
+    def _join(self) -> None:
+        """Sum what the batches left over the processes; the gradients of experts are whole where the experts are."""
+        left = [self.totals, *self.optimizer.shared_sums()]
+        if self.measures:
+            left.append(self.meter.residuals)
+        if self.routing is not None:
+            left += self.routing.of_step
+        self.processes.sum_(left)
 
     def _update(self) -> None:
         """Clip and update where all is finite; leave the means of both losses and the gradient's norms in `measured`."""
