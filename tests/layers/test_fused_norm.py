@@ -17,8 +17,6 @@ from kilolayer.layers.fused_norm import (
     residual_norm,
     residual_norm_backward,
     serves,
-    sum_and_norm,
-    sum_and_norm_backward,
 )
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.recompute import Recompute
@@ -65,9 +63,9 @@ def leaves(*made: Tensor | None) -> tuple[list[Tensor | None], list[Any]]:
         (False, False, False, "both"),
     ],
 )
-@pytest.mark.parametrize("operator", [residual_norm, sum_and_norm], ids=["norm", "sum"])
+@pytest.mark.parametrize("keeps_sum", [False, True])
 def test_residual_and_norm(
-    operator: Any,
+    keeps_sum: bool,
     shape: tuple[int, ...],
     centred: bool,
     shifted: bool,
@@ -85,11 +83,11 @@ def test_residual_and_norm(
     gain = torch.rand(width, device=device) + 0.5
     bias = torch.randn(width, device=device) if centred else None
     given, exact = leaves(x, y, shift, omega, gain, bias)
-    precise, rounded, _ = operator(x, y, shift, omega, skip, branch, gain, bias, EPS)
+    precise, rounded, _ = residual_norm(x, y, shift, omega, skip, branch, gain, bias, EPS, keeps_sum)
     x, y, shift, omega, gain, bias = exact
     added = skip * x * (1 if omega is None else omega) + branch * (y if shift is None else y + shift)
     normed = norm(added, gain, bias)
-    first = added if operator is sum_and_norm else normed
+    first = added if keeps_sum else normed
     close(precise, first, 1e-5)
     close(rounded, normed, tolerance)
     assert rounded.dtype == dtype
@@ -139,14 +137,9 @@ def test_totals_are_in_the_dtypes_of_their_parameters(
     shift, omega, gain, bias = (torch.rand(shape[1], device=device) + 0.5 for _ in range(4))
     y, rounded, shift = y.bfloat16(), rounded.bfloat16(), shift.bfloat16()
     some = (shift if shifted else None, omega if learned else None)
-    given = (x, y, *some, 2.0, 0.5, gain, bias if centred else None, EPS)
-    if keeps_sum:
-        added, _, statistics = sum_and_norm(*given)
-        kept = (added, x if learned else None, *some, 2.0, 0.5, gain, statistics)
-        totals = sum_and_norm_backward(precise, rounded, *kept, y.dtype)[2]
-    else:
-        statistics = residual_norm(*given)[2]
-        totals = residual_norm_backward(precise, rounded, x, y, *some, 2.0, 0.5, gain, statistics, learned)[2]
+    first, _, statistics = residual_norm(x, y, *some, 2.0, 0.5, gain, bias if centred else None, EPS, keeps_sum)
+    terms = (first, x if learned else None, None) if keeps_sum else (None, x, y)
+    totals = residual_norm_backward(precise, rounded, *terms, *some, 2.0, 0.5, gain, statistics, y.dtype, learned)[2]
     exact = [each.double().requires_grad_() for each in (gain, bias, shift, omega)]
     of_gain, of_bias, of_shift, of_omega = exact
     wide = x.double().requires_grad_()
@@ -179,16 +172,16 @@ def test_behind_a_relu_the_gradient_of_its_bias_is_the_last_total(shape: tuple[i
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
-@pytest.mark.parametrize("operator", [residual_norm, sum_and_norm], ids=["norm", "sum"])
-def test_rows_that_do_not_lie_one_after_another(operator: Any, device: str, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("keeps_sum", [False, True])
+def test_rows_that_do_not_lie_one_after_another(keeps_sum: bool, device: str, dtype: torch.dtype, tolerance: float) -> None:
     x, y, first, second = (torch.randn(4, 64, 6, device=device).mT for _ in range(4))
     gain, bias = torch.rand(64, device=device), torch.randn(64, device=device)
     given, exact = leaves(x, y.to(dtype))
-    precise, rounded, _ = operator(*given, None, None, 1.5, 1.0, gain, bias, EPS)
+    precise, rounded, _ = residual_norm(*given, None, None, 1.5, 1.0, gain, bias, EPS, keeps_sum)
     torch.autograd.backward([precise, rounded], [first, second.to(dtype)])
     added = 1.5 * exact[0] + exact[1]
     normed = norm(added, gain.double(), bias.double())
-    expected = added if operator is sum_and_norm else normed
+    expected = added if keeps_sum else normed
     torch.autograd.backward([expected, normed], [first.double(), second.to(dtype).double()])
     close(precise, expected, 1e-5)
     for ours, theirs in zip(given, exact, strict=True):
@@ -196,15 +189,15 @@ def test_rows_that_do_not_lie_one_after_another(operator: Any, device: str, dtyp
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
-@pytest.mark.parametrize("operator", [residual_norm, sum_and_norm], ids=["norm", "sum"])
-def test_what_is_not_finite_is_seen(operator: Any, device: str, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("keeps_sum", [False, True])
+def test_what_is_not_finite_is_seen(keeps_sum: bool, device: str, dtype: torch.dtype, tolerance: float) -> None:
     x, y, gain = torch.randn(6, 96, device=device), torch.randn(6, 96, device=device).to(dtype), torch.ones(96, device=device)
     x[2, 5], y[4, 95] = torch.nan, torch.inf
     (x, y, gain), _ = leaves(x, y, gain)
     assert x is not None
     assert gain is not None
-    precise, rounded, _ = operator(x, y, None, None, 1.0, 1.0, gain, torch.zeros_like(gain), EPS)
-    for found in (rounded,) if operator is sum_and_norm else (precise, rounded):
+    precise, rounded, _ = residual_norm(x, y, None, None, 1.0, 1.0, gain, torch.zeros_like(gain), EPS, keeps_sum)
+    for found in (rounded,) if keeps_sum else (precise, rounded):
         assert found.isnan().all(dim=1).tolist() == [False, False, True, False, True, False]
     torch.autograd.backward([precise, rounded], [torch.ones_like(precise), torch.ones_like(rounded)])
     assert x.grad is not None
@@ -222,17 +215,15 @@ def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str
     absent = [each if full else None for each in (shift, omega, bias)]
     tolerances = {"rtol": 2 * tolerance, "atol": 2 * tolerance}
     given, _ = leaves(x, y, *absent[:2], gain, absent[2])
-    for operator in (residual_norm, sum_and_norm):
-        torch.library.opcheck(operator, (*given[:4], 2.0, 1.0, *given[4:], EPS), **tolerances)
+    for keeps_sum in (False, True):
+        torch.library.opcheck(residual_norm, (*given[:4], 2.0, 1.0, *given[4:], EPS, keeps_sum), **tolerances)
     torch.library.opcheck(inner_norm, (given[1], *given[4:], EPS), **tolerances)
     x, y, shift, omega, gain, bias = (None if each is None else each.detach() for each in given)
-    statistics = residual_norm(x, y, shift, omega, 2.0, 1.0, gain, bias, EPS)[2]
+    statistics = residual_norm(x, y, shift, omega, 2.0, 1.0, gain, bias, EPS, False)[2]
     gradients = (precise, rounded) if full else (None, rounded)
-    torch.library.opcheck(
-        residual_norm_backward, (*gradients, x, y, shift, omega, 2.0, 1.0, gain, statistics, full), **tolerances
-    )
-    kept = (precise, x if full else None, shift, omega, 2.0, 1.0, gain, statistics)
-    torch.library.opcheck(sum_and_norm_backward, (*gradients, *kept, dtype), **tolerances)
+    for terms in ((None, x, y), (precise, x if full else None, None)):
+        others = (shift, omega, 2.0, 1.0, gain, statistics, dtype, full)
+        torch.library.opcheck(residual_norm_backward, (*gradients, *terms, *others), **tolerances)
     torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics, full), **tolerances)
 
 
@@ -244,8 +235,10 @@ class Calls(TorchDispatchMode):
         self.residual = self.sum = self.inner = self.widening = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.residual += func is torch.ops.kilolayer.residual_norm.default
-        self.sum += func is torch.ops.kilolayer.sum_and_norm.default
+        if func is torch.ops.kilolayer.residual_norm.default:
+            keeps_sum = args[-1]
+            self.residual += not keeps_sum
+            self.sum += keeps_sum
         self.inner += func is torch.ops.kilolayer.inner_norm.default
         self.widening += func is torch.ops.kilolayer.normed_relu_product.default
         return func(*args, **(kwargs or {}))

@@ -1,11 +1,11 @@
 """Norms on a GPU in one pass over their rows, forward and backward, with what stands around them.
 
-`residual_norm` is the end of a Post-LN sublayer: scales, addition and norm. It writes its output twice, precise for the next
-residual and rounded for the next product: neither the rounding nor the sum of the two gradients is then a pass of its own. It
-also adds the bias of the product before it, so that the bias's gradient comes with the norm's. `sum_and_norm` is the same where
-the next sublayer begins with the norm (Pre-LN): it writes the sum, precise, and its norm, rounded. `inner_norm` stands between
-two products. All compute in fp32 and keep two numbers a row. On the CPU the same operators run plain formulas, which the
-kernels are tested against.
+`residual_norm` is the end of a sublayer: scales, addition and norm. It writes two outputs, precise for the next residual and
+rounded for the next product: neither the rounding nor the sum of the two gradients is then a pass of its own. Both are the norm
+where it is the sublayer's own (Post-LN); where the next sublayer begins with it (Pre-LN), the precise one is the sum. It also
+adds the bias of the product before it, so that the bias's gradient comes with the norm's. `inner_norm` stands between two
+products. Both compute in fp32 and keep two numbers a row. On the CPU the same operators run plain formulas, which the kernels
+are tested against.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ def residual_norm(
     gain: Tensor,
     bias: Tensor | None,
     eps: float,
+    keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """N(skip * omega * x + branch * (y + shift)) in the dtype of x, and in that of y, and the statistics of its rows.
+    """N(s) or, with keeps_sum, s itself in the dtype of x, N(s) in that of y, and the statistics of the rows of s.
 
-    x and y [..., width]; shift, omega, gain and bias [width]; without bias the norm is RMSNorm. Statistics: mean (LayerNorm
-    alone) and 1 / deviation of each row, [1 or 2, rows].
+    s = skip * omega * x + branch * (y + shift). x and y [..., width]; shift, omega, gain and bias [width]; without bias the
+    norm is RMSNorm. Statistics: mean (LayerNorm alone) and 1 / deviation of each row, [1 or 2, rows].
     """
     from kilolayer.layers.fused_norm_kernel import add_and_normalise
 
     x, y = x.contiguous(), y.contiguous()
     precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), _room_for_statistics(x, x.dtype, bias is not None)
     add_and_normalise(
-        _rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, keeps_sum=False
+        _rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, keeps_sum=keeps_sum
     )
     return precise, rounded, statistics
 
@@ -60,66 +61,9 @@ def residual_norm(
 def residual_norm_backward(
     of_precise: Tensor | None,
     of_rounded: Tensor | None,
-    x: Tensor,
-    y: Tensor,
-    shift: Tensor | None,
-    omega: Tensor | None,
-    skip: float,
-    branch: float,
-    gain: Tensor,
-    statistics: Tensor,
-    learned: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x and y, and those of gain, LayerNorm's bias, the shift where there is one and, where learned, omega.
-
-    of_precise and of_rounded: the gradients of the two outputs, at least one of them.
-    """
-    from kilolayer.layers.fused_norm_kernel import add_and_normalise_backward
-    from kilolayer.layers.partial_sums_kernel import add_up
-
-    x, y = x.contiguous(), y.contiguous()
-    of_x, of_y, totals = torch.empty_like(x), torch.empty_like(y), _room_for_totals(statistics, gain, shift, learned)
-    sums = _room_for_sums(totals)
-    of_precise, of_rounded = (None if each is None else each.contiguous() for each in (of_precise, of_rounded))
-    add_and_normalise_backward(
-        of_precise, of_rounded, None, x, y, shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
-    )
-    add_up(sums, totals)
-    return of_x, of_y, totals
-
-
-@torch.library.custom_op("kilolayer::sum_and_norm", mutates_args=(), device_types="cuda")
-def sum_and_norm(
-    x: Tensor,
-    y: Tensor,
-    shift: Tensor | None,
-    omega: Tensor | None,
-    skip: float,
-    branch: float,
-    gain: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """s = skip * omega * x + branch * (y + shift) in the dtype of x, N(s) in that of y, and the statistics of the rows of s.
-
-    Shapes and statistics as `residual_norm` has them.
-    """
-    from kilolayer.layers.fused_norm_kernel import add_and_normalise
-
-    x, y = x.contiguous(), y.contiguous()
-    added, normed, statistics = torch.empty_like(x), torch.empty_like(y), _room_for_statistics(x, x.dtype, bias is not None)
-    add_and_normalise(
-        _rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, added, normed, statistics, keeps_sum=True
-    )
-    return added, normed, statistics
-
-
-@torch.library.custom_op("kilolayer::sum_and_norm_backward", mutates_args=(), device_types="cuda")
-def sum_and_norm_backward(
-    of_added: Tensor | None,
-    of_normed: Tensor | None,
-    added: Tensor,
+    added: Tensor | None,
     x: Tensor | None,
+    y: Tensor | None,
     shift: Tensor | None,
     omega: Tensor | None,
     skip: float,
@@ -127,21 +71,23 @@ def sum_and_norm_backward(
     gain: Tensor,
     statistics: Tensor,
     rounded: torch.dtype,
+    learned: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x and, in `rounded`, of y, and the others as `residual_norm_backward` has them.
+    """The gradients of x and y, and those of gain, LayerNorm's bias, the shift where there is one and, where learned, omega.
 
-    of_added and of_normed: the gradients of the two outputs, at least one of them; x: given where omega is learned.
+    of_precise and of_rounded: the gradients of the two outputs, at least one of them. added: the sum s where it was kept; then
+    x is given where omega is learned, and y is not. rounded: the dtype of y.
     """
     from kilolayer.layers.fused_norm_kernel import add_and_normalise_backward
     from kilolayer.layers.partial_sums_kernel import add_up
 
-    added, learned = added.contiguous(), x is not None
-    of_added, of_normed, x = (None if each is None else each.contiguous() for each in (of_added, of_normed, x))
-    of_x, of_y = torch.empty_like(added), torch.empty_like(added, dtype=rounded)
-    totals = _room_for_totals(statistics, gain, shift, learned)
+    of_precise, of_rounded, added, x, y = (
+        None if each is None else each.contiguous() for each in (of_precise, of_rounded, added, x, y)
+    )
+    (of_x, of_y), totals = _room_for_terms(added, x, rounded), _room_for_totals(statistics, gain, shift, learned)
     sums = _room_for_sums(totals)
     add_and_normalise_backward(
-        of_added, of_normed, added, x, None, shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
+        of_precise, of_rounded, added, x, y, shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
     )
     add_up(sums, totals)
     return of_x, of_y, totals
@@ -188,6 +134,13 @@ def _room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
+def _room_for_terms(added: Tensor | None, x: Tensor | None, rounded: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of x, and of y in its dtype; both have the shape of the sum."""
+    like = x if added is None else added
+    assert like is not None
+    return _like(like), _like(like, rounded)
+
+
 def _room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
     """Of gain, LayerNorm's bias, a shift of the dtype of that given, and a learned factor."""
     dtypes = [gain.dtype] * statistics.shape[0] + ([] if shift is None else [shift.dtype]) + [gain.dtype] * learned
@@ -209,55 +162,20 @@ def _(
     gain: Tensor,
     bias: Tensor | None,
     eps: float,
+    keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    precise, statistics = _normalised(_added(x, y, shift, omega, skip, branch), gain, bias, eps)
-    return precise, precise.to(y.dtype, copy=True), statistics
+    added = _added(x, y, shift, omega, skip, branch)
+    normed, statistics = _normalised(added, gain, bias, eps)
+    return added if keeps_sum else normed, normed.to(y.dtype, copy=True), statistics
 
 
 @residual_norm_backward.register_kernel("cpu")
 def _(
     of_precise: Tensor | None,
     of_rounded: Tensor | None,
-    x: Tensor,
-    y: Tensor,
-    shift: Tensor | None,
-    omega: Tensor | None,
-    skip: float,
-    branch: float,
-    gain: Tensor,
-    statistics: Tensor,
-    learned: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    gradient = sum(each.to(x.dtype) for each in (of_precise, of_rounded) if each is not None)
-    assert isinstance(gradient, Tensor)
-    of_added, totals = _of_normalised(gradient, _added(x, y, shift, omega, skip, branch), gain, statistics)
-    of_x, of_y, others = _of_terms(of_added, x if learned else None, shift, omega, skip, branch, y.dtype)
-    return of_x, of_y, totals + others
-
-
-@sum_and_norm.register_kernel("cpu")
-def _(
-    x: Tensor,
-    y: Tensor,
-    shift: Tensor | None,
-    omega: Tensor | None,
-    skip: float,
-    branch: float,
-    gain: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    added = _added(x, y, shift, omega, skip, branch)
-    normed, statistics = _normalised(added, gain, bias, eps)
-    return added, normed.to(y.dtype), statistics
-
-
-@sum_and_norm_backward.register_kernel("cpu")
-def _(
-    of_added: Tensor | None,
-    of_normed: Tensor | None,
-    added: Tensor,
+    added: Tensor | None,
     x: Tensor | None,
+    y: Tensor | None,
     shift: Tensor | None,
     omega: Tensor | None,
     skip: float,
@@ -265,12 +183,27 @@ def _(
     gain: Tensor,
     statistics: Tensor,
     rounded: torch.dtype,
+    learned: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    gradient = torch.zeros_like(added) if of_normed is None else of_normed.to(added.dtype)
-    through_norm, totals = _of_normalised(gradient, added, gain, statistics)
-    whole = through_norm if of_added is None else of_added + through_norm
-    of_x, of_y, others = _of_terms(whole, x, shift, omega, skip, branch, rounded)
-    return of_x, of_y, totals + others
+    given = of_rounded if of_precise is None else of_precise
+    assert given is not None
+    nothing = torch.zeros_like(given, dtype=gain.dtype)
+    of_precise = nothing if of_precise is None else of_precise
+    of_normed = nothing if of_rounded is None else of_rounded.to(gain.dtype)
+    if added is None:
+        assert x is not None
+        assert y is not None
+        of_added, totals = _of_normalised(of_precise + of_normed, _added(x, y, shift, omega, skip, branch), gain, statistics)
+    else:
+        of_added, totals = _of_normalised(of_normed, added, gain, statistics)
+        of_added = of_precise + of_added
+    if shift is not None:
+        totals.append((branch * of_added.flatten(0, -2).sum(dim=0)).to(shift.dtype))
+    if learned:
+        assert x is not None
+        totals.append(skip * (of_added * x).flatten(0, -2).sum(dim=0))
+    factor = skip if omega is None else skip * omega
+    return (factor * of_added).contiguous(), (branch * of_added).to(rounded, copy=True).contiguous(), totals
 
 
 @inner_norm.register_kernel("cpu")
@@ -293,23 +226,6 @@ def _added(x: Tensor, y: Tensor, shift: Tensor | None, omega: Tensor | None, ski
     y = y.to(x.dtype)
     added = (skip if omega is None else skip * omega) * x + branch * (y if shift is None else y + shift.to(x.dtype))
     return added.contiguous()
-
-
-def _of_terms(
-    of_added: Tensor,
-    x: Tensor | None,
-    shift: Tensor | None,
-    omega: Tensor | None,
-    skip: float,
-    branch: float,
-    rounded: torch.dtype,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x, of y in `rounded`, and those of the shift where there is one and, where x is given, of omega."""
-    others = [] if shift is None else [(branch * of_added.flatten(0, -2).sum(dim=0)).to(shift.dtype)]
-    if x is not None:
-        others.append(skip * (of_added * x).flatten(0, -2).sum(dim=0))
-    factor = skip if omega is None else skip * omega
-    return (factor * of_added).contiguous(), (branch * of_added).to(rounded, copy=True).contiguous(), others
 
 
 def _normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -343,6 +259,7 @@ def _(
     gain: Tensor,
     bias: Tensor | None,
     eps: float,
+    keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _like(x), _like(y), _room_for_statistics(x, x.dtype, bias is not None)
 
@@ -351,40 +268,9 @@ def _(
 def _(
     of_precise: Tensor | None,
     of_rounded: Tensor | None,
-    x: Tensor,
-    y: Tensor,
-    shift: Tensor | None,
-    omega: Tensor | None,
-    skip: float,
-    branch: float,
-    gain: Tensor,
-    statistics: Tensor,
-    learned: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return _like(x), _like(y), _room_for_totals(statistics, gain, shift, learned)
-
-
-@sum_and_norm.register_fake
-def _(
-    x: Tensor,
-    y: Tensor,
-    shift: Tensor | None,
-    omega: Tensor | None,
-    skip: float,
-    branch: float,
-    gain: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(y), _room_for_statistics(x, x.dtype, bias is not None)
-
-
-@sum_and_norm_backward.register_fake
-def _(
-    of_added: Tensor | None,
-    of_normed: Tensor | None,
-    added: Tensor,
+    added: Tensor | None,
     x: Tensor | None,
+    y: Tensor | None,
     shift: Tensor | None,
     omega: Tensor | None,
     skip: float,
@@ -392,8 +278,9 @@ def _(
     gain: Tensor,
     statistics: Tensor,
     rounded: torch.dtype,
+    learned: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return _like(added), _like(added, rounded), _room_for_totals(statistics, gain, shift, x is not None)
+    return *_room_for_terms(added, x, rounded), _room_for_totals(statistics, gain, shift, learned)
 
 
 @inner_norm.register_fake
@@ -411,48 +298,27 @@ def _like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _ = inputs
-    ctx.save_for_backward(x, y, shift, omega, gain, output[2])
+    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum = inputs
+    precise, _, statistics = output
+    ctx.rounded, ctx.learned = y.dtype, ctx.needs_input_grad[3]
+    # The sum, where it is written, is the next residual and kept anyway; then x serves omega's gradient alone, and y none.
+    terms = (precise, x if ctx.learned else None, None) if keeps_sum else (None, x, y)
+    ctx.save_for_backward(*terms, shift, omega, gain, statistics)
     ctx.set_materialize_grads(False)  # an output that nobody reads has no gradient, and none is read
 
 
 def _residual_backward(
     ctx: Any, of_precise: Tensor | None, of_rounded: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    x, y, shift, omega, gain, statistics = ctx.saved_tensors
-    learned = ctx.needs_input_grad[3]
-    of_x, of_y, totals = residual_norm_backward(
-        of_precise, of_rounded, x, y, shift, omega, ctx.skip, ctx.branch, gain, statistics, learned
-    )
-    return _in_the_order_of_inputs(of_x, of_y, totals, statistics.shape[0] == 2, shift is not None, learned)
-
-
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _ = inputs
-    added, _, statistics = output
-    ctx.rounded = y.dtype
-    # The sum is the next residual and kept anyway; x is needed for the gradient of omega alone, y for none.
-    ctx.save_for_backward(added, x if ctx.needs_input_grad[3] else None, shift, omega, gain, statistics)
-    ctx.set_materialize_grads(False)
-
-
-def _sum_backward(ctx: Any, of_added: Tensor | None, of_normed: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    added, x, shift, omega, gain, statistics = ctx.saved_tensors
-    of_x, of_y, totals = sum_and_norm_backward(
-        of_added, of_normed, added, x, shift, omega, ctx.skip, ctx.branch, gain, statistics, ctx.rounded
-    )
-    return _in_the_order_of_inputs(of_x, of_y, totals, statistics.shape[0] == 2, shift is not None, x is not None)
-
-
-def _in_the_order_of_inputs(
-    of_x: Tensor, of_y: Tensor, totals: list[Tensor], centred: bool, shifted: bool, learned: bool
-) -> tuple[Tensor | None, ...]:
+    *terms, shift, omega, gain, statistics = ctx.saved_tensors
+    given = (*terms, shift, omega, ctx.skip, ctx.branch, gain, statistics, ctx.rounded, ctx.learned)
+    of_x, of_y, totals = residual_norm_backward(of_precise, of_rounded, *given)
     rest = iter(totals)
     of_gain = next(rest)
-    of_bias = next(rest) if centred else None
-    of_shift = next(rest) if shifted else None
-    of_omega = next(rest) if learned else None
-    return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, None
+    of_bias = next(rest) if statistics.shape[0] == 2 else None
+    of_shift = None if shift is None else next(rest)
+    of_omega = next(rest) if ctx.learned else None
+    return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, None, None
 
 
 def _keep_inner(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -468,5 +334,4 @@ def _inner_backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tenso
 
 
 residual_norm.register_autograd(_residual_backward, setup_context=_keep_residual)
-sum_and_norm.register_autograd(_sum_backward, setup_context=_keep_sum)
 inner_norm.register_autograd(_inner_backward, setup_context=_keep_inner)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
-from kilolayer.layers.fused_norm import residual_norm, sum_and_norm
+from kilolayer.layers.fused_norm import residual_norm
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import LayerNorm, RMSNorm, is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
@@ -117,12 +117,11 @@ class Sublayer(nn.Module):
         assert isinstance(norm, LayerNorm | RMSNorm)
         assert not isinstance(branch, Tensor)
         number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
-        given = (x.precise, y, bias, vector, number, branch, norm.weight, norm.bias, norm.eps)
-        if norm is following:
-            added, normed, _ = sum_and_norm(*given)
-            return State.of(added, normed)
-        precise, rounded, _ = residual_norm(*given)
-        return State(precise, rounded)
+        keeps_sum = norm is following
+        precise, rounded, _ = residual_norm(
+            x.precise, y, bias, vector, number, branch, norm.weight, norm.bias, norm.eps, keeps_sum
+        )
+        return State.of(precise, rounded) if keeps_sum else State(precise, rounded)
 
     def _norm_of_sum(self, following: nn.Module | None) -> nn.Module | None:
         """Of the sum of skip and branch: this sublayer's own, or the next one's."""

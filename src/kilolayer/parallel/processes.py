@@ -17,9 +17,8 @@ from torch import Tensor
 from kilolayer.errors import OptionError
 from kilolayer.parallel.group import ExpertGroup
 
-PATIENCE = timedelta(
-    hours=12
-)  # the first process may train a vocabulary while the others wait; the dead are torchrun's to find
+PATIENCE = timedelta(hours=12)
+"""The first process may train a vocabulary while the others wait; the dead are torchrun's to find."""
 
 
 class Processes:
