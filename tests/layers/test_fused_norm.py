@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
 from kilolayer.layers.fused_norm import (
@@ -249,32 +251,6 @@ def serve(patch: pytest.MonkeyPatch, answer: bool) -> None:
         patch.setattr(f"kilolayer.layers.{module}.serves", lambda *_: answer)
 
 
-def loss_and_gradient(model: kl.EncoderDecoder, source: Tensor, target: Tensor) -> tuple[float, Tensor]:
-    model.zero_grad()
-    out = model(source, target)
-    loss = F.cross_entropy(out.logits.float()[target != 0], target[target != 0]) + out.router_loss
-    loss.backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    return float(loss.detach()), torch.cat([each.flatten().float() for each in gradients.values() if each is not None])
-
-
-def same_with_them(model: kl.EncoderDecoder, patch: pytest.MonkeyPatch, exact: bool, compiled: bool = False) -> None:
-    """The same loss and gradients with the operators as without, on batches of two shapes."""
-    found, device = {}, model.embedding.weight.device
-    for served in (False, True):
-        serve(patch, served)
-        for stack in model.stacks() if served and compiled else []:
-            stack.compile_layer("aot_eager")
-        for length in (20, 33):
-            source, target = torch.randint(1, 50, (2, 6, length), generator=torch.Generator().manual_seed(length)).to(device)
-            source[2, 11:], target[3, 7:] = 0, 0
-            found[served, length] = loss_and_gradient(model, source, target)
-    for length in (20, 33):
-        (loss, gradient), (expected, expected_gradient) = found[True, length], found[False, length]
-        assert loss == pytest.approx(expected, rel=1e-5 if exact else 1e-2)
-        assert float(F.cosine_similarity(gradient, expected_gradient, dim=0)) > (1 - 1e-5 if exact else 0.999)
-
-
 def small_model(recipe: str | kl.recipes.Recipe, device: str = "cpu", half: bool = False, **options: Any) -> kl.EncoderDecoder:
     model = kl.EncoderDecoder(50, 32, 4, 64, 3, 3, recipe, device=device, **options).train()
     if half:
@@ -311,13 +287,13 @@ def test_a_model_is_the_same_with_them(
     recipe: str | kl.recipes.Recipe, options: dict[str, Any], counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Calls() as calls:
-        same_with_them(small_model(recipe, **options), monkeypatch, exact=True)
+        assert_same(small_model(recipe, **options), partial(serve, monkeypatch), 1e-5)
     assert (calls.residual, calls.sum, calls.inner, calls.widening) == tuple(2 * count for count in counts)
 
 
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "normformer"])
 def test_a_model_in_half_precision_is_the_same_with_them(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    same_with_them(small_model(recipe, half=True), monkeypatch, exact=False)
+    assert_same(small_model(recipe, half=True), partial(serve, monkeypatch), 1e-2)
 
 
 @pytest.mark.parametrize("what", WHAT[1:])
@@ -326,7 +302,7 @@ def test_a_model_is_the_same_when_it_is_recomputed(recipe: str, what: Recompute,
     model = small_model(recipe)
     for stack in model.stacks():
         stack.recompute = what
-    same_with_them(model, monkeypatch, exact=True)
+    assert_same(model, partial(serve, monkeypatch), 1e-5)
 
 
 @pytest.mark.gpu
@@ -369,7 +345,7 @@ def test_one_graph_a_kind_has_them_for_all_layers_and_shapes(
 ) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    same_with_them(small_model(recipe, device, half=True, **options), monkeypatch, exact=False, compiled=True)
+    assert_same(small_model(recipe, device, half=True, **options), partial(serve, monkeypatch), 1e-2, compiled=True)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
 from kilolayer.layers.recompute import Recompute
@@ -103,31 +105,8 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def loss_and_gradient(model: kl.EncoderDecoder, source: Tensor, target: Tensor) -> tuple[float, Tensor]:
-    model.zero_grad()
-    logits = model(source, target).logits.float()
-    loss = F.cross_entropy(logits[target != 0], target[target != 0])
-    loss.backward()
-    return float(loss.detach()), torch.cat(
-        [weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None]
-    )
-
-
-def same_with_it(model: kl.EncoderDecoder, patch: pytest.MonkeyPatch, device: str, compiled: bool = False) -> None:
-    """The same loss and gradients with the operator as without, on batches of two shapes."""
-    found = {}
-    for served in (False, True):
-        patch.setattr("kilolayer.layers.feedforward.serves", lambda *_, served=served: served)
-        for stack in model.stacks() if served and compiled else []:
-            stack.compile_layer("aot_eager")
-        for length in (20, 33):
-            source, target = torch.randint(1, 50, (2, 6, length), generator=torch.Generator().manual_seed(length)).to(device)
-            source[2, 11:], target[3, 7:] = 0, 0
-            found[served, length] = loss_and_gradient(model, source, target)
-    for length in (20, 33):
-        (loss, gradient), (expected, expected_gradient) = found[True, length], found[False, length]
-        assert loss == pytest.approx(expected, rel=1e-2 if device == "cuda" else 1e-6)
-        assert float(F.cosine_similarity(gradient, expected_gradient, dim=0)) > (0.999 if device == "cuda" else 1 - 1e-6)
+def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
+    patch.setattr("kilolayer.layers.feedforward.serves", lambda *_: served)
 
 
 def small_model(recipe: str, device: str, **options: Any) -> kl.EncoderDecoder:
@@ -145,7 +124,7 @@ def test_a_model_is_the_same_with_it(recipe: str, what: Recompute, device: str, 
     for stack in model.stacks():
         stack.recompute = what
     with Calls() as calls:
-        same_with_it(model, monkeypatch, device)
+        assert_same(model, partial(serve, monkeypatch), TOLERANCE[device])
     assert calls.count == 2 * 6 * (1 if what == "none" else 2)  # two batches through six layers, once more where recomputed
 
 
@@ -153,7 +132,7 @@ def test_a_model_is_the_same_with_it(recipe: str, what: Recompute, device: str, 
 def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    same_with_it(small_model("deepnorm", device), monkeypatch, device, compiled=True)
+    assert_same(small_model("deepnorm", device), partial(serve, monkeypatch), TOLERANCE[device], compiled=True)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
