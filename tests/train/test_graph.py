@@ -106,12 +106,28 @@ def test_dropout_is_drawn_anew_at_every_replay() -> None:
 
 
 @pytest.mark.gpu
+def test_a_step_is_recorded_while_something_of_the_one_before_is_alive() -> None:
+    stepper, kept = stepper_of(), []
+    stepper.model.register_forward_hook(lambda *call: kept.append(call[2].logits))
+    found = [stepper.step([some_batch(0)], 1e-3).loss for _ in range(4)]
+    assert len(kept) == 2  # one rehearsal, one recording
+    assert found[-1] < found[0]
+
+
+@pytest.mark.gpu
 def test_layers_are_measured_between_recorded_steps() -> None:
-    stepper, norms = stepper_of(precision="bf16"), LayerNorms()
-    losses(stepper, 6)
-    stepper.step([some_batch(0)], 1e-3, norms)
-    losses(stepper, 6)
-    assert all(len(layers) == 3 and all(value > 0 for value in layers) for layers in norms.update.values())
+    recorded, eager = stepper_of(), stepper_of(eager=True)
+    for _ in range(4):  # from the second on by replay
+        ours, theirs = LayerNorms(), LayerNorms()
+        for stepper, norms in ((recorded, ours), (eager, theirs)):
+            losses(stepper, 6)
+            stepper.step([some_batch(0)], 1e-3, norms)
+        for kind in ("gradient", "update", "residual"):
+            for side, layers in getattr(theirs, kind).items():
+                assert len(layers) == 3
+                assert getattr(ours, kind)[side] == pytest.approx(layers, rel=1e-3)
+    assert recorded.graphs is not None
+    assert len(recorded.graphs.recordings) == len(SHAPES) + 1
 
 
 @pytest.mark.gpu

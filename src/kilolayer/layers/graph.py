@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,21 +22,38 @@ class Graphs:
     """Recordings by shape, all in one memory pool: what one needs while it runs, the next one uses again."""
 
     def __init__(self) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         self.recordings: dict[Hashable, Recording] = {}
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Around work that will be recorded, where it has gradients: on the stream of the recordings.
+
+        Autograd keeps the stream on which it first saw a weight for as long as anything of that pass is alive, and a recording
+        must not wait for another stream.
+        """
+        usual = torch.cuda.current_stream()
+        self.stream.wait_stream(usual)
+        with torch.cuda.stream(self.stream):
+            yield
+        usual.wait_stream(self.stream)
 
     def record(self, key: Hashable, work: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
         """Record `work(*inputs)` without doing it. It must have been done before on these shapes: its kernels must be there."""
         places = tuple(given.to("cuda") for given in inputs)
-        graph = torch.cuda.CUDAGraph()
+        graph, cause = torch.cuda.CUDAGraph(), None
         try:
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                work(*places)
-        except RuntimeError:
+            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+                try:
+                    work(*places)
+                except BaseException as error:
+                    cause = error  # the end of a broken recording raises another
+                    raise
+        except RuntimeError as error:
             # Its random numbers would wait for the end of this recording for ever.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
-            raise
+            raise cause or error
         self.recordings[key] = Recording(graph, places)
 
     def replay(self, key: Hashable, inputs: tuple[Tensor, ...]) -> None:

@@ -120,16 +120,17 @@ class Stepper:
         self._update()
 
     def _step_beside_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
-        try:
-            self._step_eagerly(batches)
-        except torch.OutOfMemoryError:
-            if not graphs.recordings:
-                raise
-            # There is no room for a step beside the recordings' pool: they are made anew when they are needed.
-            graphs.recordings.clear()
-            self._forget()
-            torch.cuda.empty_cache()
-            self._step_eagerly(batches)
+        with graphs.rehearsal():
+            try:
+                self._step_eagerly(batches)
+            except torch.OutOfMemoryError:
+                if not graphs.recordings:
+                    raise
+                # There is no room for a step beside the recordings' pool: they are made anew when they are needed.
+                graphs.recordings.clear()
+                self._forget()
+                torch.cuda.empty_cache()
+                self._step_eagerly(batches)
 
     def _step_by_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
         """One graph for a step of one batch; for several, here or elsewhere, one for each batch and one for the update."""
