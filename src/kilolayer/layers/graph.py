@@ -53,7 +53,7 @@ class Graphs:
             # Its random numbers would wait for the end of this recording for ever.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
-            raise cause or error
+            raise (cause or error) from None
         self.recordings[key] = Recording(graph, places)
 
     def replay(self, key: Hashable, inputs: tuple[Tensor, ...]) -> None:
