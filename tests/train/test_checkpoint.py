@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import logging
@@ -174,6 +175,18 @@ def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest
     assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder))
     monkeypatch.undo()
     assert same(checkpoint.load(checkpoint.save(folder, made(40))), made(40))
+
+
+def test_files_of_many_pieces_are_whole_and_their_damage_is_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE", 100)
+    path = checkpoint.save(tmp_path, made(1))
+    assert same(checkpoint.load(path), made(1))
+    data = (path / "model.safetensors").read_bytes()
+    hashes = json.loads((path / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"]
+    assert hashes == [hashlib.sha256(data[start : start + 100]).hexdigest() for start in range(0, len(data), 100)]
+    for damaged, place in ((data[:250] + b"?" + data[251:], 200), (data[:300], 300), (data + b"?", len(data) // 100 * 100)):
+        (path / "model.safetensors").write_bytes(damaged)
+        assert f"from byte {place} on" in (checkpoint.find_fault(path) or "")
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
