@@ -4,7 +4,8 @@
 
 A run that is out of time stops with a checkpoint in runs/thousand/SYSTEM, and the same command continues it; with --discard it
 stops without one, which at this depth has 11 GB. OUT gets
-thousand-SYSTEM.json: both losses by step, time, skipped steps, and what the run said, such as where it was continued.
+thousand-SYSTEM.json: both losses by step, time, skipped steps, gradients by layer, and what the run said, such as where it was
+continued.
 """
 
 from __future__ import annotations
@@ -56,7 +57,14 @@ def describe(folder: Path) -> dict[str, Any]:
         "train": [(row["step"], row["nll"]) for row in trained],
         "valid": [(row["step"], row["loss"]) for row in rows if row["kind"] == "valid"],
         "seconds_by_step": [(row["step"], round(row["seconds"], 1)) for row in trained],
+        "gradients": [_gradients(row) for row in rows if row["kind"] == "layers"],
     }
+
+
+def _gradients(row: dict[str, Any]) -> dict[str, Any]:
+    """The norm of the gradient in the first, the middle and the last layer of each side."""
+    few = {side: [norms[0], norms[len(norms) // 2], norms[-1]] for side, norms in row["gradient"].items()}
+    return {"step": row["step"], **few}
 
 
 def main() -> None:
