@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 Step = Callable[[], Any]
 # Kernels of the optimizer: its own, and the norms of gradients.
-UPDATE = ("_update", "void at::native::(anonymous namespace)::multi_tensor_apply_kernel")
+UPDATE = ("_update", "_add_squares")
 
 
 def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:

@@ -174,6 +174,8 @@ def test_the_kernel_does_what_the_lists_do(kind: Any, dtype: torch.dtype, sums: 
             b.grad = a.grad.clone()
         ours.collect()
         theirs.collect()
+        norms = [each.norm() for each in theirs.gradient_norms()]
+        torch.testing.assert_close(ours.norms()[0], torch.stack(norms).norm().double(), rtol=1e-5, atol=0)
         finite = torch.tensor(step != 3, device="cuda")
         factors = theirs.coefficients(ONE.cuda() / 3).tolist()
         ours.update(ONE.cuda() / 3, finite)

@@ -146,7 +146,9 @@ class Optimizer:
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """The norm of all gradients but those of experts, and of those: [] each."""
-        if all(group.sums is not None for group in self.groups):
+        if self.kernel is not None:
+            norms = [self._of_all(*pair) for pair in zip(self.groups, self.kernel.norms(), strict=True)]
+        elif all(group.sums is not None for group in self.groups):
             norms = [self._of_all(group, group.buffers["sums"].norm()) for group in self.groups]
         else:
             norms = [norms.norm() for norms in self.gradient_norms()]

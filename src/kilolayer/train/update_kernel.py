@@ -1,4 +1,4 @@
-"""The optimizer's update of many tensors in one launch. `update_lists` in optimizer.py is its reference.
+"""The optimizer's update of many tensors in one launch, and the norm of their gradients. Optimizer has their references.
 
 Each program takes one chunk of one tensor. Gradients and weights are found through tables of addresses, because they are
 thousands of tensors; moments and masters lie in flat buffers. A program reads and writes each number once.
@@ -20,6 +20,8 @@ from kilolayer.train.config import TrainConfig
 from kilolayer.train.optimizer import Group
 
 CHUNK = 2048
+CHUNKS_AT_ONCE = 8
+"""Of a program that only reads: one chunk would be too little work for it."""
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -39,11 +41,17 @@ class UpdateKernel:
 
     def update(self, factors: Tensor, finite: Tensor) -> None:
         """One launch a group. factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
-        self.noted = [addresses(group.gradients) for group in self.groups]
-        if not torch.cuda.is_current_stream_capturing():
-            self._write()
+        self._note()
         for group, chunks, table in zip(self.groups, self.chunks, self.tables, strict=True):
             update_chunks(group, chunks, table, factors, finite, self.config)
+
+    def norms(self) -> list[Tensor]:
+        """The norm of each group's gradients: fp64 [] each."""
+        self._note()
+        return [
+            sums_of_squares(group, chunks, table).sum(dtype=torch.float64).sqrt()
+            for group, chunks, table in zip(self.groups, self.chunks, self.tables, strict=True)
+        ]
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -60,6 +68,11 @@ class UpdateKernel:
 
     def _new_tables(self) -> list[Tensor]:
         return [torch.zeros_like(chunks.weights) for chunks in self.chunks]
+
+    def _note(self) -> None:
+        self.noted = [addresses(group.gradients) for group in self.groups]
+        if not torch.cuda.is_current_stream_capturing():
+            self._write()
 
     def _write(self) -> None:
         for table, noted in zip(self.tables, self.noted, strict=True):
@@ -113,6 +126,57 @@ def update_chunks(
         SIZE=CHUNK,
         num_warps=8,
     )
+
+
+def sums_of_squares(group: Group, chunks: Chunks, gradients: Tensor) -> Tensor:
+    """One launch: fp32 [programs], the sums over some chunks each. gradients: the addresses, on the device."""
+    gradient = next((each for each in group.gradients if each is not None), None)
+    count = len(chunks.tensor_of)
+    sums = torch.zeros(triton.cdiv(count, CHUNKS_AT_ONCE), device=gradients.device)
+    if gradient is not None:
+        _add_squares[(len(sums),)](
+            chunks.tensor_of,
+            chunks.start_of,
+            chunks.sizes,
+            gradients,
+            sums,
+            count,
+            GRADIENT=TYPES[gradient.dtype],
+            AT_ONCE=CHUNKS_AT_ONCE,
+            SIZE=CHUNK,
+            num_warps=4,
+        )
+    return sums
+
+
+@triton.jit
+def _add_squares(
+    tensor_of,
+    start_of,
+    sizes,
+    gradients,
+    sums,
+    count,
+    GRADIENT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    first = tl.program_id(0) * AT_ONCE
+    offsets = tl.arange(0, SIZE)
+    total = tl.zeros([SIZE], dtype=tl.float32)
+    for chunk in range(first, min(first + AT_ONCE, count)):
+        index = tl.load(tensor_of + chunk)
+        address = tl.load(gradients + index)
+        if address != 0:
+            start = tl.multiple_of(tl.load(start_of + chunk), 64)
+            gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
+            left = tl.load(sizes + index) - start
+            if left >= SIZE:
+                gradient = tl.load(gradient_at + offsets).to(tl.float32)
+            else:
+                gradient = tl.load(gradient_at + offsets, mask=offsets < left, other=0.0).to(tl.float32)
+            total += gradient * gradient
+    tl.store(sums + tl.program_id(0), tl.sum(total))
 
 
 @triton.jit
