@@ -10,6 +10,8 @@ from torch import Tensor
 
 COLUMNS = 4096
 WARPS = 8
+VECTOR: tl.constexpr = tl.constexpr(8)
+"""Scores that a thread reads at once; they share a maximum, so that little more than one power is taken of each score."""
 
 
 def measure_rows(scores: Tensor, labels: Tensor, total: Tensor, chosen: Tensor, mean: Tensor) -> None:
@@ -32,24 +34,39 @@ def spread_gradients(
 def _measure_rows(scores_at, labels_at, total_at, chosen_at, mean_at, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     scores_at += row * WIDTH
-    highest = tl.full([COLUMNS], float("-inf"), dtype=tl.float32)
-    powers = tl.zeros([COLUMNS], dtype=tl.float32)
-    sums = tl.zeros([COLUMNS], dtype=tl.float32)
-    # Each lane keeps its own maximum, so that the row is summed over lanes once and not in every block.
-    for start in range(0, WIDTH, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
+    column = tl.arange(0, COLUMNS)
+    # Every few scores keep a maximum of their own, so that the row is summed over threads once and not in every block.
+    highest = tl.full([COLUMNS // VECTOR], float("-inf"), dtype=tl.float32)
+    powers = tl.zeros([COLUMNS // VECTOR], dtype=tl.float32)
+    sums = tl.zeros([COLUMNS // VECTOR], dtype=tl.float32)
+    for start in range(0, WIDTH - COLUMNS + 1, COLUMNS):
+        scores = _in_vectors(tl.load(scores_at + start + column), COLUMNS)
+        highest, powers = _add_powers(scores, highest, powers)
+        sums += tl.sum(scores, axis=1)
+    if WIDTH % COLUMNS != 0:
+        column += WIDTH // COLUMNS * COLUMNS
         inside = column < WIDTH
-        scores = tl.load(scores_at + column, mask=inside, other=float("-inf")).to(tl.float32)
-        sums += tl.where(inside, scores, 0.0)
-        higher = tl.maximum(highest, scores)
-        reached = tl.where(higher == float("-inf"), 0.0, higher)
-        powers = powers * tl.exp(highest - reached) + tl.exp(scores - reached)
-        highest = higher
+        scores = _in_vectors(tl.load(scores_at + column, mask=inside, other=float("-inf")), COLUMNS)
+        highest, powers = _add_powers(scores, highest, powers)
+        sums += tl.sum(tl.where(tl.reshape(inside, [COLUMNS // VECTOR, VECTOR]), scores, 0.0), axis=1)
     top = tl.max(highest, axis=0)
     reached = tl.where(top == float("-inf"), 0.0, top)
     tl.store(total_at + row, tl.log(tl.sum(powers * tl.exp(highest - reached), axis=0)) + reached)
     tl.store(chosen_at + row, tl.load(scores_at + tl.load(labels_at + row)).to(tl.float32))
     tl.store(mean_at + row, tl.sum(sums, axis=0) / WIDTH)
+
+
+@triton.jit
+def _in_vectors(scores, COLUMNS: tl.constexpr):
+    return tl.reshape(scores.to(tl.float32), [COLUMNS // VECTOR, VECTOR])
+
+
+@triton.jit
+def _add_powers(scores, highest, powers):
+    """The maxima with these scores, and the sums of exp(score - maximum)."""
+    higher = tl.maximum(highest, tl.max(scores, axis=1))
+    reached = tl.where(higher == float("-inf"), 0.0, higher)
+    return higher, powers * tl.exp(highest - reached) + tl.sum(tl.exp(scores - reached[:, None]), axis=1)
 
 
 @triton.jit
