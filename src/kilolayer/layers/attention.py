@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.cache import KeptKeys, StaticKeys
 from kilolayer.layers.function import Function
+from kilolayer.layers.heads_product import heads_product, serves
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
@@ -36,6 +39,16 @@ class Attention(Function):
     def split_heads(self, x_BLD: Tensor) -> Tensor:
         """[batch, length, heads * head width] to [batch, heads, length, head width]."""
         return x_BLD.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def project(self, x: Tensor, projection: Projection, *, straight: bool) -> Sequence[Tensor]:
+        """The parts of a projection of [batch, length, dim], [batch, heads, length, head width] each.
+
+        straight: SDPA reads them as they are, and hands their gradients back as they go into the backward of the product.
+        """
+        weight, bias = projection.weight, projection.bias
+        if straight and self.training and bias is not None and serves(x.device, weight.dtype, self.head_dim):
+            return heads_product(x.to(weight.dtype), weight, bias, projection.rows, self.head_dim)
+        return [self.split_heads(part) for part in projection(x).split(projection.rows, dim=-1)]
 
     def attend(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
         """softmax(q k^T / sqrt(head width)) v under the mask, and what `finish` does. To [batch, queries, dim]."""
@@ -79,12 +92,13 @@ class SelfAttention(Attention):
     def hidden(
         self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: KeptKeys | None = None, past: int | Tensor = 0
     ) -> Tensor:
-        projected = self.query_key_value(self.input_shift(x))
+        x = self.input_shift(x)
         if mask.short:
+            packed = self.query_key_value(x)
             return self.finish(
-                self.split_heads(short_self_attention(projected, mask.keys, self.heads, self.key_heads, mask.causal))
+                self.split_heads(short_self_attention(packed, mask.keys, self.heads, self.key_heads, mask.causal))
             )
-        query, key, value = (self.split_heads(part) for part in projected.split(self.query_key_value.rows, dim=-1))
+        query, key, value = self.project(x, self.query_key_value, straight=rotation is None and cache is None)
         if rotation is not None:
             query, key = rotation.rotate_query(query), rotation.rotate_key(key)
         if mask.step:
@@ -121,7 +135,7 @@ class CrossAttention(Attention):
         """Keys and values of the source, from the cache after the first step."""
         if cache is not None and cache.memory is not None:
             return cache.memory
-        key, value = (self.split_heads(part) for part in self.key_value(memory).split(self.key_value.rows, dim=-1))
+        key, value = self.project(memory, self.key_value, straight=cache is None)
         if cache is not None:
             cache.memory = (key, value)
         return key, value

@@ -1,0 +1,251 @@
+"""Queries, keys and values of one product against a plain one in fp64: the formulas on the CPU, the kernel on a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from with_and_without import assert_same, loss_and_gradient
+
+import kilolayer as kl
+from kilolayer.layers.heads_product import heads_product, join_heads, serves
+from kilolayer.layers.recompute import Recompute
+
+pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = {"cpu": torch.float64, "cuda": torch.bfloat16}
+TOLERANCE = {"cpu": 1e-12, "cuda": 1e-2}
+# The axes batch, heads, length and head width in the order of memory, the slowest first.
+ORDERS = ["BLHD", "BHLD", "LBHD", "HBLD", "DBHL"]
+
+
+def close(found: Tensor | None, expected: Tensor | None) -> None:
+    assert found is not None
+    assert expected is not None
+    assert found.shape == expected.shape
+    error = float((found.detach().double() - expected.detach()).abs().max())
+    assert error <= TOLERANCE[found.device.type] * max(1.0, float(expected.detach().abs().max()))
+
+
+def laid_out(x_BHLD: Tensor, order: str) -> Tensor:
+    """The same values, in this order in memory."""
+    axes = ["BHLD".index(axis) for axis in order]
+    return x_BHLD.permute(axes).contiguous().permute([axes.index(axis) for axis in range(4)])
+
+
+def random_factors(batch: int, length: int, inputs: int, heads: tuple[int, ...], head_dim: int, device: str) -> list[Tensor]:
+    outputs = sum(heads) * head_dim
+    shapes = [(batch, length, inputs), (outputs, inputs), (outputs,)]
+    return [torch.randn(shape, device=device, dtype=DTYPES[device], requires_grad=True) for shape in shapes]
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor, rows: list[int], head_dim: int) -> list[Tensor]:
+    parts = zip(weight.split(rows), bias.split(rows), strict=True)
+    return [F.linear(x, *part).view(*x.shape[:2], -1, head_dim).transpose(1, 2) for part in parts]
+
+
+SIZES = [
+    (1, 1, 16, (1, 1, 1), 16),
+    (3, 43, 32, (4, 4, 4), 16),
+    (2, 129, 64, (8, 2, 2), 32),
+    (5, 64, 48, (3, 3), 64),
+    (2, 200, 64, (12, 12, 12), 64),
+    (1, 333, 32, (5, 1, 1), 80),
+]
+
+
+@pytest.mark.parametrize(("batch", "length", "inputs", "heads", "head_dim"), SIZES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_parts_and_gradients(
+    batch: int, length: int, inputs: int, heads: tuple[int, ...], head_dim: int, order: str, device: str
+) -> None:
+    given = random_factors(batch, length, inputs, heads, head_dim, device)
+    exact = [each.detach().double().requires_grad_() for each in given]
+    rows = [head_dim * each for each in heads]
+    found, expected = heads_product(*given, rows, head_dim), plain(*exact, rows, head_dim)
+    gradients = [laid_out(torch.randn_like(part), order) for part in found]
+    torch.autograd.backward(found, gradients)
+    torch.autograd.backward(expected, [gradient.double() for gradient in gradients])
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours, theirs)
+    for ours, theirs in zip(given, exact, strict=True):
+        close(ours.grad, theirs.grad)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    given = random_factors(2, 5, 6, (2, 1, 1), 4, "cpu")
+    assert torch.autograd.gradcheck(lambda *factors: heads_product(*factors, [8, 4, 4], 4), given)
+
+
+@pytest.mark.parametrize(("batch", "length", "inputs", "heads", "head_dim"), SIZES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_part_has_an_order_of_its_own(
+    batch: int, length: int, inputs: int, heads: tuple[int, ...], head_dim: int, device: str
+) -> None:
+    values = [torch.randn(batch, each, length, head_dim, device=device, dtype=DTYPES[device]) for each in heads]
+    joined, total = join_heads([laid_out(value, order) for value, order in zip(values, ORDERS[::2], strict=False)])
+    rows = [[value[b, :, position].flatten() for value in values] for b in range(batch) for position in range(length)]
+    expected = torch.stack([torch.cat(row) for row in rows])
+    assert torch.equal(joined, expected)
+    close(total, expected.double().sum(dim=0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_that_repeat_or_lie_apart_in_memory(device: str) -> None:
+    whole = torch.randn(3, 40, 3, 4, 32, device=device, dtype=DTYPES[device])
+    apart = [part.transpose(1, 2) for part in whole[..., 8:24].unbind(2)]
+    joined, total = join_heads(apart)
+    assert torch.equal(joined, whole[..., 8:24].flatten(2).flatten(0, 1))
+    close(total, joined.double().sum(dim=0))
+    ones = torch.ones((), device=device, dtype=whole.dtype)
+    joined, total = join_heads([ones.expand(3, heads, 40, 16) for heads in (4, 2, 2)])
+    assert torch.equal(joined, torch.ones_like(joined))
+    assert torch.equal(total, torch.full_like(total, 120))
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 65), (21, 953)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_bias_gets_the_sum_over_all_rows(batch: int, length: int, device: str) -> None:
+    parts = [torch.randint(0, 2, (batch, heads, length, 16), device=device).bfloat16() for heads in (4, 1, 1)]
+    joined, total = join_heads(parts)
+    assert torch.equal(total, (joined > 0).sum(dim=0).bfloat16())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads", [(4, 4, 4), (4, 2)])
+def test_the_operator_is_what_it_says_to_the_compiler(heads: tuple[int, ...], device: str) -> None:
+    parts = [torch.randn(2, 70, each, 16, device=device, dtype=DTYPES[device]).transpose(1, 2) for each in heads]
+    torch.library.opcheck(join_heads, (parts,), rtol=2e-2, atol=2e-2)
+
+
+def attend(product: Any, *given: Tensor) -> Tensor:
+    query, key, value = product(*given, [64, 32, 32], 16)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "aot_eager"), pytest.param("cuda", "inductor", marks=pytest.mark.gpu)])
+def test_compiled_with_attention_behind_it(device: str, backend: str) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(partial(attend, heads_product), fullgraph=True, dynamic=True, backend=backend)
+    for batch, length in ((3, 160), (2, 37)):
+        given = random_factors(batch, length, 32, (4, 2, 2), 16, device)
+        exact = [each.detach().double().requires_grad_() for each in given]
+        for run, factors in ((compiled, given), (partial(attend, plain), exact)):
+            run(*factors).square().sum().backward()
+        for ours, theirs in zip(given, exact, strict=True):
+            assert ours.grad is not None
+            assert theirs.grad is not None
+            difference = (ours.grad.double() - theirs.grad).norm() / theirs.grad.norm()
+            assert float(difference) < TOLERANCE[device]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.gpu
+def test_a_recording_computes_anew() -> None:
+    parts = [torch.randn(2, 300, heads, 64, device="cuda").bfloat16().transpose(1, 2) for heads in (4, 2, 2)]
+    join_heads(parts)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        joined, total = join_heads(parts)
+    for part in parts:
+        part.normal_()
+    graph.replay()
+    assert torch.equal(joined, torch.cat([part.transpose(1, 2).flatten(2) for part in parts], dim=-1).flatten(0, 1))
+    close(total, joined.double().sum(dim=0))
+
+
+class Calls(TorchDispatchMode):
+    """Counts how often the operator runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.kilolayer.join_heads.default
+        return func(*args, **(kwargs or {}))
+
+
+def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
+    patch.setattr("kilolayer.layers.attention.serves", lambda *_: served)
+    patch.setattr("kilolayer.layers.stack.serves", lambda *_: False)  # the batches are short, and SDPA is to attend
+
+
+def small_model(device: str = "cpu", recipe: str = "deepnorm", **options: Any) -> kl.EncoderDecoder:
+    model = kl.EncoderDecoder(50, 64, 4, 64, 3, 3, recipe, device=device, **options).train()
+    if device == "cuda":
+        model.lower(torch.bfloat16)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({}, "none"), ({}, "selective"), ({}, "layer"), ({"kv_heads": 2}, "none"), ({"positions": "t5", "kv_heads": 1}, "none")],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_is_the_same_with_it(
+    options: dict[str, Any], what: Recompute, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(device, **options)
+    for stack in model.stacks():
+        stack.recompute = what
+    with Calls() as calls:
+        assert_same(model, partial(serve, monkeypatch), 1e-2 if device == "cuda" else 1e-6)
+    assert calls.count == 2 * (6 + 3)  # two batches through the self-attention of six layers and the cross-attention of three
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tolerance = 1e-2 if device == "cuda" else 1e-6
+    assert_same(small_model(device), partial(serve, monkeypatch), tolerance, compiled=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "joins"), [("deepnorm", {}, 9), ("deepnorm", {"positions": "rotary"}, 3), ("r_fixup", {}, 0)]
+)
+def test_what_is_rotated_or_has_no_bias_stays_plain(
+    recipe: str, options: dict[str, Any], joins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(monkeypatch, True)
+    model, text = small_model(recipe=recipe, **options), torch.ones(2, 5, dtype=int)
+    with Calls() as calls:
+        loss_and_gradient(model, text, text)
+        loss_and_gradient(model.eval(), text, text)
+    assert calls.count == joins
+
+
+def test_short_sequences_and_steps_of_decoding_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = small_model(), torch.ones(2, 5, dtype=int)
+    memory = model.encode(text)
+    serve(monkeypatch, True)
+    monkeypatch.setattr("kilolayer.layers.attention.heads_product", lambda *_: pytest.fail("not the plain product"))
+    model.decode(text[:, :1], memory, cache=model.new_cache(5))
+    monkeypatch.setattr("kilolayer.layers.stack.serves", lambda *_: True)
+    model(text, text)
+
+
+def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    asked = (torch.device("cuda"), torch.bfloat16, 64)
+    assert torch.compile(lambda x: x if serves(*asked) else -x, backend="eager", fullgraph=True)(torch.ones(1)) == -1
+
+
+def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert serves(gpu, torch.bfloat16, 64)
+    assert serves(gpu, torch.float16, 80)
+    assert not serves(cpu, torch.bfloat16, 64)
+    assert not serves(gpu, torch.float32, 64)
+    assert not serves(gpu, torch.bfloat16, 72)
+    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    assert not serves(gpu, torch.bfloat16, 64)
