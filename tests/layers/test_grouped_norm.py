@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same
 
 import kilolayer as kl
+from kilolayer.layers import kernels
 from kilolayer.layers.grouped import Groups
 from kilolayer.layers.grouped_norm import grouped_relu_norm, grouped_relu_norm_backward
 from kilolayer.layers.options import LayerOptions
@@ -291,6 +292,18 @@ def test_other_experts_stay_plain(plan: Plan, options: dict[str, Any], monkeypat
     with Calls() as calls:
         small_layer("cpu", plan, **options)(torch.randn(2, 5, 16))
     assert calls.count == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "count"), [(64, torch.bfloat16, 1), (64, torch.float32, 0), (60, torch.bfloat16, 0)]
+)
+def test_it_serves_half_precision_on_a_gpu(width: int, dtype: torch.dtype, count: int) -> None:
+    layer = small_layer("meta", ffn_dim=width)
+    for part in (layer.experts.input, layer.experts.output):
+        part.to(dtype)
+    with kernels.assumed(), Calls() as calls:
+        layer(torch.randn(2, 5, 16, device="meta"))
+    assert calls.count == count
 
 
 @pytest.mark.parametrize("what", ["none", "selective", "layer"])
