@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from made_groups import SIZES, make
 from torch import Tensor
 
 from kilolayer.layers import grouped
 from kilolayer.layers.grouped import Groups, multiply_groups, spread
 
-# Rows of each group, and how many belong to none.
-SIZES = [
-    ([3, 0, 4], 0),
-    ([3, 0, 4], 2),
-    ([0, 0, 7], 1),
-    ([7, 0, 0], 0),
-    ([0, 0, 0], 3),
-    ([0, 0], 0),
-    ([1], 0),
-    ([1, 1, 1, 1, 1], 0),
-    ([0, 13], 1),
-]
 each_size = pytest.mark.parametrize(("sizes", "rest"), SIZES)
 # fp32 with rows of 16 bytes is served by grouped_mm, fp64 and odd widths by blocks.
 each_kind = pytest.mark.parametrize(
     ("dtype", "inputs", "outputs"), [(torch.float32, 8, 12), (torch.float64, 8, 12), (torch.float32, 5, 3)]
 )
-
-
-def make(sizes: list[int], rest: int) -> Groups:
-    ends = torch.tensor(sizes).cumsum(0)
-    of_row = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    return Groups(ends.int(), torch.cat([of_row, torch.full((rest,), len(sizes) - 1)]))
 
 
 def looped(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
@@ -120,7 +103,7 @@ def test_the_operators_keep_torchs_rules() -> None:
     for arguments in ((rows, weight, groups.ends, True), (rows.detach()[:, :4], weight.detach(), groups.ends, False)):
         torch.library.opcheck(grouped.grouped_product, arguments, test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(grouped.grouped_outer, (rows.detach(), rows.detach(), groups.ends))
-    torch.library.opcheck(grouped.group_sums, (rows.detach(), groups.ends))
+    torch.library.opcheck(grouped.group_sums, (rows.detach(), *groups))
 
 
 @pytest.mark.gpu
@@ -149,3 +132,16 @@ def test_a_gpu_computes_the_same_without_waiting(sizes: list[int], rest: int, dt
         assert exact is not None
         scale = max(float(exact.abs().max()), 1.0) if exact.numel() else 1.0
         torch.testing.assert_close(ours.cpu().double() / scale, exact / scale, rtol=0, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [[4000], [0, 3999, 0, 1], [31] * 100, [0] * 50 + [700, 1, 2, 0, 3000]])
+def test_many_rows_are_summed_on_a_gpu(sizes: list[int], dtype: torch.dtype) -> None:
+    groups = Groups(*(each.cuda() for each in make(sizes, 7)))
+    rows = torch.randn(sum(sizes) + 7, 1000, device="cuda").to(dtype)
+    rows[-7:] = torch.nan
+    found, again = (grouped.group_sums(rows, *groups) for _ in range(2))
+    expected = torch.stack([part.sum(dim=0) for part in rows[:-7].double().split(sizes)])
+    assert torch.equal(found, again)
+    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-3)

@@ -165,7 +165,7 @@ def _(
     keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     added = _added(x, y, shift, omega, skip, branch)
-    normed, statistics = _normalised(added, gain, bias, eps)
+    normed, statistics = normalised(added, gain, bias, eps)
     return added if keeps_sum else normed, normed.to(y.dtype, copy=True), statistics
 
 
@@ -193,31 +193,33 @@ def _(
     if added is None:
         assert x is not None
         assert y is not None
-        of_added, totals = _of_normalised(of_precise + of_normed, _added(x, y, shift, omega, skip, branch), gain, statistics)
+        of_added, terms = of_normalised(of_precise + of_normed, _added(x, y, shift, omega, skip, branch), gain, statistics)
     else:
-        of_added, totals = _of_normalised(of_normed, added, gain, statistics)
+        of_added, terms = of_normalised(of_normed, added, gain, statistics)
         of_added = of_precise + of_added
+    totals = [_sum_rows(each) for each in terms]
     if shift is not None:
-        totals.append((branch * of_added.flatten(0, -2).sum(dim=0)).to(shift.dtype))
+        totals.append((branch * _sum_rows(of_added)).to(shift.dtype))
     if learned:
         assert x is not None
-        totals.append(skip * (of_added * x).flatten(0, -2).sum(dim=0))
+        totals.append(skip * _sum_rows(of_added * x))
     factor = skip if omega is None else skip * omega
     return (factor * of_added).contiguous(), (branch * of_added).to(rounded, copy=True).contiguous(), totals
 
 
 @inner_norm.register_kernel("cpu")
 def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    normed, statistics = _normalised(x.to(gain.dtype).contiguous(), gain, bias, eps)
+    normed, statistics = normalised(x.to(gain.dtype).contiguous(), gain, bias, eps)
     return normed.to(x.dtype), statistics
 
 
 @inner_norm_backward.register_kernel("cpu")
 def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
-    of_x, totals = _of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
+    of_x, terms = of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
+    totals = [_sum_rows(each) for each in terms]
     if rectified:
         of_x = torch.where(x <= 0, 0.0, of_x)
-        totals.append(of_x.flatten(0, -2).sum(dim=0).to(x.dtype))
+        totals.append(_sum_rows(of_x).to(x.dtype))
     return of_x.to(x.dtype).contiguous(), totals
 
 
@@ -228,8 +230,8 @@ def _added(x: Tensor, y: Tensor, shift: Tensor | None, omega: Tensor | None, ski
     return added.contiguous()
 
 
-def _normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """N(x), and the statistics of its rows."""
+def normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """N(x), and the statistics of its rows. gain and bias: of all rows, or of each."""
     means = [] if bias is None else [x.mean(dim=-1, keepdim=True)]
     centred = x - means[0] if means else x
     inverse = (centred.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
@@ -237,15 +239,18 @@ def _normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tup
     return normed if bias is None else normed + bias, torch.stack([*means, inverse]).flatten(1)
 
 
-def _of_normalised(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The gradient of x from that of N(x), and those of gain and, for LayerNorm, bias."""
+def of_normalised(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of x from that of N(x), and what each row adds to those of gain and, for LayerNorm, bias."""
     *means, inverse = statistics.view(-1, *x.shape[:-1], 1)
     standard = (x - means[0] if means else x) * inverse
     weighted = gradient * gain
     of_x = weighted - standard * (weighted * standard).mean(dim=-1, keepdim=True)
     of_x = of_x - weighted.mean(dim=-1, keepdim=True) if means else of_x
-    totals = [(gradient * standard).flatten(0, -2).sum(dim=0)] + [gradient.flatten(0, -2).sum(dim=0) for _ in means]
-    return of_x * inverse, totals
+    return of_x * inverse, [gradient * standard, *(gradient for _ in means)]
+
+
+def _sum_rows(x: Tensor) -> Tensor:
+    return x.flatten(0, -2).sum(dim=0)
 
 
 @residual_norm.register_fake

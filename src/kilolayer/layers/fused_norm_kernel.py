@@ -46,8 +46,8 @@ def add_and_normalise(
     keeps_sum: into `precise` goes the sum itself.
     """
     rows, width = x.shape
-    tile = _tile(width, **FORWARD)
-    grid = (triton.cdiv(rows, tile["ROWS"]),)
+    shape = tile(width, **FORWARD)
+    grid = (triton.cdiv(rows, shape["ROWS"]),)
     _add_and_normalise[grid](
         x,
         y,
@@ -64,7 +64,7 @@ def add_and_normalise(
         rows,
         KEEPS_SUM=keeps_sum,
         WIDTH=width,
-        **tile,
+        **shape,
     )
 
 
@@ -111,15 +111,15 @@ def add_and_normalise_backward(
         KINDS=sums.shape[1],
         WIDTH=width,
         STAGES=STAGES if width <= WIDEST_IN_STAGES else 1,
-        **_tile(width, **RESIDUAL_BACKWARD),
+        **tile(width, **RESIDUAL_BACKWARD),
     )
 
 
 def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: Tensor, statistics: Tensor) -> None:
     """Write N(x) into `normed`, and what each row was shifted and scaled by."""
     rows, width = x.shape
-    tile = _tile(width, **FORWARD)
-    _normalise[(triton.cdiv(rows, tile["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **tile)
+    shape = tile(width, **FORWARD)
+    _normalise[(triton.cdiv(rows, shape["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **shape)
 
 
 def normalise_backward(
@@ -141,17 +141,18 @@ def normalise_backward(
         KINDS=sums.shape[1],
         WIDTH=width,
         STAGES=STAGES if width <= WIDEST_IN_STAGES else 1,
-        **_tile(width, **INNER_BACKWARD),
+        **tile(width, **INNER_BACKWARD),
     )
 
 
-def _tile(width: int, per_warp: int, fewest: int, per_thread: int) -> dict[str, Any]:
+def tile(width: int, per_warp: int, fewest: int, per_thread: int, most: int = 8) -> dict[str, Any]:
     """Rows that a program reads at once, their width rounded up to a power of two, and the warps that lie along a row.
 
-    per_warp: columns of a row for each warp; fewest: warps of a narrow row; per_thread: elements of each tensor.
+    per_warp: columns of a row for each warp; fewest and most: warps of a narrow and of a wide row; per_thread: elements of
+    each tensor.
     """
     columns = triton.next_power_of_2(width)
-    warps = min(max(columns // per_warp, fewest), 8)
+    warps = min(max(columns // per_warp, fewest), most)
     return {"ROWS": max(32 * warps * per_thread // columns, 1), "COLUMNS": columns, "num_warps": warps}
 
 
@@ -175,8 +176,8 @@ def _add_and_normalise(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    column, column_inside = _columns(WIDTH, COLUMNS)
-    row, row_inside, place, inside = _rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
+    column, column_inside = row_columns(WIDTH, COLUMNS)
+    row, row_inside, place, inside = tile_rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
     x = tl.load(x_at + place, mask=inside, other=0.0)
     y = tl.load(y_at + place, mask=inside, other=0.0)
     factor, shift = _vectors(skip, omega_at, shift_at, column, column_inside)
@@ -212,7 +213,7 @@ def _add_and_normalise_backward(
     STAGES: tl.constexpr,
 ):
     program = tl.program_id(0)
-    column, column_inside = _columns(WIDTH, COLUMNS)
+    column, column_inside = row_columns(WIDTH, COLUMNS)
     gain = tl.load(gain_at + column, mask=column_inside, other=0.0)
     factor, shift = _vectors(skip, omega_at, shift_at, column, column_inside)
     of_gain = tl.zeros([COLUMNS], dtype=tl.float32)
@@ -220,7 +221,7 @@ def _add_and_normalise_backward(
     of_shift = tl.zeros([COLUMNS], dtype=tl.float32)
     of_omega = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
+        row, row_inside, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
         if added_at is None:
             x = tl.load(x_at + place, mask=inside, other=0.0)
             y = tl.load(y_at + place, mask=inside, other=0.0)
@@ -236,8 +237,8 @@ def _add_and_normalise_backward(
             gradient += tl.load(of_rounded_at + place, mask=inside, other=0.0).to(tl.float32)
         if added_at is None:
             gradient += of_precise
-        standard, inverse = _standard(added, statistics_at, row, row_inside, rows, CENTRED)
-        of_added = _of_added(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        standard, inverse = standard_rows(added, statistics_at, row, row_inside, rows, CENTRED)
+        of_added = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
         if added_at is not None:
             of_added += of_precise
         tl.store(of_x_at + place, factor * of_added, mask=inside)
@@ -275,8 +276,8 @@ def _normalise(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    column, column_inside = _columns(WIDTH, COLUMNS)
-    row, row_inside, place, inside = _rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
+    column, column_inside = row_columns(WIDTH, COLUMNS)
+    row, row_inside, place, inside = tile_rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
     x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
     normed = _normed(x, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH)
     tl.store(normed_at + place, normed.to(normed_at.dtype.element_ty), mask=inside)
@@ -300,17 +301,17 @@ def _normalise_backward(
     STAGES: tl.constexpr,
 ):
     program = tl.program_id(0)
-    column, column_inside = _columns(WIDTH, COLUMNS)
+    column, column_inside = row_columns(WIDTH, COLUMNS)
     gain = tl.load(gain_at + column, mask=column_inside, other=0.0)
     of_gain = tl.zeros([COLUMNS], dtype=tl.float32)
     of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
     of_input = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row, row_inside, place, inside = _rows(start, rows, column, column_inside, WIDTH, ROWS)
+        row, row_inside, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
         x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
-        standard, inverse = _standard(x, statistics_at, row, row_inside, rows, CENTRED)
-        of_x = _of_added(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        standard, inverse = standard_rows(x, statistics_at, row, row_inside, rows, CENTRED)
+        of_x = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
         if RECTIFIED:
             of_x = tl.where(x <= 0.0, 0.0, of_x)
             of_input += tl.sum(of_x, axis=0)
@@ -328,13 +329,15 @@ def _normalise_backward(
 
 
 @triton.jit
-def _columns(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def row_columns(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """The columns of a tile, and which of them are inside the row."""
     column = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
     return column, column < WIDTH
 
 
 @triton.jit
-def _rows(start, rows, column, column_inside, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+def tile_rows(start, rows, column, column_inside, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """The rows of a tile, which of them come before `rows`, where their elements lie, and which of those are inside."""
     row = start + tl.arange(0, ROWS)
     row_inside = row < rows
     place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
@@ -356,22 +359,29 @@ def _vectors(skip, omega_at, shift_at, column, column_inside):
 def _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH: tl.constexpr):
     """The norm of each row; its mean (LayerNorm alone) and 1 over its deviation are written down."""
     gain = tl.load(gain_at + column, mask=column_inside, other=0.0)[None, :]
-    centred = added
-    if bias_at is not None:
-        mean = tl.sum(added, axis=1) / WIDTH
-        tl.store(statistics_at + row, mean, mask=row_inside)
-        statistics_at += rows
-        centred = tl.where(column_inside[None, :], added - mean[:, None], 0.0)
-    inverse = tl.rsqrt(tl.sum(centred * centred, axis=1) / WIDTH + eps)
-    tl.store(statistics_at + row, inverse, mask=row_inside)
-    normed = centred * inverse[:, None] * gain
+    CENTRED: tl.constexpr = bias_at is not None
+    normed = standardise(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH) * gain
     if bias_at is not None:
         normed += tl.load(bias_at + column, mask=column_inside, other=0.0)[None, :]
     return normed
 
 
 @triton.jit
-def _standard(added, statistics_at, row, row_inside, rows, CENTRED: tl.constexpr):
+def standardise(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
+    """The rows before gain and bias; their means (LayerNorm alone) and 1 over their deviations are written down."""
+    centred = added
+    if CENTRED:
+        mean = tl.sum(added, axis=1) / WIDTH
+        tl.store(statistics_at + row, mean, mask=row_inside)
+        statistics_at += rows
+        centred = tl.where(column_inside[None, :], added - mean[:, None], 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, axis=1) / WIDTH + eps)
+    tl.store(statistics_at + row, inverse, mask=row_inside)
+    return centred * inverse[:, None]
+
+
+@triton.jit
+def standard_rows(added, statistics_at, row, row_inside, rows, CENTRED: tl.constexpr):
     """The rows before gain and bias, and 1 over their deviations."""
     if CENTRED:
         added -= tl.load(statistics_at + row, mask=row_inside, other=0.0)[:, None]
@@ -381,7 +391,7 @@ def _standard(added, statistics_at, row, row_inside, rows, CENTRED: tl.constexpr
 
 
 @triton.jit
-def _of_added(gradient, standard, inverse, gain, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
+def of_normalised(gradient, standard, inverse, gain, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
     """The gradient of what was normalised: (w - mean(w) - n mean(w n)) / deviation, w = gain * gradient, n the standard row."""
     weighted = gradient * gain[None, :]
     if CENTRED:

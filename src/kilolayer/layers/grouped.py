@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.layers import kernels
+
 WIDTH = 16  # bytes: the kernels load this much at once, so rows and matrices must start at multiples of it
 MOST_GROUPS = 1023  # of one launch
 
@@ -26,12 +28,18 @@ class Groups(NamedTuple):
 
 def multiply_groups(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
     """x W_e^T for the rows x of group e: rows [rows, inputs], weight [groups, outputs, inputs]. 0 behind the last group."""
-    return _cut(grouped_product(rows, weight, groups.ends, True), groups.ends)
+    return cut(grouped_product(rows, weight, groups.ends, True), groups.ends)
 
 
 def spread(table: Tensor, groups: Groups) -> Tensor:
     """The entry of each row's group: [groups, width] to [rows, width]."""
     return _Spread.apply(table, groups.ends, groups.of_row)
+
+
+def cut(rows: Tensor, ends: Tensor) -> Tensor:
+    """0 behind the last group, whatever stood there: NaN times 0 would be NaN."""
+    inside = torch.arange(rows.shape[0], device=rows.device) < ends[-1]
+    return torch.where(inside[:, None], rows, 0)
 
 
 class _Spread(torch.autograd.Function):
@@ -43,7 +51,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
@@ -72,12 +80,14 @@ def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("kilolayer::group_sums", mutates_args=())
-def group_sums(rows: Tensor, ends: Tensor) -> Tensor:
+def group_sums(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
     """The sum of the rows of each group, added up in fp32 or more: [rows, width] to [groups, width]."""
     rows = rows.contiguous()
     ones = rows.new_ones(len(rows), WIDTH // rows.element_size())
     if rows.is_cuda and _is_served(ends, ones, rows):
         return F.grouped_mm(ones.mT, rows, offs=ends)[:, 0].contiguous()
+    if rows.dtype != torch.float64 and kernels.run_on(rows.device):
+        return _sums_of_parts(rows, ends, of_row)
     starts = F.pad(ends.long(), (1, 0))
     precise = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return torch.segment_reduce(precise, "sum", offsets=starts, axis=0, initial=0, unsafe=True).to(rows.dtype)
@@ -94,7 +104,7 @@ def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 
 @group_sums.register_fake
-def _(rows: Tensor, ends: Tensor) -> Tensor:
+def _(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
     return rows.new_empty(ends.shape[0], rows.shape[1])
 
 
@@ -107,7 +117,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     rows, weight, ends = ctx.saved_tensors
     of_rows = of_weight = None
     if ctx.needs_input_grad[0]:
-        of_rows = _cut(grouped_product(gradient, weight, ends, not ctx.transposed), ends)
+        of_rows = cut(grouped_product(gradient, weight, ends, not ctx.transposed), ends)
     if ctx.needs_input_grad[1]:
         of_weight = grouped_outer(*((gradient, rows) if ctx.transposed else (rows, gradient)), ends)
     return of_rows, of_weight, None, None
@@ -116,10 +126,14 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 grouped_product.register_autograd(_backward, setup_context=_keep)
 
 
-def _cut(rows: Tensor, ends: Tensor) -> Tensor:
-    """0 behind the last group, whatever stood there: NaN times 0 would be NaN."""
-    inside = torch.arange(rows.shape[0], device=rows.device) < ends[-1]
-    return torch.where(inside[:, None], rows, 0)
+def _sums_of_parts(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
+    from kilolayer.layers.group_sums_kernel import add_up_segments, room_for_sums, sum_segments
+
+    total = rows.new_empty(len(ends), rows.shape[1])
+    sums = room_for_sums([total])
+    sum_segments(rows, ends, of_row, sums)
+    add_up_segments(sums, ends, [total])
+    return total
 
 
 def _is_served(ends: Tensor, *operands: Tensor) -> bool:

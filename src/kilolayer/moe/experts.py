@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.feedforward import ACTIVATIONS
-from kilolayer.layers.grouped import Groups, multiply_groups, spread
+from kilolayer.layers.fused_norm import serves
+from kilolayer.layers.grouped import Groups, grouped_product, multiply_groups, spread
+from kilolayer.layers.grouped_norm import grouped_relu_norm
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_shift
@@ -85,6 +87,10 @@ class ExpertNorm(nn.Module):
             return F.rms_norm(rows, size, eps=self.eps) * gain
         return F.layer_norm(rows, size, eps=self.eps) * gain + spread(self.bias, groups)
 
+    def is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether grouped_norm.py serves it behind products in `dtype`."""
+        return serves(device, self.weight.dtype, dtype, self.weight.shape[1])
+
 
 class Unnormed(nn.Module):
     """The rows as they are, where the recipe has no norm inside."""
@@ -112,6 +118,7 @@ class Experts(nn.Module):
         self.activation = ACTIVATIONS[options.activation]()
         self.dropout = nn.Dropout(options.activation_dropout) if options.activation_dropout else nn.Identity()
         self.inner_norm = ExpertNorm(experts, options.ffn_dim, options, device, dtype) if plan.inner_norm else Unnormed()
+        self.is_bare_relu = options.activation == "relu" and not plan.shifts and not options.activation_dropout
         self.output_shift = make_shift(plan.shifts, device, dtype)
         self.output = ExpertProjection(experts, options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan, device, dtype)
 
@@ -122,5 +129,13 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         """[rows, dim] to the same."""
-        hidden = self.activation(self.activation_shift(self.input(self.input_shift(rows), groups)))
-        return self.output(self.output_shift(self.inner_norm(self.dropout(hidden), groups)), groups)
+        return self.output(self.output_shift(self._widen(self.input_shift(rows), groups)), groups)
+
+    def _widen(self, rows: Tensor, groups: Groups) -> Tensor:
+        """N_e( phi(W_1e x) ), with dropout before the norm."""
+        norm, weight = self.inner_norm, self.input.weight
+        if not (self.is_bare_relu and isinstance(norm, ExpertNorm) and norm.is_fused(rows.device, weight.dtype)):
+            hidden = self.activation(self.activation_shift(self.input(rows, groups)))
+            return norm(self.dropout(hidden), groups)
+        product = grouped_product(rows.to(weight.dtype), weight, groups.ends, True)
+        return grouped_relu_norm(product, *groups, self.input.bias, norm.weight, norm.bias, norm.eps)[0]

@@ -1,0 +1,124 @@
+"""ReLU and norm behind a grouped product on a GPU in one pass over the rows, forward and backward.
+
+Each group has its own product's bias and its own norm. What is kept for the backward pass is the product, which then also gives
+the gradients of all three vectors of each group, in sums that take as long however the rows fall into groups. On the CPU the
+same operators run plain formulas, which the kernels are tested against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kilolayer.layers.fused_norm import normalised, of_normalised
+from kilolayer.layers.grouped import cut, group_sums
+
+
+@torch.library.custom_op("kilolayer::grouped_relu_norm", mutates_args=(), device_types="cuda")
+def grouped_relu_norm(
+    product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """N_e(relu(p + shift_e)) for the rows p of group e, computed in the dtype of the gain and rounded to that of the product.
+
+    product [rows, width], anything behind the last group; ends and of_row as `Groups` has them; shift, gain and bias
+    [groups, width]; without bias the norm is RMSNorm. The second output are the statistics: mean (LayerNorm alone) and
+    1 / deviation of each row, [1 or 2, rows]. Both outputs are 0 behind the last group.
+    """
+    from kilolayer.layers.grouped_norm_kernel import normalise
+
+    product = product.contiguous()
+    normed, statistics = _like(product), _room_for_statistics(product, gain, bias)
+    normalise(product, ends, of_row, shift, gain, bias, eps, normed, statistics)
+    return normed, statistics
+
+
+@torch.library.custom_op("kilolayer::grouped_relu_norm_backward", mutates_args=(), device_types="cuda")
+def grouped_relu_norm_backward(
+    gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of the product, 0 behind the last group, and those of gain, LayerNorm's bias and, if there is one, shift."""
+    from kilolayer.layers.group_sums_kernel import add_up_segments, room_for_sums
+    from kilolayer.layers.grouped_norm_kernel import normalise_backward
+
+    gradient, product = gradient.contiguous(), product.contiguous()
+    of_product, totals = _like(product), _room_for_totals(statistics, gain, shift)
+    sums = room_for_sums(totals)
+    normalise_backward(gradient, product, ends, of_row, shift, gain, statistics, of_product, sums)
+    add_up_segments(sums, ends, totals)
+    return of_product, totals
+
+
+def _room_for_statistics(product: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    return gain.new_empty(1 if bias is None else 2, product.shape[0])
+
+
+def _room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None) -> list[Tensor]:
+    parameters = [gain] * statistics.shape[0] + ([] if shift is None else [shift])
+    return [_like(each) for each in parameters]
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@grouped_relu_norm.register_kernel("cpu")
+def _(
+    product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    hidden = _rectified(product, ends, of_row, shift, gain.dtype)
+    normed, statistics = normalised(hidden, gain[of_row], None if bias is None else bias[of_row], eps)
+    return cut(normed.to(product.dtype), ends), cut(statistics.t(), ends).t().contiguous()
+
+
+@grouped_relu_norm_backward.register_kernel("cpu")
+def _(
+    gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    hidden = _rectified(product, ends, of_row, shift, gain.dtype)
+    of_normed = cut(gradient.to(gain.dtype), ends)
+    of_hidden, terms = of_normalised(of_normed, hidden, gain[of_row], statistics)
+    of_before = torch.where(hidden <= 0, 0.0, of_hidden)
+    totals = [group_sums(each, ends, of_row) for each in terms]
+    if shift is not None:
+        totals.append(group_sums(of_before, ends, of_row).to(shift.dtype))
+    return of_before.to(product.dtype).contiguous(), totals
+
+
+def _rectified(product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """relu(p + shift_e), not rounded in between."""
+    before = product.to(dtype).contiguous()
+    return cut(before if shift is None else before + shift.to(dtype)[of_row], ends).relu()
+
+
+@grouped_relu_norm.register_fake
+def _(
+    product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _like(product), _room_for_statistics(product, gain, bias)
+
+
+@grouped_relu_norm_backward.register_fake
+def _(
+    gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    return _like(product), _room_for_totals(statistics, gain, shift)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *given, gain, _, _ = inputs
+    ctx.save_for_backward(*given, gain, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    product, ends, of_row, shift, gain, statistics = ctx.saved_tensors
+    of_product, totals = grouped_relu_norm_backward(gradient, product, ends, of_row, shift, gain, statistics)
+    rest = iter(totals)
+    of_gain = next(rest)
+    of_bias = next(rest) if statistics.shape[0] == 2 else None
+    return of_product, None, None, next(rest, None), of_gain, of_bias, None
+
+
+grouped_relu_norm.register_autograd(_backward, setup_context=_keep)

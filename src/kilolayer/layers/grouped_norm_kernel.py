@@ -1,0 +1,196 @@
+"""The kernels of grouped_norm.py: a program takes a part of the rows and reads each of them once.
+
+Group by group it loads the vectors of bias and norm, and keeps them, and the sums of their gradients, in registers.
+"""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kilolayer.layers.fused_norm_kernel import of_normalised, row_columns, standard_rows, standardise, tile, tile_rows
+from kilolayer.layers.group_sums_kernel import PARTS, part_rows, segment_at
+
+FORWARD = {"per_warp": 512, "fewest": 8, "most": 16, "per_thread": 16}
+BACKWARD = {"per_warp": 256, "fewest": 4, "most": 16, "per_thread": 16}
+"""Wide rows have more warps than in fused_norm_kernel.py: a program holds two vectors more."""
+STAGES = 3
+"""Of a program's loop: while it computes with some rows, those of the next STAGES - 1 steps are on their way."""
+
+
+def normalise(
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    normed: Tensor,
+    statistics: Tensor,
+) -> None:
+    """Write N(relu(product + shift)) into `normed`, and what each row was shifted and scaled by; 0 behind the last group."""
+    rows, width = product.shape
+    _normalise[(PARTS,)](
+        product,
+        ends,
+        of_row,
+        shift,
+        gain,
+        bias,
+        eps,
+        normed,
+        statistics,
+        rows,
+        len(ends),
+        WIDTH=width,
+        STAGES=STAGES,
+        **tile(width, **FORWARD),
+    )
+
+
+def normalise_backward(
+    gradient: Tensor,
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    statistics: Tensor,
+    of_product: Tensor,
+    sums: Tensor,
+) -> None:
+    """Write the gradient of the product, and the sums of each segment for those of gain, bias and shift."""
+    rows, width = product.shape
+    _normalise_backward[(PARTS,)](
+        gradient,
+        product,
+        ends,
+        of_row,
+        shift,
+        gain,
+        statistics,
+        of_product,
+        sums,
+        rows,
+        len(ends),
+        CENTRED=statistics.shape[0] == 2,
+        KINDS=sums.shape[1],
+        WIDTH=width,
+        STAGES=STAGES,
+        **tile(width, **BACKWARD),
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "groups"])
+def _normalise(
+    product_at,
+    ends_at,
+    of_row_at,
+    shift_at,
+    gain_at,
+    bias_at,
+    eps,
+    normed_at,
+    statistics_at,
+    rows,
+    groups,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    CENTRED: tl.constexpr = bias_at is not None
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column, column_inside = row_columns(WIDTH, COLUMNS)
+    begin, stop, total = part_rows(program, programs, ends_at, groups)
+    while begin < stop:
+        group, end = segment_at(begin, stop, ends_at, of_row_at)
+        entry = group * WIDTH + column
+        gain = tl.load(gain_at + entry, mask=column_inside, other=0.0)[None, :]
+        shift, bias = 0.0, 0.0
+        if shift_at is not None:
+            shift = tl.load(shift_at + entry, mask=column_inside, other=0.0).to(tl.float32)[None, :]
+        if CENTRED:
+            bias = tl.load(bias_at + entry, mask=column_inside, other=0.0)[None, :]
+        for start in tl.range(begin, end, ROWS, num_stages=STAGES):
+            row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
+            hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
+            standard = standardise(hidden, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH)
+            tl.store(normed_at + place, (standard * gain + bias).to(normed_at.dtype.element_ty), mask=inside)
+        begin = end
+    for start in range(total + program * ROWS, rows, programs * ROWS):
+        row, row_inside, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
+        tl.store(normed_at + place, tl.zeros([ROWS, COLUMNS], dtype=normed_at.dtype.element_ty), mask=inside)
+        tl.store(statistics_at + row, tl.zeros([ROWS], dtype=tl.float32), mask=row_inside)
+        if CENTRED:
+            tl.store(statistics_at + rows + row, tl.zeros([ROWS], dtype=tl.float32), mask=row_inside)
+
+
+@triton.jit(do_not_specialize=["rows", "groups"])
+def _normalise_backward(
+    gradient_at,
+    product_at,
+    ends_at,
+    of_row_at,
+    shift_at,
+    gain_at,
+    statistics_at,
+    of_product_at,
+    sums_at,
+    rows,
+    groups,
+    CENTRED: tl.constexpr,
+    KINDS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column, column_inside = row_columns(WIDTH, COLUMNS)
+    begin, stop, total = part_rows(program, programs, ends_at, groups)
+    while begin < stop:
+        group, end = segment_at(begin, stop, ends_at, of_row_at)
+        entry = group * WIDTH + column
+        gain = tl.load(gain_at + entry, mask=column_inside, other=0.0)
+        shift = 0.0
+        if shift_at is not None:
+            shift = tl.load(shift_at + entry, mask=column_inside, other=0.0).to(tl.float32)[None, :]
+        of_gain = tl.zeros([COLUMNS], dtype=tl.float32)
+        of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
+        of_shift = tl.zeros([COLUMNS], dtype=tl.float32)
+        for start in tl.range(begin, end, ROWS, num_stages=STAGES):
+            row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
+            hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
+            gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
+            standard, inverse = standard_rows(hidden, statistics_at, row, row_inside, rows, CENTRED)
+            of_hidden = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
+            of_before = tl.where(hidden <= 0.0, 0.0, of_hidden)
+            tl.store(of_product_at + place, of_before.to(of_product_at.dtype.element_ty), mask=inside)
+            of_gain += tl.sum(gradient * standard, axis=0)
+            if CENTRED:
+                of_bias += tl.sum(gradient, axis=0)
+            if shift_at is not None:
+                of_shift += tl.sum(of_before, axis=0)
+        sum_at = sums_at + (program + group) * KINDS * WIDTH + column
+        tl.store(sum_at, of_gain, mask=column_inside)
+        if CENTRED:
+            sum_at += WIDTH
+            tl.store(sum_at, of_bias, mask=column_inside)
+        if shift_at is not None:
+            tl.store(sum_at + WIDTH, of_shift, mask=column_inside)
+        begin = end
+    for start in range(total + program * ROWS, rows, programs * ROWS):
+        _, _, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
+        tl.store(of_product_at + place, tl.zeros([ROWS, COLUMNS], dtype=of_product_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rectified(product, shift):
+    """relu(product + shift), not rounded in between; what is not a number stays so."""
+    before = product.to(tl.float32) + shift
+    return tl.where(before <= 0.0, 0.0, before)
