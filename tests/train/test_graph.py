@@ -116,7 +116,8 @@ def test_a_step_is_recorded_while_something_of_the_one_before_is_alive() -> None
 
 @pytest.mark.gpu
 def test_layers_are_measured_between_recorded_steps() -> None:
-    recorded, eager = stepper_of(), stepper_of(eager=True)
+    smooth = {"activation": "gelu"}
+    recorded, eager = stepper_of(smooth), stepper_of(smooth, eager=True)
     for _ in range(4):  # from the second on by replay
         ours, theirs = LayerNorms(), LayerNorms()
         for stepper, norms in ((recorded, ours), (eager, theirs)):
@@ -125,7 +126,8 @@ def test_layers_are_measured_between_recorded_steps() -> None:
         for kind in ("gradient", "update", "residual"):
             for side, layers in getattr(theirs, kind).items():
                 assert len(layers) == 3
-                assert getattr(ours, kind)[side] == pytest.approx(layers, rel=1e-3)
+                # The gradient of a key's bias is 0 but for rounding, which Adam makes as large as any other.
+                assert getattr(ours, kind)[side] == pytest.approx(layers, rel=2e-2)
     assert recorded.graphs is not None
     assert len(recorded.graphs.recordings) == len(SHAPES) + 1
 
