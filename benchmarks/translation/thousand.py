@@ -26,8 +26,9 @@ SYSTEMS = {
     "deepnorm-500L": ["--model.recipe", "deepnorm", "--model.layers", "500"],
     "deepnorm-500L-bf16": ["--model.recipe", "deepnorm", "--model.layers", "500", "--train.residual", "bf16"],
     "post_ln-500L": ["--model.recipe", "post_ln", "--model.layers", "500"],
-    "deepnorm-6L": ["--model.recipe", "deepnorm", "--model.layers", "6"],
-    "post_ln-6L": ["--model.recipe", "post_ln", "--model.layers", "6"],
+    # With the learning rate that was best at 6 and 18 layers (multi30k-select.json).
+    "deepnorm-6L": ["--model.recipe", "deepnorm", "--model.layers", "6", "--train.lr", "8e-4"],
+    "post_ln-6L": ["--model.recipe", "post_ln", "--model.layers", "6", "--train.lr", "8e-4"],
 }
 
 

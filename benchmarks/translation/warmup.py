@@ -1,0 +1,52 @@
+"""When does the encoder of a deep DeepNorm stay alive? 48L-48L on a CPU at several learning rates and warm-ups.
+
+    python benchmarks/translation/warmup.py OUT    # about 0.9 s a step on one core
+
+OUT gets warmup.json: both losses by step, and the gradient in the first, the middle and the last layer of each side. A run that
+is there is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from thousand import describe
+
+HERE = Path(__file__).parent
+SYSTEMS = {  # peak, steps of warm-up, steps
+    "2e-3-after-200": ("2e-3", 200, 700),
+    "5e-4-after-200": ("5e-4", 200, 700),
+    "8e-4-after-400": ("8e-4", 400, 1000),
+    "1.6e-3-after-1200": ("1.6e-3", 1200, 1500),
+    "2e-3-after-800": ("2e-3", 800, 1000),
+}
+
+
+def train(folder: Path, lr: str, warmup: int, steps: int) -> None:
+    options = ["--train.lr", lr, "--train.warmup_steps", str(warmup), "--train.steps", str(steps), "--train.device", "cpu"]
+    data = ["--data.folder", str(Path(os.environ["KILOLAYER_DATA"]) / "multi30k")]
+    command = [sys.executable, "-m", "kilolayer", "train", str(HERE / "warmup.toml"), "--run", str(folder), *data, *options]
+    subprocess.run(command, check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learning rates and warm-ups at 48 layers a side.")
+    parser.add_argument("out", type=Path)
+    chosen = parser.parse_args()
+    runs = Path("runs") / "warmup"
+    for name, options in SYSTEMS.items():
+        if not (runs / name).exists():
+            train(runs / name, *options)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    found = {name: describe(runs / name) for name in SYSTEMS}
+    document = {"command": "python benchmarks/translation/warmup.py OUT", "hardware": "CPU, one core a run", "runs": found}
+    (chosen.out / "warmup.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
