@@ -13,6 +13,7 @@ from typing import Any
 from kilolayer.config import build
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import ModelConfig
+from kilolayer.report.depth import layers, unreached
 from kilolayer.report.experts import experts
 from kilolayer.report.markup import (
     bullets,
@@ -26,7 +27,7 @@ from kilolayer.report.markup import (
     show_number,
     table,
 )
-from kilolayer.report.panels import curves, errors, layers
+from kilolayer.report.panels import curves, errors
 from kilolayer.report.record import Entry, Record, number, read_record
 
 STYLE = """
@@ -186,8 +187,8 @@ def _result_facts(record: Record) -> list[tuple[str, str, str]]:
 
 
 def _warnings(record: Record) -> str:
-    """What went wrong, in words: skipped steps, events, warnings of the log, files that could not be read."""
-    items = list(record.notes)
+    """What went wrong, in words: a gradient that vanished, skipped steps, events, warnings of the log, unreadable files."""
+    items = [*unreached(record.layers), *record.notes]
     skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
     if skipped:
         items.append(

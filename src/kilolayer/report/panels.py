@@ -1,4 +1,4 @@
-"""The parts of the page that are plots: a run's curves, its norms over depth, its errors."""
+"""The parts of the page that are plots: a run's curves and its errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from typing import Any
 from kilolayer.report.markup import folded, folded_if_long, show_number, table
 from kilolayer.report.plots import Series, bar_plot, line_plot
 from kilolayer.report.record import Entry, Record, number
-
-QUANTITIES = {
-    "gradient": ("Gradient norm", "How strongly the loss pulls on each layer's weights."),
-    "update": ("Update norm", "How far a step moved each layer's weights."),
-    "residual": ("Residual stream norm", "The size of what each layer hands to the next."),
-}
 
 
 @dataclass(frozen=True)
@@ -64,26 +58,6 @@ def _clipping(train: Sequence[Entry]) -> str:
     """How often the gradient was clipped; every entry counts the steps since the one before."""
     clipped = sum(count for entry in train if math.isfinite(count := number(entry, "clipped")))
     return f"Clipped in {int(clipped):,} of {int(train[-1]['step']):,} steps." if clipped else ""
-
-
-def layers(entries: Sequence[Entry]) -> str:
-    """Each quantity over depth at up to five steps from first to last, for each stack."""
-    places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
-    panels: list[Panel] = []
-    for side in ("encoder", "decoder"):
-        for quantity, (title, note) in QUANTITIES.items():
-            series = [_over_depth(entries[place], quantity, side) for place in places]
-            svg = line_plot(
-                f"{quantity}-{side}",
-                series,
-                x_label="layer",
-                y_label=title.lower(),
-                description=f"{title} by layer of the {side}",
-                log=True,
-                ordered=True,
-            )
-            panels.append(Panel(svg, f"{title}, {side}", note))
-    return grid(*panels)
 
 
 def errors(scores: dict[str, Any]) -> str:
@@ -141,13 +115,6 @@ def _numbers(buckets: Sequence[Entry], columns: dict[str, str]) -> str:
     """The buckets' numbers, folded away: the plot says the same at a glance."""
     rows = [[str(bucket.get("label", "")), *(show_number(number(bucket, key)) for key in columns)] for bucket in buckets]
     return folded("numbers", table(["", *columns.values()], rows))
-
-
-def _over_depth(entry: Entry, quantity: str, side: str) -> Series:
-    stacks = entry.get(quantity)
-    norms = stacks.get(side) if isinstance(stacks, dict) else None
-    values = [number({"norm": norm}, "norm") for norm in norms] if isinstance(norms, list) else []
-    return Series(f"step {int(entry['step']):,}", range(1, len(values) + 1), values)
 
 
 def grid(*panels: Panel) -> str:

@@ -1,0 +1,58 @@
+"""What the page says about the gradient over depth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from kilolayer.report.depth import unreached
+from kilolayer.report.page import render
+from kilolayer.report.record import Record
+
+WELL = [0.2, 0.5, 0.1, 0.3]
+
+
+def entry(step: int, **gradient: Any) -> dict[str, Any]:
+    return {"kind": "layers", "step": step, "gradient": gradient}
+
+
+def test_gradients_of_one_size_are_well() -> None:
+    assert unreached([]) == []
+    assert unreached([entry(1, encoder=WELL, decoder=WELL), entry(500, encoder=WELL, decoder=[1.0, 0.011, 0.5, 1.0])]) == []
+    # What was lost and came back is well.
+    assert unreached([entry(1, decoder=WELL), entry(2, decoder=[1e-9, 1.0]), entry(3, decoder=WELL)]) == []
+
+
+def test_an_encoder_that_dies_in_training_is_named_with_its_cause() -> None:
+    dying = [entry(1, encoder=WELL, decoder=WELL), entry(800, encoder=[4.1e-9, 2e-7, 0.004, 0.016], decoder=WELL)]
+    where, unread, advice = unreached(dying)
+    assert where == (
+        "At step 800 the gradient does not reach 2 of the 4 layers of the encoder: layer 1 has 4.1e-09, layer 4 1.6e-02."
+    )
+    assert "does not read the source" in unread
+    assert advice == "At step 1 it reached all: begin anew with a lower train.lr or a longer train.warmup_steps."
+    page = render(Record("run", train=[{"step": 800}], layers=[entry(800, encoder=[4.1e-9, 1.0], decoder=WELL)]))
+    assert page.index("Warnings") < page.index("does not reach 1 of the 2 layers of the encoder")
+    assert "no step was skipped" not in page
+
+
+def test_a_gradient_that_never_was_asks_for_another_recipe() -> None:
+    found = unreached([entry(1, decoder=[1e-18, 1.0]), entry(500, decoder=[0.0, 1.0])])
+    assert len(found) == 2
+    assert "layer 1 has 0.0e+00" in found[0]
+    assert found[1] == "Nor did it at step 1: choose a recipe for this depth, such as deepnorm."
+
+
+@pytest.mark.parametrize("gradient", [None, {}, {"encoder": None}, {"encoder": [None, "a"]}, {"decoder": [0.0, 0.0]}, []])
+def test_what_is_no_measurement_is_passed_over(gradient: Any) -> None:
+    assert unreached([{"step": 3, "gradient": gradient}]) == []
+
+
+def test_norms_that_are_no_numbers_do_not_count() -> None:
+    assert unreached([entry(3, decoder=[1.0, math.nan, 0.5])]) == []
+    assert (
+        "1 of the 2 layers of the decoder: layer 3 has 1.0e-06, layer 2"
+        in unreached([entry(3, decoder=[math.nan, 1.0, 1e-6])])[0]
+    )
