@@ -50,7 +50,7 @@ def residual_norm(
     from kilolayer.layers.fused_norm_kernel import add_and_normalise
 
     x, y = x.contiguous(), y.contiguous()
-    precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), _room_for_statistics(x, x.dtype, bias is not None)
+    precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), room_for_statistics(x, x.dtype, bias is not None)
     add_and_normalise(
         _rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, keeps_sum=keeps_sum
     )
@@ -84,7 +84,7 @@ def residual_norm_backward(
     of_precise, of_rounded, added, x, y = (
         None if each is None else each.contiguous() for each in (of_precise, of_rounded, added, x, y)
     )
-    (of_x, of_y), totals = _room_for_terms(added, x, rounded), _room_for_totals(statistics, gain, shift, learned)
+    (of_x, of_y), totals = _room_for_terms(added, x, rounded), room_for_totals(statistics, gain, shift, learned)
     sums = _room_for_sums(totals)
     add_and_normalise_backward(
         of_precise, of_rounded, added, x, y, shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
@@ -102,7 +102,7 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
     from kilolayer.layers.fused_norm_kernel import normalise
 
     x = x.contiguous()
-    normed, statistics = torch.empty_like(x), _room_for_statistics(x, gain.dtype, bias is not None)
+    normed, statistics = torch.empty_like(x), room_for_statistics(x, gain.dtype, bias is not None)
     normalise(_rows(x), gain, bias, eps, normed, statistics)
     return normed, statistics
 
@@ -119,7 +119,7 @@ def inner_norm_backward(
     from kilolayer.layers.partial_sums_kernel import add_up
 
     x = x.contiguous()
-    of_x, totals = torch.empty_like(x), _room_for_totals(statistics, gain, x if rectified else None)
+    of_x, totals = torch.empty_like(x), room_for_totals(statistics, gain, x if rectified else None)
     sums = _room_for_sums(totals)
     normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified)
     add_up(sums, totals)
@@ -130,7 +130,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.view(-1, x.shape[-1])
 
 
-def _room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
+def room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
@@ -138,10 +138,10 @@ def _room_for_terms(added: Tensor | None, x: Tensor | None, rounded: torch.dtype
     """Of x, and of y in its dtype; both have the shape of the sum."""
     like = x if added is None else added
     assert like is not None
-    return _like(like), _like(like, rounded)
+    return room_like(like), room_like(like, rounded)
 
 
-def _room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
+def room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
     """Of gain, LayerNorm's bias, a shift of the dtype of that given, and a learned factor."""
     dtypes = [gain.dtype] * statistics.shape[0] + ([] if shift is None else [shift.dtype]) + [gain.dtype] * learned
     return [gain.new_empty(gain.shape, dtype=dtype) for dtype in dtypes]
@@ -266,7 +266,7 @@ def _(
     eps: float,
     keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(y), _room_for_statistics(x, x.dtype, bias is not None)
+    return room_like(x), room_like(y), room_for_statistics(x, x.dtype, bias is not None)
 
 
 @residual_norm_backward.register_fake
@@ -285,20 +285,20 @@ def _(
     rounded: torch.dtype,
     learned: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return *_room_for_terms(added, x, rounded), _room_for_totals(statistics, gain, shift, learned)
+    return *_room_for_terms(added, x, rounded), room_for_totals(statistics, gain, shift, learned)
 
 
 @inner_norm.register_fake
 def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return _like(x), _room_for_statistics(x, gain.dtype, bias is not None)
+    return room_like(x), room_for_statistics(x, gain.dtype, bias is not None)
 
 
 @inner_norm_backward.register_fake
 def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
-    return _like(x), _room_for_totals(statistics, gain, x if rectified else None)
+    return room_like(x), room_for_totals(statistics, gain, x if rectified else None)
 
 
-def _like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kilolayer.layers.partial_sums_kernel import write_total
+
 PARTS = 264
 """Two for each multiprocessor, the same for any number of rows."""
 ROWS = 8
@@ -133,14 +135,4 @@ def _add_up_segments(
         place = ((part + group).to(tl.int64) * VECTORS + vector)[:, None] * WIDTH + column[None, :]
         total += tl.sum(tl.load(sums_at + place, mask=(part < stop)[:, None] & inside[None, :], other=0.0), axis=0)
     place = group.to(tl.int64) * WIDTH + column
-    _write_one(first_at, vector == 0, place, total, inside)
-    if second_at is not None:
-        _write_one(second_at, vector == 1, place, total, inside)
-    if third_at is not None:
-        _write_one(third_at, vector == 2, place, total, inside)
-
-
-@triton.jit
-def _write_one(total_at, chosen, place, total, inside):
-    if chosen:
-        tl.store(total_at + place, total.to(total_at.dtype.element_ty), mask=inside)
+    write_total(vector, first_at, second_at, third_at, None, place, total, inside)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers.fused_norm import normalised, of_normalised
+from kilolayer.layers.fused_norm import normalised, of_normalised, room_for_statistics, room_for_totals, room_like
 from kilolayer.layers.grouped import cut, group_sums
 
 
@@ -29,7 +29,7 @@ def grouped_relu_norm(
     from kilolayer.layers.grouped_norm_kernel import normalise
 
     product = product.contiguous()
-    normed, statistics = _like(product), _room_for_statistics(product, gain, bias)
+    normed, statistics = room_like(product), room_for_statistics(product, gain.dtype, bias is not None)
     normalise(product, ends, of_row, shift, gain, bias, eps, normed, statistics)
     return normed, statistics
 
@@ -43,24 +43,11 @@ def grouped_relu_norm_backward(
     from kilolayer.layers.grouped_norm_kernel import normalise_backward
 
     gradient, product = gradient.contiguous(), product.contiguous()
-    of_product, totals = _like(product), _room_for_totals(statistics, gain, shift)
+    of_product, totals = room_like(product), room_for_totals(statistics, gain, shift)
     sums = room_for_sums(totals)
     normalise_backward(gradient, product, ends, of_row, shift, gain, statistics, of_product, sums)
     add_up_segments(sums, ends, totals)
     return of_product, totals
-
-
-def _room_for_statistics(product: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
-    return gain.new_empty(1 if bias is None else 2, product.shape[0])
-
-
-def _room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None) -> list[Tensor]:
-    parameters = [gain] * statistics.shape[0] + ([] if shift is None else [shift])
-    return [_like(each) for each in parameters]
-
-
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @grouped_relu_norm.register_kernel("cpu")
@@ -96,14 +83,14 @@ def _rectified(product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | No
 def _(
     product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return _like(product), _room_for_statistics(product, gain, bias)
+    return room_like(product), room_for_statistics(product, gain.dtype, bias is not None)
 
 
 @grouped_relu_norm_backward.register_fake
 def _(
     gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    return _like(product), _room_for_totals(statistics, gain, shift)
+    return room_like(product), room_for_totals(statistics, gain, shift)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

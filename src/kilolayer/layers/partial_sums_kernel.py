@@ -63,16 +63,22 @@ def _add_up(
         part = start + tl.arange(0, PARTS)
         place = (part.to(tl.int64) * VECTORS + vector)[:, None] * WIDTH + column[None, :]
         total += tl.sum(tl.load(sums_at + place, mask=(part < parts)[:, None] & inside[None, :], other=0.0), axis=0)
-    _write_one(first_at, vector == 0, column, total, inside)
-    if second_at is not None:
-        _write_one(second_at, vector == 1, column, total, inside)
-    if third_at is not None:
-        _write_one(third_at, vector == 2, column, total, inside)
-    if fourth_at is not None:
-        _write_one(fourth_at, vector == 3, column, total, inside)
+    write_total(vector, first_at, second_at, third_at, fourth_at, column, total, inside)
 
 
 @triton.jit
-def _write_one(total_at, chosen, column, total, inside):
+def write_total(vector, first_at, second_at, third_at, fourth_at, place, total, inside):
+    """Write to the tensor of one of up to four vectors; those that are not there are None."""
+    _write_if(vector == 0, first_at, place, total, inside)
+    if second_at is not None:
+        _write_if(vector == 1, second_at, place, total, inside)
+    if third_at is not None:
+        _write_if(vector == 2, third_at, place, total, inside)
+    if fourth_at is not None:
+        _write_if(vector == 3, fourth_at, place, total, inside)
+
+
+@triton.jit
+def _write_if(chosen, total_at, place, total, inside):
     if chosen:
-        tl.store(total_at + column, total.to(total_at.dtype.element_ty), mask=inside)
+        tl.store(total_at + place, total.to(total_at.dtype.element_ty), mask=inside)

@@ -156,7 +156,7 @@ def _difference(found: dict[str, Any], written: dict[str, Any]) -> str | None:
     for number, (ours, theirs) in enumerate(pairs):
         if ours != theirs:
             return f"SHA-256 {ours[:12]}, not {theirs[:12]}, from byte {number * PIECE:,} on"
-    return None if found == written else "another manifest"
+    return None if found["bytes"] == written["bytes"] else f"{found['bytes']:,} bytes, not {written['bytes']:,}"
 
 
 def load(path: Path, device: str = "cpu") -> Checkpoint:
