@@ -131,6 +131,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
+    """Of the rows of x: mean, where they are centred, and 1 / deviation."""
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
@@ -299,6 +300,7 @@ def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: 
 
 
 def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Of the shape of x, contiguous whatever x is."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
