@@ -135,7 +135,9 @@ def test_compiled_with_attention_behind_it(device: str, backend: str) -> None:
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(partial(attend, heads_product), fullgraph=True, dynamic=True, backend=backend)
     for batch, length in ((3, 160), (2, 37)):
-        given = random_factors(batch, length, 32, (4, 2, 2), 16, device)
+        x, *factors = random_factors(batch, length, 32, (4, 2, 2), 16, device)
+        # Scores near 1: those of a saturated softmax differ by a tenth in bf16, with any kernel.
+        given = [x, *((0.2 * factor).detach().requires_grad_() for factor in factors)]
         exact = [each.detach().double().requires_grad_() for each in given]
         for run, factors in ((compiled, given), (partial(attend, plain), exact)):
             run(*factors).square().sum().backward()

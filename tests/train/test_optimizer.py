@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kilolayer.errors import InputError
 from kilolayer.train.config import TrainConfig
@@ -116,6 +117,29 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
     optimizer.update(ONE, YES)
     assert {name for name, tensor in weights(model).items() if not torch.equal(tensor, before[name])} == {"1.weight"}
     assert float(optimizer.norms()[0]) == pytest.approx(4.0)
+
+
+class NothingIsRead(TorchDispatchMode):
+    """As while a CUDA graph is recorded: no number leaves its tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_of_changes_are_found_without_reading_a_number(kind: Any) -> None:
+    model = small_model()
+    optimizer = Optimizer(model, TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.0 if kind == "radam" else 0.3))
+    for seed in range(7):
+        before = [weight.detach().clone() for group in optimizer.groups for weight in group.weights]
+        factors = optimizer.coefficients(ONE)
+        some_steps(model, optimizer, 1, seed)
+        after = [weight for group in optimizer.groups for weight in group.weights]
+        with NothingIsRead():
+            found = torch.cat(optimizer.update_norms(factors))
+    expected = torch.stack([(new - old).norm() for new, old in zip(after, before, strict=True)])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_the_learning_rate_is_that_of_the_next_step() -> None:

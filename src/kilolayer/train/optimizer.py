@@ -180,7 +180,7 @@ class Optimizer:
         lr, step, root, offset, _ = factors.to(means[0].dtype)
         roots = torch._foreach_sqrt(squares)
         torch._foreach_mul_(roots, root)
-        torch._foreach_add_(roots, offset)
+        torch.ops.aten._foreach_add_.Tensor(roots, offset)  # by its short name it reads the number, which a recording must not
         changes = torch._foreach_div(means, roots)
         torch._foreach_mul_(changes, step)
         if group.decay and self.config.optimizer == "adamw":
