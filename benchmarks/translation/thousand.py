@@ -63,9 +63,14 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def _gradients(row: dict[str, Any]) -> dict[str, Any]:
-    """The norm of the gradient in the first, the middle and the last layer of each side."""
+    """The gradient's norm in the first, the middle and the last layer of each side; the largest over the smallest of all."""
     few = {side: [norms[0], norms[len(norms) // 2], norms[-1]] for side, norms in row["gradient"].items()}
-    return {"step": row["step"], **few}
+    spread = {kind: {side: _spread(norms) for side, norms in row[kind].items()} for kind in ("gradient", "update")}
+    return {"step": row["step"], **few, "spread": spread}
+
+
+def _spread(norms: list[float]) -> float | None:
+    return round(max(norms) / min(norms), 3) if min(norms) > 0 else None
 
 
 def main() -> None:
