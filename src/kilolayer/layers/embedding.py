@@ -46,7 +46,7 @@ class Embedding(nn.Module):
 
     def scores(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to [batch, length, vocabulary]: the same table as output projection."""
-        return linear(states.to(self.weight.dtype), self.weight)
+        return scores_of(states, self.weight)
 
     def _check(self, ids: Tensor) -> None:
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2:
@@ -86,4 +86,18 @@ class VocabularyProjection(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to [batch, length, vocabulary]."""
-        return linear(states.to(self.weight.dtype), self.weight)
+        return scores_of(states, self.weight)
+
+
+def scores_of(states: Tensor, table: Tensor) -> Tensor:
+    """states table^T: [..., dim] to [..., vocabulary]; table [vocabulary, dim].
+
+    Of a table in 16 bits: in its dtype while training, which holds the scores of a whole batch, and otherwise in fp32. Scores
+    of 8 to 16 lie 1/16 apart in bf16, and a search that compares them so chooses other tokens.
+    """
+    states = states.to(table.dtype)
+    if torch.is_grad_enabled() or table.dtype not in (torch.bfloat16, torch.float16):
+        return linear(states, table)
+    if states.device.type == "cuda":
+        return torch.mm(states.flatten(0, -2), table.t(), out_dtype=torch.float32).unflatten(0, states.shape[:-1])
+    return F.linear(states.float(), table.float())

@@ -1,4 +1,7 @@
-"""What models return."""
+"""What models return.
+
+Logits have the dtype of the output table; where that is 16 bits and no gradient is asked, they are fp32.
+"""
 
 from __future__ import annotations
 
