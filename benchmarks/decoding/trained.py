@@ -41,7 +41,7 @@ Outputs = list[list[int]]
 def train(folder: Path, layers: int, dim: int, steps: int) -> None:
     sizes = {"layers": layers, "dim": dim, "heads": dim // 64, "ffn_dim": 4 * dim}
     options = [word for name, value in sizes.items() for word in (f"--model.{name}", str(value))]
-    schedule = ["--train.steps", str(steps), "--train.warmup_steps", str(steps // 2), "--train.lr", "4e-4"]
+    schedule = ["--train.steps", str(steps), "--train.warmup_steps", str(steps // 2), "--train.lr", "3e-4"]
     named = ["--run", str(folder), "--data.folder", str(DATA), "--train.valid_every", str(steps), "--train.layers_every", "0"]
     subprocess.run([sys.executable, "-m", "kilolayer", "train", str(CONFIG), *named, *options, *schedule], check=True)
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A trained model's decoding in two precisions, beside Hugging Face's.")
     parser.add_argument("results", type=Path)
     parser.add_argument("--run", type=Path, default=Path("runs/decoding"), help="trained where it does not exist")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--layers", type=int, default=18)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--sentences", type=int, default=1000)
