@@ -22,7 +22,7 @@ from kilolayer.layers.memory import Memory
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions, position_ids
-from kilolayer.layers.recompute import Recompute, recomputed
+from kilolayer.layers.recompute import BUDGETS, Recompute, draws_are_kept, recomputed
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.short_attention import serves
@@ -130,10 +130,13 @@ class Stack(nn.Module):
         shape_config.use_duck_shape = False
         # Layers of all models of a process count together.
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
-        partition_config.activation_memory_budget = {"none": 1.0, "selective": 0.5, "layer": 0.0}[self.recompute]
+        partition_config.activation_memory_budget = BUDGETS[self.recompute]
+        options = {"joint_custom_post_pass": draws_are_kept()} if backend == "inductor" else None
         kinds = {type(block) for block in self.blocks if _has_fixed_shapes(block)}
         self.compiled = {
-            kind: torch.compile(_forward_of(kind, self.recompute), dynamic=True, fullgraph=True, backend=backend)
+            kind: torch.compile(
+                _forward_of(kind, self.recompute), dynamic=True, fullgraph=True, backend=backend, options=options
+            )
             for kind in kinds
         }
 
