@@ -56,7 +56,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         "",
         "Medians of single steps, AdamW included, dropout 0, no padding. Memory: the peak of what the process allocated.",
         "`ready` counts from the start of the process to the end of its warm-up; only the processes for 10 and 500 layers",
-        "started alone and with an empty compile cache. All systems of a row ran in one run:",
+        "started alone and with an empty compile cache. GB are 2^30 bytes. All systems of a row ran in one run:",
         "",
     ]
     for run in runs:

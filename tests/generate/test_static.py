@@ -15,7 +15,7 @@ from kilolayer.generate.beam import beam_search
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import Reader, Reads
 from kilolayer.generate.search import greedy, sample
-from kilolayer.generate.static import StaticReader, _rooms
+from kilolayer.generate.static import ReadingRoom, Size, StaticReader, _rooms, rooms_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SEARCHES: dict[str, tuple[int, Any]] = {
@@ -117,11 +117,22 @@ def test_rooms_do_not_keep_their_model() -> None:
     assert alive() is None
 
 
+def test_a_room_serves_weights_where_they_were_when_it_was_made() -> None:
+    model, size = translator(), Size.holding(2, 1, 8, 4)
+    rooms = rooms_of(model)
+    room = rooms.room(ReadingRoom, model, size)
+    assert rooms.room(ReadingRoom, model, size) is room
+    moved = model.decoder.blocks[-1].get_parameter("feedforward.f.output.weight")
+    moved.data = moved.data.clone()
+    assert rooms.room(ReadingRoom, model, size) is not room
+
+
 @pytest.mark.gpu
-def test_weights_that_moved_are_read_where_they_are() -> None:
+@pytest.mark.parametrize("name", ["", "decoder.blocks.1.feedforward.f.output"])
+def test_weights_that_moved_are_read_where_they_are(name: str) -> None:
     model = translator().to("cuda").eval()
     same(*both(model, "beam", [4, 5], seed=1))
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in model.get_submodule(name).parameters():
             weight.data = weight.data * 1.1
     same(*both(model, "beam", [4, 5], seed=1))

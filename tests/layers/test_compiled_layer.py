@@ -55,3 +55,39 @@ def test_a_layer_is_compiled_once_for_all_layers_and_shapes(recipe: str, options
             for name, gradient in expected.items():
                 torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_models_of_many_sizes_are_compiled_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)  # as after seven other models
+    for dim in (4, 8):
+        model = kl.Decoder(50, dim, 2, 8, 1).train()
+        model.decoder.compile_layer("eager")
+        batch = torch.randint(1, 50, (2, 5))
+        found = model(batch).logits
+        model.decoder.compiled = None
+        torch.testing.assert_close(found, model(batch).logits)
+
+
+def test_a_second_model_of_a_process_is_compiled_with_its_own_recomputation() -> None:
+    torch._dynamo.reset()
+    kept = {}
+    for recompute in ("none", "layer"):
+        model = kl.Decoder(50, 16, 2, 32, 1).train()
+        model.decoder.recompute = recompute
+        model.decoder.compile_layer("aot_eager_decomp_partition")
+        kept[recompute] = _kept_by_compiled_layers(model(torch.randint(1, 50, (2, 5))).logits)
+    assert kept["layer"] < kept["none"] / 2
+
+
+def _kept_by_compiled_layers(output: torch.Tensor) -> int:
+    """Numbers, but for weights, that compiled layers keep for the backward pass."""
+    nodes: list[Any] = [output.grad_fn]
+    found: dict[Any, int] = {}
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in found:
+            tensors = node.saved_tensors if "CompiledFunction" in type(node).__name__ else ()
+            found[node] = sum(tensor.numel() for tensor in tensors if not isinstance(tensor, torch.nn.Parameter))
+            nodes += [following for following, _ in node.next_functions]
+    return sum(found.values())

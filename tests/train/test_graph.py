@@ -106,6 +106,17 @@ def test_dropout_is_drawn_anew_at_every_replay() -> None:
 
 
 @pytest.mark.gpu
+def test_batches_that_lie_on_the_gpu_are_not_written_to() -> None:
+    stepper = stepper_of()
+    batches = [some_batch(seed) for seed in (0, 4)]  # of one shape
+    there = [Batch(*(part.cuda() for part in batch.parts), batch.tokens) for batch in batches]
+    for batch in (*there, *there):
+        stepper.step([batch], 1e-3)
+    for batch, kept in zip(batches, there, strict=True):
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(batch.parts, kept.parts, strict=True))
+
+
+@pytest.mark.gpu
 def test_a_step_is_recorded_while_something_of_the_one_before_is_alive() -> None:
     stepper, kept = stepper_of(), []
     stepper.model.register_forward_hook(lambda *call: kept.append(call[2].logits))

@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -200,7 +201,7 @@ class Rooms:
 
     def _leave(self) -> None:
         """Give up the room that was not used for the longest time."""
-        old, _ = self.rooms.popitem(last=False)
+        _, old = self.rooms.popitem(last=False)
         if self.graphs is not None:
             self.graphs.recordings.pop(old, None)
 
@@ -210,15 +211,14 @@ class Rooms:
             room.take_step()
             room.ready = True
             return
-        key = _key(type(room), room.model, room.size)
         self.graphs = self.graphs or Graphs()
-        if key not in self.graphs.recordings:
-            self.graphs.record(key, room.take_step, ())
-        self.graphs.replay(key, ())
+        if room not in self.graphs.recordings:
+            self.graphs.record(room, room.take_step, ())
+        self.graphs.replay(room, ())
 
 
 def _key(kind: type[Room], model: EncoderDecoder | Decoder, size: Size) -> Hashable:
-    return kind, size, model.embedding.weight.data_ptr()
+    return kind, size, hash(tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers())))
 
 
 _rooms: weakref.WeakKeyDictionary[EncoderDecoder | Decoder, Rooms] = weakref.WeakKeyDictionary()

@@ -40,7 +40,7 @@ class Graphs:
 
     def record(self, key: Hashable, work: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
         """Record `work(*inputs)` without doing it. It must have been done before on these shapes: its kernels must be there."""
-        places = tuple(given.to("cuda") for given in inputs)
+        places = tuple(given.to("cuda", copy=True) for given in inputs)  # the caller's own are not written to
         graph, cause = torch.cuda.CUDAGraph(), None
         try:
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):

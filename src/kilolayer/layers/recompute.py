@@ -1,15 +1,18 @@
-"""Layers that keep less for the backward pass and compute the rest again, one operation at a time.
+"""Layers that keep less for the backward pass and compute the rest again.
 
-A compiled layer does the same by the compiler's own plan.
+Run one operation at a time they do it by torch's checkpoints, and compiled by the compiler's own plan.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import fx
+from torch._functorch import config as partition_config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import kilolayer.layers.grouped
@@ -17,6 +20,10 @@ import kilolayer.layers.short_attention  # noqa: F401, registers its operators
 from kilolayer.layers.block import LayerOutput
 
 Recompute = Literal["none", "selective", "layer"]
+
+# Shares of what a compiled layer would keep. At 0 the compiler keeps inputs alone, whatever is marked to be kept.
+BUDGETS: dict[Recompute, float] = {"none": 1.0, "selective": 0.5, "layer": 0.0}
+LEAST = 1e-6
 
 ops = torch.ops.aten
 PRODUCTS = {ops.mm.default, ops.addmm.default}
@@ -51,3 +58,33 @@ def _choose(_: Any, operation: Any, *arguments: Any, **options: Any) -> Checkpoi
         _, columns, inner = arguments[1].shape
         kept = columns <= inner
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@functools.cache
+def draws_are_kept() -> Any:
+    """A pass of the compiler over a layer's graph, forward and backward: what is drawn at random is kept.
+
+    Within its budget the compiler computes anything again, and a second draw would be another one: wrong gradients.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class DrawsAreKept(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            for node in graph.nodes:
+                if _draws(node):
+                    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                    node.meta["memory_budget"] = max(partition_config.activation_memory_budget, LEAST)
+
+        def uuid(self) -> bytes:
+            return get_hash_for_files((__file__,))
+
+    return DrawsAreKept()
+
+
+def _draws(node: fx.Node) -> bool:
+    operation = node.target
+    if not isinstance(operation, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    names = [argument.name for argument in operation._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return "dropout_p" not in names or bool(given.get("dropout_p", 0.0) != 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import cast
 
 import torch
@@ -20,7 +22,7 @@ from kilolayer.layers.memory import Memory
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions, position_ids
-from kilolayer.layers.recompute import Recompute, recomputed
+from kilolayer.layers.recompute import BUDGETS, Recompute, draws_are_kept, recomputed
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.short_attention import serves
@@ -126,9 +128,17 @@ class Stack(nn.Module):
         # A number that all layers share is a constant; sizes that happen to be equal are still two sizes.
         torch._dynamo.config.specialize_float = True
         shape_config.use_duck_shape = False
-        partition_config.activation_memory_budget = {"none": 1.0, "selective": 0.5, "layer": 0.0}[self.recompute]
+        # Layers of all models of a process count together.
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
+        partition_config.activation_memory_budget = BUDGETS[self.recompute]
+        options = {"joint_custom_post_pass": draws_are_kept()} if backend == "inductor" else None
         kinds = {type(block) for block in self.blocks if _has_fixed_shapes(block)}
-        self.compiled = {kind: torch.compile(kind.forward, dynamic=True, fullgraph=True, backend=backend) for kind in kinds}
+        self.compiled = {
+            kind: torch.compile(
+                _forward_of(kind, self.recompute), dynamic=True, fullgraph=True, backend=backend, options=options
+            )
+            for kind in kinds
+        }
 
     def _how_to_run(self, block: nn.Module, caches: Sequence[KeptKeys] | None) -> Callable[..., LayerOutput]:
         if not self.training or caches is not None:
@@ -241,6 +251,14 @@ class Stack(nn.Module):
 def _look_into(block: nn.Module) -> Block:
     """The block itself where it was compiled."""
     return cast("Block", getattr(block, "_orig_mod", block))
+
+
+@functools.cache
+def _forward_of(kind: type[nn.Module], recompute: Recompute) -> Callable[..., LayerOutput]:
+    """The forward of this kind of layer, with code of its own: by its code the compiler finds what it has made before."""
+    forward = kind.forward
+    assert isinstance(forward, FunctionType)
+    return FunctionType(forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__)
 
 
 def _has_fixed_shapes(block: nn.Module) -> bool:
