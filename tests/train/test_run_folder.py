@@ -23,6 +23,28 @@ def test_a_run_that_was_created_opens_as_it_was(tmp_path: Path, corpus: Path) ->
     assert sorted(path.name for path in run.folder.iterdir()) == ["config.toml", "tokenizer.model"]
 
 
+@pytest.mark.parametrize(
+    ("capability", "options", "expected"),
+    [
+        (None, {}, "fp32"),
+        ((9, 0), {}, "bf16"),
+        ((8, 0), {}, "bf16"),
+        ((7, 5), {}, "fp32"),
+        ((9, 0), {"device": "cpu"}, "fp32"),
+        ((9, 0), {"precision": "fp32"}, "fp32"),
+        (None, {"precision": "bf16"}, "bf16"),
+    ],
+)
+def test_the_precision_is_that_of_the_device_and_stays(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capability: object, options: dict[str, str], expected: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        run = new_run(tmp_path / "run", corpus, train={"device": "auto", **options})
+    assert Run.open(run.folder).config.train.precision == run.config.train.precision == expected
+
+
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match="not empty") as caught:

@@ -61,8 +61,9 @@ class TrainConfig:
     """Largest gradient norm; 0: no clipping."""
     clip: Literal["auto", "plain", "sparse"] = "auto"
     """What the norm counts: sparse weighs the gradient of E experts by 1 / sqrt(E) (SparseClip); auto: sparse with experts."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the matrix products, and of the matrices; the optimizer keeps these in fp32 too. fp16 scales the loss."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of the matrix products, and of the matrices; the optimizer keeps these in fp32 too. fp16 scales the loss; auto: bf16 on a
+    GPU that computes in it, else fp32."""
     residual: Literal["fp32", "bf16"] = "fp32"
     """Of the states between layers when precision is bf16: fp32 is exact at any depth, bf16 is faster."""
     recompute: Literal["none", "selective", "layer"] = "none"

@@ -321,7 +321,7 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     depths = trainer.model.config.depths
     recipe = trainer.model.config.recipe.title
     layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
-    progress.say(f"{recipe} {layers}, {count / 1e6:.1f} M parameters, on {trainer.device}")
+    progress.say(f"{recipe} {layers}, {count / 1e6:.1f} M parameters, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
         progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")

@@ -9,7 +9,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +29,7 @@ from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.translation import TranslationTask
 from kilolayer.train import checkpoint
-from kilolayer.train.config import RunConfig, TaskName
+from kilolayer.train.config import RunConfig, TaskName, TrainConfig
 
 Precision = Literal["fp32", "bf16", "int8"]
 KINDS: dict[TaskName, tuple[str, str]] = {
@@ -52,8 +52,9 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
-        """Write configuration and vocabulary into a new or empty folder."""
+        """Write configuration and vocabulary into a new or empty folder; from then on the precision is that of this device."""
         check_new(folder)
+        config = replace(config, train=replace(config.train, precision=choose_precision(config.train)))
         vocabulary.save(folder)
         # Last and at once: a folder with this file is a run.
         partial = folder / "config.partial"
@@ -206,6 +207,14 @@ def locked(folder: Path) -> Iterator[None]:
 def cache_folder() -> Path:
     """Where vocabularies and token files are kept: KILOLAYER_CACHE, or .cache/kilolayer at home."""
     return Path(os.environ.get("KILOLAYER_CACHE") or Path.home() / ".cache" / "kilolayer")
+
+
+def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
+    """The precision that a configuration names, or that suits its device."""
+    if config.precision != "auto":
+        return config.precision
+    device = choose_device(config.device)
+    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
 
 
 def choose_device(name: str) -> torch.device:
