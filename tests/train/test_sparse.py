@@ -124,18 +124,28 @@ def test_a_step_that_is_not_finite_leaves_no_trace_of_its_routing() -> None:
     assert not any(layer.router.selection_bias.any() for layer in sparse_layers(stepper.model).values())
 
 
-def test_what_is_noted_of_the_routing_is_what_the_forwards_told() -> None:
+@pytest.mark.parametrize("second", ["all", "random"])
+def test_what_is_noted_of_the_routing_is_what_the_forwards_told(second: str) -> None:
     batches = [some_batch(seed) for seed in range(3)]
-    stepper = stepper_of({"capacity": 0.5}, lr=1e-12)
+    stepper = stepper_of({"capacity": 0.5, "second": second}, lr=1e-12)
+    torch.manual_seed(7)
     told = [stepper.model(batch.source, batch.target).routing for batch in batches]
+    torch.manual_seed(7)
     for batch in batches:
         stepper.step([batch], 1e-12)
     assert stepper.routing is not None
     found = stepper.routing.read()
+    source, target = (
+        sum(int((tokens != 0).sum()) for tokens in parts)
+        for parts in zip(*((b.source, b.target) for b in batches), strict=True)
+    )
+    assert found["tokens"] == [source, source, target, target]
     assert found["layers"] == ["encoder 1", "encoder 2", "decoder 1", "decoder 2"]
     for index in range(4):
         load = sum(each[index].load for each in told).double()
         assert found["load"][index] == pytest.approx((load / load.sum()).tolist())
+        assert found["choices"][index] == int(load.sum())
+        assert (found["choices"][index] == 2 * found["tokens"][index]) == (second == "all")
         assert found["entropy"][index] == pytest.approx(sum(float(each[index].entropy) for each in told) / 3, rel=1e-5)
         assert found["dropped"][index] == pytest.approx(sum(float(each[index].dropped) for each in told) / 3, rel=1e-5)
         assert found["dropped"][index] > 0
