@@ -183,9 +183,11 @@ def test_a_kind_of_clipping_without_a_limit_is_refused() -> None:
         TrainConfig(clip="sparse")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_fine_tuning_starts_from_another_run_and_leaves_experts_alone(tmp_path: Path, corpus: Path, precision: str) -> None:
-    moe = {"moe": {"experts": EXPERTS}}
+@pytest.mark.parametrize(("precision", "loss_free"), [("fp32", 0.0), ("bf16", 0.0), ("fp32", 1e-2)])
+def test_fine_tuning_starts_from_another_run_and_leaves_experts_alone(
+    tmp_path: Path, corpus: Path, precision: str, loss_free: float
+) -> None:
+    moe = {"moe": {"experts": EXPERTS, "loss_free": loss_free}}
     first = new_run(tmp_path / "first", corpus, model=moe)
     assert loop.train(first, task_of(first)) == 0
     options = {"start_from": str(first.folder), "freeze": "experts", "precision": precision}

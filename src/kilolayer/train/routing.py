@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kilolayer.layers.routing import Routing
 from kilolayer.models.model import Model
-from kilolayer.moe.balance import update_balance
+from kilolayer.moe.balance import balanced_routers, update_balance
 from kilolayer.moe.layer import sparse_layers
 
 NUMBERS = ("entropy", "dropped", "temperature")
@@ -28,7 +28,8 @@ class RoutingMeter:
         assert model.config.moe is not None
         self.model = model
         self.layers = [_title(name) for name in sparse_layers(model)]
-        self.balances = bool(model.config.moe.loss_free)
+        # A frozen router stays as it is, and its biases are a part of it.
+        self.balances = any(router.weight.requires_grad for router in balanced_routers(model))
         count = len(self.layers)
         shapes = (count, model.config.moe.experts), (count,), (count, len(NUMBERS)), ()
         self.of_step, self.total = ([torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes] for _ in "ab")
