@@ -12,7 +12,10 @@ from small_runs import last_checkpoint, new_run, task_of
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.errors import InputError, OptionError
+from kilolayer.layers.initialise import Noise
 from kilolayer.moe.layer import expert_parameters, sparse_layers
+from kilolayer.moe.router import Router
+from kilolayer.report.page import write_report
 from kilolayer.train import loop
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import Guard
@@ -124,10 +127,12 @@ def test_a_step_that_is_not_finite_leaves_no_trace_of_its_routing() -> None:
     assert not any(layer.router.selection_bias.any() for layer in sparse_layers(stepper.model).values())
 
 
-@pytest.mark.parametrize("second", ["all", "random"])
-def test_what_is_noted_of_the_routing_is_what_the_forwards_told(second: str) -> None:
+@pytest.mark.parametrize(
+    ("second", "recompute"), [("all", "none"), ("random", "none"), ("random", "layer"), ("all", "selective")]
+)
+def test_what_is_noted_of_the_routing_is_what_the_forwards_told(second: str, recompute: str) -> None:
     batches = [some_batch(seed) for seed in range(3)]
-    stepper = stepper_of({"capacity": 0.5, "second": second}, lr=1e-12)
+    stepper = stepper_of({"capacity": 0.5, "second": second}, lr=1e-12, recompute=recompute)
     torch.manual_seed(7)
     told = [stepper.model(batch.source, batch.target).routing for batch in batches]
     torch.manual_seed(7)
@@ -165,6 +170,21 @@ def test_a_run_writes_down_its_routing(tmp_path: Path, corpus: Path) -> None:
         assert row["dense_norm"] > 0
         assert row["expert_norm"] > 0
         assert row["clipped"] == 3
+
+
+def test_the_report_of_a_collapsed_run_says_so(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prefer_the_third(router: Router, noise: Noise) -> None:
+        assert router.selection_bias is not None
+        router.selection_bias.zero_()[2] = 10.0
+
+    monkeypatch.setattr(Router, "fill", prefer_the_third)
+    run = new_run(tmp_path / "run", corpus, model={"moe": {"experts": EXPERTS, "top_k": 1, "loss_free": 1e-6}})
+    assert loop.train(run, task_of(run)) == 0
+    page = write_report(run.folder).read_text(encoding="utf-8")
+    for layer in ("encoder 2", "decoder 2"):
+        assert f"Layer {layer} has collapsed: expert 3 takes 100% of the tokens." in page
+        assert f"Layer {layer}: 3 of 4 experts are dead, with next to no tokens: 1, 2, 4." in page
+    assert "Load of each expert in each layer" in page
 
 
 def test_sparse_clipping_of_a_dense_model_is_said_once() -> None:

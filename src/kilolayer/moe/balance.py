@@ -71,5 +71,10 @@ def update_balance(model: nn.Module, loads: Sequence[Tensor]) -> None:
         )
     for router, load in zip(routers, loads, strict=True):
         assert router.selection_bias is not None
+        if not isinstance(load, Tensor) or load.shape != router.selection_bias.shape:
+            raise InputError(
+                f"a load that is not {router.moe.experts} numbers, one for each expert",
+                fix="give the load of each record in the forward's `routing`",
+            )
         counts = load.to(router.selection_bias.dtype)
         router.selection_bias += router.moe.loss_free * (counts.mean() - counts).sign()
