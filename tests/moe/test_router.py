@@ -188,6 +188,26 @@ def test_a_router_stays_in_fp32(dtype: torch.dtype) -> None:
     assert torch.equal(choice.logits, made(x.float(), None).logits)
 
 
+@pytest.mark.parametrize("options", [{"gate": "sigmoid"}, {"router": "linear", "loss_free": 1e-3}], ids=str)
+def test_the_chosen_share_a_token_also_where_their_gates_are_nothing(options: dict[str, Any]) -> None:
+    made = make_router(
+        kl.MoE(experts=3, router_dim=None if "router" in options else 1, **options), 1, Plan(), dtype=torch.float32
+    )
+    with torch.no_grad():
+        if isinstance(made, CosineRouter):  # both sides have one dimension: all experts are opposite to a token above 0
+            made.weight.fill_(1.0)
+            made.embeddings.fill_(-1.0)
+            made.log_temperature.fill_(-100.0)
+            expected = [0.5, 0.5]
+        else:  # the best expert is not chosen
+            assert made.selection_bias is not None
+            made.weight.copy_(torch.tensor([[300.0], [1.0], [0.0]]))
+            made.selection_bias.copy_(torch.tensor([-2.0, 0.5, 0.0]))
+            expected = [1 / (1 + 2.718281828459045**-1), 1 / (1 + 2.718281828459045)]
+    choice = made(torch.ones(1, 1), None)
+    assert choice.weights[0].tolist() == pytest.approx(expected)
+
+
 def test_selection_reads_scores_where_gates_are_all_nothing() -> None:
     made = make_router(kl.MoE(experts=4, top_k=2, router="linear"), 1, Plan(), dtype=torch.float32)
     with torch.no_grad():
