@@ -173,8 +173,8 @@ def test_evaluation_takes_no_chance_and_changes_nothing(second: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_router_stays_in_fp32(dtype: torch.dtype) -> None:
     made = make_router(kl.MoE(experts=6, loss_free=1e-3), 8, Plan(), dtype=torch.float32)
-    for parameter in made.parameters():
-        parameter.normal_()
+    for tensor in made.state_dict().values():
+        tensor.normal_()
     before = {name: value.clone() for name, value in made.state_dict().items()}
     for converted in (made.to(dtype), made.half(), make_router(kl.MoE(experts=6), 8, Plan(), dtype=dtype)):
         assert {value.dtype for value in converted.state_dict().values()} == {torch.float32}
