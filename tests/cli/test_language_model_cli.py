@@ -100,6 +100,7 @@ def test_another_text_is_learned_from_the_weights_and_the_vocabulary_of_a_run(
     lines = refused(*words, base.name, "--tokenizer.vocab_size", "340", "--model.vocab_size", "340")
     assert lines[0] == "kilolayer: the vocabulary is not that of the run to start from"
     assert str(base / "config.toml") in lines[2]
+    assert "the checkpoint does not fit the configuration" in refused(*words, base.name, "--model.ffn_dim", "64")[0]
     code, _, err = quietly(*words, base.name)
     assert code == 0, err
     assert (tmp_path / "run" / "tokenizer.model").read_bytes() == (base / "tokenizer.model").read_bytes()

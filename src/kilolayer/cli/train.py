@@ -92,20 +92,26 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
         # The same table is the same vocabulary, also on other text.
         own = None if start is None or start.config.tokenizer != config.tokenizer else start.vocabulary()
         task = prepare(config, cache_folder(), own)
+        config = replace(config, model=task.fit(config.model), **task.resolve())
         if start is not None:
-            _check_same_vocabulary(start, task)
+            _check_start(start, task, config)
             config = replace(config, train=replace(config.train, start_from=str(start.folder)))
-        yield Run.create(folder, replace(config, model=task.fit(config.model), **task.resolve()), task.vocabulary)
+        yield Run.create(folder, config, task.vocabulary)
 
 
-def _check_same_vocabulary(start: Run, task: Task) -> None:
-    """Refuse other tokens than those of the run to start from."""
+def _check_start(start: Run, task: Task, config: RunConfig) -> None:
+    """Refuse other tokens and another model than those of the run to start from."""
+    from kilolayer.models.build import build_model
+    from kilolayer.train.run import check_fit
+
     if start.vocabulary().digest != task.vocabulary.digest:
         raise InputError(
             "the vocabulary is not that of the run to start from",
             where="tokenizer",
             fix=f"write [tokenizer] as in {start.folder / 'config.toml'}: the run then takes that vocabulary",
         )
+    theirs, ours = (build_model(each.model, device="meta", seed=0) for each in (start.config, config))
+    check_fit(ours, theirs.state_dict(), start.folder)
 
 
 def _check_means(config: RunConfig, processes: Processes) -> None:
