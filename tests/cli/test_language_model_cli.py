@@ -89,6 +89,28 @@ def of_bytes(runs: Callable[[str], tuple[Path, str, str]]) -> Path:
     return runs("bytes")[0]
 
 
+def test_another_text_is_learned_from_the_weights_and_the_vocabulary_of_a_run(
+    runs: Callable[[str], tuple[Path, str, str]], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = runs("bpe")[0]
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(english for english, _ in pairs(200, seed=2, unseen=False)), encoding="utf-8")
+    words = ["train", write_config(text, "bpe"), "--run", tmp_path / "run", "--text.train", other, "--train.start_from"]
+    monkeypatch.chdir(base.parent)
+    lines = refused(*words, base.name, "--tokenizer.vocab_size", "340", "--model.vocab_size", "340")
+    assert lines[0] == "kilolayer: the vocabulary is not that of the run to start from"
+    assert str(base / "config.toml") in lines[2]
+    assert "the checkpoint does not fit the configuration" in refused(*words, base.name, "--model.ffn_dim", "64")[0]
+    code, _, err = quietly(*words, base.name)
+    assert code == 0, err
+    assert (tmp_path / "run" / "tokenizer.model").read_bytes() == (base / "tokenizer.model").read_bytes()
+    assert load(tmp_path / "run" / "config.toml")["train"]["start_from"] == str(base.resolve())
+    found, before = (
+        next(row["loss"] for row in read_metrics(run) if row["kind"] == "train") for run in (tmp_path / "run", base)
+    )
+    assert found < before
+
+
 def test_training_leaves_everything_in_its_folder(written: tuple[Path, str, str]) -> None:
     folder, out, err = written
     files = {"config.toml", "metrics.jsonl", "log.txt", "checkpoints", "scores.json", "samples.json", "report.html", "lock"}

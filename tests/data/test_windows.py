@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kilolayer.data.documents import TextPart
+from kilolayer.data.documents import TextConfig, TextPart, find_text
 from kilolayer.data.store import TOKENS
 from kilolayer.data.token_text import TokenText, encode_documents
 from kilolayer.data.vocabulary import ByteVocabulary
@@ -154,6 +154,14 @@ def test_nothing_but_white_space_is_text_but_nothing_is_not(tmp_path: Path) -> N
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf")
     with pytest.raises(InputError, match="the text is empty"):
         encode_documents(TextPart((tmp_path / "a",)), ByteVocabulary(), tmp_path / "cache")
+
+
+def test_a_share_of_too_little_text_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"ten bytes.")
+    parts = find_text(TextConfig(train=[str(tmp_path / "a")], valid_share=0.01), tmp_path / "cache")
+    assert parts.valid is not None
+    with pytest.raises(InputError, match=r"a part of the text is empty\n.*\n.*raise text.valid_share"):
+        encode_documents(parts.valid, ByteVocabulary(), tmp_path / "cache")
 
 
 def test_much_text_takes_no_memory(tmp_path: Path) -> None:

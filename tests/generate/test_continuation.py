@@ -23,6 +23,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "learned": {"positions": "learned", "max_length": 16, "tie_embeddings": False},
     "t5": {"positions": "t5", "recipe": kl.recipes.get("pre_ln")},
     "padded": {"pad_id": 0},
+    "experts": {"moe": kl.MoE(experts=4, second="random", capacity=0.5)},
 }
 PROMPTS = [[5], [7, 8, 9, 10], [6, 6, 11], [12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 5, 6]]
 

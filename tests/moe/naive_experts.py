@@ -150,6 +150,7 @@ def compare(layer: SparseFeedForward, x: Tensor, real: Tensor | None, tolerance:
         outputs[row, place] = output
     torch.testing.assert_close(y.double(), outputs, rtol=tolerance, atol=tolerance)
     assert routing.load.tolist() == expected.load
+    assert float(routing.tokens) == len(expected.choices)
     torch.testing.assert_close(routing.first.double(), torch.tensor(expected.first, dtype=torch.float64), rtol=1e-5, atol=1e-6)
     for found, value in (
         (routing.router_loss, expected.router_loss),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import kilolayer as kl
 from kilolayer.errors import OptionError
 from kilolayer.moe.clip import clipping_norm
+from kilolayer.moe.layer import expert_parameters
 
 
 def build(moe: kl.MoE | None, **options: Any) -> kl.Decoder:
@@ -103,6 +104,15 @@ def test_the_norm_of_both_parts() -> None:
     for bad in (math.nan, math.inf):
         assert not clipping_norm(torch.tensor(bad), expert, 64).isfinite()
         assert not clipping_norm(dense, torch.tensor(bad), 64).isfinite()
+
+
+def test_the_norm_of_large_experts_is_exact_however_they_are_shared() -> None:
+    model = kl.Decoder(11, 256, 2, 1024, 2, moe=kl.MoE(experts=4))
+    generator = torch.Generator().manual_seed(1)
+    gradients = {name: torch.randn(weight.shape, generator=generator) for name, weight in expert_parameters(model)}
+    for name, weight in expert_parameters(model):
+        weight.grad = gradients[name]
+    assert float(kl.clip_grad_norm_(model, math.inf).expert) == pytest.approx(norm_of(gradients, True), rel=2e-7)
 
 
 def test_sparse_clipping_of_a_dense_model_is_plain_and_says_so() -> None:

@@ -64,7 +64,8 @@ def test_xmoe_looks_at_directions_alone(gate: str) -> None:
     small, large = made(x, None), made(10 * x, None)
     torch.testing.assert_close(small.logits, large.logits, rtol=1e-12, atol=1e-12)
     assert torch.equal(small.experts, large.experts)
-    assert not torch.allclose(router(router="linear")(x, None).logits, router(router="linear")(10 * x, None).logits)
+    linear = router(router="linear")
+    torch.testing.assert_close(linear(10 * x, None).logits, 10 * linear(x, None).logits)
 
 
 @torch.no_grad()
@@ -172,8 +173,8 @@ def test_evaluation_takes_no_chance_and_changes_nothing(second: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_router_stays_in_fp32(dtype: torch.dtype) -> None:
     made = make_router(kl.MoE(experts=6, loss_free=1e-3), 8, Plan(), dtype=torch.float32)
-    for parameter in made.parameters():
-        parameter.normal_()
+    for tensor in made.state_dict().values():
+        tensor.normal_()
     before = {name: value.clone() for name, value in made.state_dict().items()}
     for converted in (made.to(dtype), made.half(), make_router(kl.MoE(experts=6), 8, Plan(), dtype=dtype)):
         assert {value.dtype for value in converted.state_dict().values()} == {torch.float32}
@@ -185,6 +186,26 @@ def test_a_router_stays_in_fp32(dtype: torch.dtype) -> None:
         choice = made(x, None)
     assert choice.logits.dtype == choice.weights.dtype == torch.float32
     assert torch.equal(choice.logits, made(x.float(), None).logits)
+
+
+@pytest.mark.parametrize("options", [{"gate": "sigmoid"}, {"router": "linear", "loss_free": 1e-3}], ids=str)
+def test_the_chosen_share_a_token_also_where_their_gates_are_nothing(options: dict[str, Any]) -> None:
+    made = make_router(
+        kl.MoE(experts=3, router_dim=None if "router" in options else 1, **options), 1, Plan(), dtype=torch.float32
+    )
+    with torch.no_grad():
+        if isinstance(made, CosineRouter):  # both sides have one dimension: all experts are opposite to a token above 0
+            made.weight.fill_(1.0)
+            made.embeddings.fill_(-1.0)
+            made.log_temperature.fill_(-100.0)
+            expected = [0.5, 0.5]
+        else:  # the best expert is not chosen
+            assert made.selection_bias is not None
+            made.weight.copy_(torch.tensor([[300.0], [1.0], [0.0]]))
+            made.selection_bias.copy_(torch.tensor([-2.0, 0.5, 0.0]))
+            expected = [1 / (1 + 2.718281828459045**-1), 1 / (1 + 2.718281828459045)]
+    choice = made(torch.ones(1, 1), None)
+    assert choice.weights[0].tolist() == pytest.approx(expected)
 
 
 def test_selection_reads_scores_where_gates_are_all_nothing() -> None:

@@ -121,7 +121,7 @@ def check_equal_to_one_process(processes: dist.ProcessGroup, case: Case) -> None
     check_close(sum_over(own_router_loss, group), router_loss.detach(), case.dtype, "router_loss")
     for own_told, told in zip(own_routing, routing, strict=True):
         assert torch.equal(own_told.load, told.load)
-        for name in ("first", "entropy", "dropped", "temperature"):
+        for name in ("tokens", "first", "entropy", "dropped", "temperature"):
             check_close(getattr(own_told, name), getattr(told, name), case.dtype, name)
         if case.crowded:
             assert int(told.load.sum()) == int(told.load[list(case.crowded)].sum()) > 0

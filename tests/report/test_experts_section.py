@@ -55,6 +55,33 @@ def test_many_dead_experts_are_not_all_named() -> None:
     assert "30 of 32 experts are dead, with next to no tokens: 1, 2, 3, 4, 5, 6, 7, 8 and others." in text
 
 
+def counted(step: int, load: list[float], choices: int, tokens: int) -> dict[str, Any]:
+    return entry(step, load, choices=[choices], tokens=[tokens])
+
+
+def test_a_collapse_is_told_by_tokens_whatever_the_second_experts_do() -> None:
+    alone = page(counted(10, [1.0, 0.0, 0.0, 0.0], choices=5000, tokens=5000))
+    assert "expert 1 takes 100% of the tokens" in alone
+    some = page(counted(10, [0.5, 0.2, 0.2, 0.1], choices=6000, tokens=5000))  # 3,000 of 5,000 tokens
+    assert "collapsed" not in some
+    most = page(counted(10, [0.8, 0.1, 0.05, 0.05], choices=6000, tokens=5000))
+    assert "expert 1 takes 96% of the tokens" in most
+
+
+def test_chance_kills_no_expert() -> None:
+    even, lucky = [counted(step, EVEN, choices=300, tokens=150) for step in (1, 2)], [0.4, 0.4, 0.2, 0.0]
+    last = counted(3, lucky, choices=20, tokens=10)
+    assert "At step 3 every expert works; the busiest has 1.0 times an even share." in page(*even, last)
+    assert "At step 3 too few tokens were routed to tell whether every expert works." in page(last)
+    assert "1 of 4 experts are dead" in page(*even, counted(3, lucky, choices=400, tokens=200))
+
+
+def test_lines_without_a_finite_step_say_nothing_of_experts() -> None:
+    text = page(entry(10, EVEN), entry(11, [0.0] * 4))
+    assert "At step 10 every expert works" in text
+    assert page(entry(11, [0.0] * 4)) == ""
+
+
 @pytest.mark.parametrize(
     "broken", [{}, {"load": None}, {"load": [[0.5, None]]}, {"load": [EVEN, EVEN]}, {"load": []}, {"layers": "decoder 2"}]
 )

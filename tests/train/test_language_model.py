@@ -31,6 +31,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout, accumulation, norms of layers": {"model": {"dropout": 0.2}, "train": {"accumulate": 3, "layers_every": 1}},
     "calibrated": {"model": {"recipe": CALIBRATED[0]}},
     "bf16": {"train": {"precision": "bf16"}},
+    "experts": {
+        "model": {"moe": {"experts": 4, "second": "sampling", "capacity": 1.0}},
+        "train": {"log_every": 4, "clip_norm": 0.1, "precision": "bf16", "recompute": "layer"},
+    },
     "validation before the break": {"train": {"valid_every": 2}},
     "several epochs": {"text": {"length": 64}, "batches": {"tokens": 4096}},
 }

@@ -48,6 +48,17 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_the_norm_of_many_numbers_is_exact() -> None:
+    model = nn.Linear(1024, 1024)
+    optimizer = Optimizer(model, TrainConfig(), sums=True)
+    gradients = [torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) for weight in model.parameters()]
+    for weight, gradient in zip(model.parameters(), gradients, strict=True):
+        weight.grad = gradient.clone()
+    optimizer.collect()
+    exact = torch.cat([gradient.double().flatten() for gradient in gradients]).norm()
+    assert float(optimizer.norms()[0]) == pytest.approx(float(exact), rel=2e-7)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beta2", [0.95, 0.5])  # RAdam's rectification starts after 5 updates, or never
 @pytest.mark.parametrize("sums", [False, True])

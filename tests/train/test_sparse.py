@@ -12,7 +12,10 @@ from small_runs import last_checkpoint, new_run, task_of
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.errors import InputError, OptionError
+from kilolayer.layers.initialise import Noise
 from kilolayer.moe.layer import expert_parameters, sparse_layers
+from kilolayer.moe.router import Router
+from kilolayer.report.page import write_report
 from kilolayer.train import loop
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.guard import Guard
@@ -124,18 +127,30 @@ def test_a_step_that_is_not_finite_leaves_no_trace_of_its_routing() -> None:
     assert not any(layer.router.selection_bias.any() for layer in sparse_layers(stepper.model).values())
 
 
-def test_what_is_noted_of_the_routing_is_what_the_forwards_told() -> None:
+@pytest.mark.parametrize(
+    ("second", "recompute"), [("all", "none"), ("random", "none"), ("random", "layer"), ("all", "selective")]
+)
+def test_what_is_noted_of_the_routing_is_what_the_forwards_told(second: str, recompute: str) -> None:
     batches = [some_batch(seed) for seed in range(3)]
-    stepper = stepper_of({"capacity": 0.5}, lr=1e-12)
+    stepper = stepper_of({"capacity": 0.5, "second": second}, lr=1e-12, recompute=recompute)
+    torch.manual_seed(7)
     told = [stepper.model(batch.source, batch.target).routing for batch in batches]
+    torch.manual_seed(7)
     for batch in batches:
         stepper.step([batch], 1e-12)
     assert stepper.routing is not None
     found = stepper.routing.read()
+    source, target = (
+        sum(int((tokens != 0).sum()) for tokens in parts)
+        for parts in zip(*((b.source, b.target) for b in batches), strict=True)
+    )
+    assert found["tokens"] == [source, source, target, target]
     assert found["layers"] == ["encoder 1", "encoder 2", "decoder 1", "decoder 2"]
     for index in range(4):
         load = sum(each[index].load for each in told).double()
         assert found["load"][index] == pytest.approx((load / load.sum()).tolist())
+        assert found["choices"][index] == int(load.sum())
+        assert (found["choices"][index] == 2 * found["tokens"][index]) == (second == "all")
         assert found["entropy"][index] == pytest.approx(sum(float(each[index].entropy) for each in told) / 3, rel=1e-5)
         assert found["dropped"][index] == pytest.approx(sum(float(each[index].dropped) for each in told) / 3, rel=1e-5)
         assert found["dropped"][index] > 0
@@ -157,6 +172,21 @@ def test_a_run_writes_down_its_routing(tmp_path: Path, corpus: Path) -> None:
         assert row["clipped"] == 3
 
 
+def test_the_report_of_a_collapsed_run_says_so(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prefer_the_third(router: Router, noise: Noise) -> None:
+        assert router.selection_bias is not None
+        router.selection_bias.zero_()[2] = 10.0
+
+    monkeypatch.setattr(Router, "fill", prefer_the_third)
+    run = new_run(tmp_path / "run", corpus, model={"moe": {"experts": EXPERTS, "top_k": 1, "loss_free": 1e-6}})
+    assert loop.train(run, task_of(run)) == 0
+    page = write_report(run.folder).read_text(encoding="utf-8")
+    for layer in ("encoder 2", "decoder 2"):
+        assert f"Layer {layer} has collapsed: expert 3 takes 100% of the tokens." in page
+        assert f"Layer {layer}: 3 of 4 experts are dead, with next to no tokens: 1, 2, 4." in page
+    assert "Load of each expert in each layer" in page
+
+
 def test_sparse_clipping_of_a_dense_model_is_said_once() -> None:
     said: list[str] = []
     config = TrainConfig(clip="sparse", clip_norm=1.0)
@@ -173,9 +203,11 @@ def test_a_kind_of_clipping_without_a_limit_is_refused() -> None:
         TrainConfig(clip="sparse")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_fine_tuning_starts_from_another_run_and_leaves_experts_alone(tmp_path: Path, corpus: Path, precision: str) -> None:
-    moe = {"moe": {"experts": EXPERTS}}
+@pytest.mark.parametrize(("precision", "loss_free"), [("fp32", 0.0), ("bf16", 0.0), ("fp32", 1e-2)])
+def test_fine_tuning_starts_from_another_run_and_leaves_experts_alone(
+    tmp_path: Path, corpus: Path, precision: str, loss_free: float
+) -> None:
+    moe = {"moe": {"experts": EXPERTS, "loss_free": loss_free}}
     first = new_run(tmp_path / "first", corpus, model=moe)
     assert loop.train(first, task_of(first)) == 0
     options = {"start_from": str(first.folder), "freeze": "experts", "precision": precision}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kilolayer.cli.configuration import describe_options, read
 from kilolayer.cli.output import show_json, show_samples, show_scores, tables_of_tests
 from kilolayer.config import Table
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
@@ -84,14 +84,34 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
-    if config.train.start_from is not None:
-        Run.open(Path(config.train.start_from), config.task)
+    start = None if config.train.start_from is None else Run.open(Path(config.train.start_from).resolve(), config.task)
     check_new(folder)
     with locked(folder):
         if path == EMBEDDED:
             write_corpus(folder / "data")
-        task = prepare(config, cache_folder())
-        yield Run.create(folder, replace(config, model=task.fit(config.model), **task.resolve()), task.vocabulary)
+        # The same table is the same vocabulary, also on other text.
+        own = None if start is None or start.config.tokenizer != config.tokenizer else start.vocabulary()
+        task = prepare(config, cache_folder(), own)
+        config = replace(config, model=task.fit(config.model), **task.resolve())
+        if start is not None:
+            _check_start(start, task, config)
+            config = replace(config, train=replace(config.train, start_from=str(start.folder)))
+        yield Run.create(folder, config, task.vocabulary)
+
+
+def _check_start(start: Run, task: Task, config: RunConfig) -> None:
+    """Refuse other tokens and another model than those of the run to start from."""
+    from kilolayer.models.build import build_model
+    from kilolayer.train.run import check_fit
+
+    if start.vocabulary().digest != task.vocabulary.digest:
+        raise InputError(
+            "the vocabulary is not that of the run to start from",
+            where="tokenizer",
+            fix=f"write [tokenizer] as in {start.folder / 'config.toml'}: the run then takes that vocabulary",
+        )
+    theirs, ours = (build_model(each.model, device="meta", seed=0) for each in (start.config, config))
+    check_fit(ours, theirs.state_dict(), start.folder)
 
 
 def _check_means(config: RunConfig, processes: Processes) -> None:

@@ -79,6 +79,11 @@ def _write(text: TextPart, vocabulary: TextVocabulary, draft: Path) -> None:
             counts["documents"] += piece is not None and not inside
             inside = piece is not None
     if not counts["bytes"]:
-        raise InputError("the text is empty", where=", ".join(map(str, text.files[:3])), fix="give files with text")
+        held_out = text.start > 0 or text.stop is not None
+        raise InputError(
+            "a part of the text is empty" if held_out else "the text is empty",
+            where=", ".join(map(str, text.files[:3])),
+            fix="give more text, or raise text.valid_share and text.test_share" if held_out else "give files with text",
+        )
     description = {**counts, "dtype": dtype, "digest": digest.hexdigest()}
     (draft / DESCRIPTION).write_text(json.dumps(description, indent=1))

@@ -12,6 +12,7 @@ class Routing(NamedTuple):
 
     router_loss: what this layer adds to the training loss, already weighted.
     load: int64 [experts], the choices that fell on each expert, before capacity.
+    tokens: how many were routed; each made at least one choice.
     first: [experts], the share of tokens whose first choice it is.
     entropy: of a token's gate distribution, in nats, the mean over tokens.
     dropped: the share of choices that were over an expert's capacity.
@@ -22,6 +23,7 @@ class Routing(NamedTuple):
 
     router_loss: Tensor
     load: Tensor
+    tokens: Tensor
     first: Tensor
     entropy: Tensor
     dropped: Tensor

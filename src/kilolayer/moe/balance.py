@@ -15,12 +15,13 @@ from kilolayer.parallel.group import ExpertGroup
 
 
 class Statistics(NamedTuple):
-    """Over real tokens. first [experts]: the share of tokens whose first choice it is; balance, z, entropy: scalars.
+    """Over real tokens, of which there are `tokens`. first [experts]: the share of them whose first choice it is; all else: [].
 
-    Of several processes, first and entropy are those of all their tokens; balance and z are what the tokens of this process
-    add to them: their sum over the processes is that of all tokens.
+    Of several processes, tokens, first and entropy are those of all; balance and z are what the tokens of this process add to
+    them: their sum over the processes is that of all tokens.
     """
 
+    tokens: Tensor
     first: Tensor
     balance: Tensor
     z: Tensor
@@ -42,11 +43,12 @@ def statistics(choice: Choice, real: Tensor | None, group: ExpertGroup | None = 
     gates = gates / gates.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
     entropies = (-torch.xlogy(gates, gates).sum(dim=-1, keepdim=True) * counted).sum(dim=0)
     firsts, entropies = sum_over(torch.cat([firsts, entropies]), group).split([experts, 1])
-    count = firsts.sum().clamp(min=1)
+    found = firsts.sum()
+    count = found.clamp(min=1)
     first, portion = firsts / count, counted / count
     balance = experts * ((choice.shares * portion).sum(dim=0) * first).sum()
     z = (choice.logits.logsumexp(dim=-1, keepdim=True).square() * portion).sum()
-    return Statistics(first, balance, z, (entropies / count).squeeze())
+    return Statistics(found, first, balance, z, (entropies / count).squeeze())
 
 
 def balanced_routers(model: nn.Module) -> list[Router]:
@@ -69,5 +71,10 @@ def update_balance(model: nn.Module, loads: Sequence[Tensor]) -> None:
         )
     for router, load in zip(routers, loads, strict=True):
         assert router.selection_bias is not None
+        if not isinstance(load, Tensor) or load.shape != router.selection_bias.shape:
+            raise InputError(
+                f"a load that is not {router.moe.experts} numbers, one for each expert",
+                fix="give the load of each record in the forward's `routing`",
+            )
         counts = load.to(router.selection_bias.dtype)
         router.selection_bias += router.moe.loss_free * (counts.mean() - counts).sign()

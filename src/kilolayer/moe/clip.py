@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -61,10 +62,19 @@ def _measure(model: nn.Module, experts: int) -> GradientNorm:
     present = [(is_expert, gradient) for is_expert, gradient in trained if gradient is not None]
     device = next(model.parameters()).device
     dense = get_total_norm([gradient for is_expert, gradient in present if not is_expert]).to(device)
-    expert = get_total_norm([gradient for is_expert, gradient in present if is_expert]).to(device)
+    expert = _norm_of_experts([gradient for is_expert, gradient in present if is_expert]).to(device)
     if group is not None:
         expert = sum_over(expert.double().square(), group).sqrt().to(expert.dtype)
     elif experts == 1:
         # Bit by bit what torch finds.
         return GradientNorm(get_total_norm([gradient for _, gradient in present]), dense, expert)
     return GradientNorm(clipping_norm(dense, expert, experts), dense, expert)
+
+
+def _norm_of_experts(gradients: Sequence[Tensor]) -> Tensor:
+    """Row by row first. A long tensor, which torch adds up in fp32, would have another norm than its parts on processes."""
+    if not gradients:
+        return torch.zeros(())
+    precise = torch.promote_types(gradients[0].dtype, torch.float32)
+    rows = [torch.linalg.vector_norm(gradient, dim=-1, dtype=precise).flatten() for gradient in gradients]
+    return torch.cat(rows).double().norm().to(precise)

@@ -65,7 +65,7 @@ class SparseFeedForward(nn.Module):
         found = statistics(choice, real, self.joint)
         loss = self.moe.balance_weight * found.balance + self.moe.z_loss * found.z
         temperature = self.router.temperature.detach()
-        return y, Routing(loss, counted.load, found.first, found.entropy, dropped, temperature)
+        return y, Routing(loss, counted.load, found.tokens, found.first, found.entropy, dropped, temperature)
 
     def _within_capacity(
         self, dispatch: Dispatch | SharedDispatch, weights: Tensor, real: Tensor | None

@@ -66,9 +66,7 @@ class Router(nn.Module):
             logits, even_logits = self.score(tokens.to(self.weight.dtype))
             gates = logits.sigmoid() if self.moe.gate == "sigmoid" else logits.softmax(dim=-1)
             experts = self._select(logits, gates)
-            weights = gates.gather(1, experts)
-            if self.moe.top_k > 1:
-                weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+            weights = self._weights(logits, gates, experts)
             sent = self._sent(weights, real)
             if sent is not None:
                 experts, weights = torch.where(sent, experts, self.moe.experts), torch.where(sent, weights, 0)
@@ -84,6 +82,14 @@ class Router(nn.Module):
         gumbel = -(-torch.rand_like(preferred).log()).log()
         second = (preferred + gumbel).scatter(1, first, float("-inf")).argmax(dim=-1, keepdim=True)
         return torch.cat([first, second], dim=1)
+
+    def _weights(self, logits: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        """g_1 of one expert; of several, each gate over the sum of those chosen: [tokens, k]."""
+        if self.moe.top_k == 1:
+            return gates.gather(1, experts)
+        # By their logarithms, but for a constant: the gates themselves may all be 0 in fp32.
+        logarithms = F.logsigmoid(logits) if self.moe.gate == "sigmoid" else logits
+        return logarithms.gather(1, experts).softmax(dim=1)
 
     def _sent(self, weights: Tensor, real: Tensor | None) -> Tensor | None:
         """Which choices count: bool [tokens, k]; None where all do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kilolayer.report.markup import bullets
 from kilolayer.report.panels import Panel, grid, series_of
@@ -11,6 +12,7 @@ from kilolayer.report.plots import Series, heat_plot, line_plot
 from kilolayer.report.record import Entry, Record, number
 
 IDLE = 0.01  # of an even share: such an expert learns nothing
+ENOUGH = 100  # choices an expert, if shared evenly: with fewer, chance alone leaves some without any
 CROWDED = 0.9  # of the tokens
 NAMED = 8
 LINES = 6
@@ -21,33 +23,81 @@ def experts(record: Record) -> str:
     entries = [entry for entry in record.routing if _loads(entry)]
     if not entries:
         return ""
-    chosen = number(record.config, "model", "moe", "top_k")
-    return bullets(_verdict(entries[-1], chosen if math.isfinite(chosen) else 1.0)) + grid(*_panels(entries))
+    top_k = number(record.config, "model", "moe", "top_k")
+    top_k = top_k if math.isfinite(top_k) else 1.0
+    lately = _lately(entries, top_k)
+    return bullets(_verdict(lately, top_k, int(entries[-1]["step"]))) + grid(*_panels(entries, lately))
 
 
-def _verdict(entry: Entry, top_k: float) -> list[str]:
-    """What is wrong with each layer at the last line of metrics, or that nothing is."""
-    found: list[str] = []
-    highest = 0.0
-    for layer, load in zip(_layers(entry), _loads(entry), strict=True):
-        even, busiest = 1 / len(load), max(range(len(load)), key=load.__getitem__)
-        idle = [index + 1 for index, share in enumerate(load) if share < IDLE * even]
-        highest = max(highest, load[busiest] / even)
-        if top_k < len(load) and load[busiest] * top_k > CROWDED:
-            found.append(f"Layer {layer} has collapsed: expert {busiest + 1} takes {load[busiest] * top_k:.0%} of the tokens.")
-        if idle:
-            names = ", ".join(map(str, idle[:NAMED])) + (" and others" if len(idle) > NAMED else "")
-            found.append(f"Layer {layer}: {len(idle)} of {len(load)} experts are dead, with next to no tokens: {names}.")
-    step = f"step {int(entry['step']):,}"
-    if not found:
-        return [f"At {step} every expert works; the busiest has {highest:.1f} times an even share."]
-    advice = "Raise model.moe.balance or set model.moe.loss_free, lower train.lr, or lengthen train.warmup_steps."
-    return [f"At {step}, of {len(_loads(entry))} layers with experts:", *found, advice]
+@dataclass(frozen=True)
+class Lately:
+    """What a layer did in the last lines of metrics. load: choices by expert; tokens: that made them."""
+
+    layer: str
+    load: list[float]
+    tokens: float
+
+    @property
+    def even(self) -> float:
+        """The choices of each expert if all had as many."""
+        return sum(self.load) / len(self.load)
+
+    def with_earlier(self, other: Lately) -> Lately:
+        return Lately(self.layer, [a + b for a, b in zip(self.load, other.load, strict=True)], self.tokens + other.tokens)
 
 
-def _panels(entries: Sequence[Entry]) -> list[Panel]:
-    last = entries[-1]
-    layers, loads = _layers(last), _loads(last)
+def _verdict(lately: Sequence[Lately], top_k: float, last_step: int) -> list[str]:
+    """What is wrong with each layer, or that nothing is."""
+    faults = [fault for each in lately for fault in _faults(each, top_k)]
+    step = f"At step {last_step:,}"
+    if faults:
+        count = f"{len(lately)} layers" if len(lately) > 1 else "1 layer"
+        advice = "Raise model.moe.balance or set model.moe.loss_free, lower train.lr, or lengthen train.warmup_steps."
+        return [f"{step}, of {count} with experts:", *faults, advice]
+    if min(each.even for each in lately) < ENOUGH:
+        return [f"{step} too few tokens were routed to tell whether every expert works."]
+    highest = max(max(each.load) / each.even for each in lately)
+    return [f"{step} every expert works; the busiest has {highest:.1f} times an even share."]
+
+
+def _faults(lately: Lately, top_k: float) -> list[str]:
+    load, faults = lately.load, list[str]()
+    busiest = max(range(len(load)), key=load.__getitem__)
+    share = load[busiest] / lately.tokens
+    if top_k < len(load) and share > CROWDED:
+        faults.append(f"Layer {lately.layer} has collapsed: expert {busiest + 1} takes {share:.0%} of the tokens.")
+    idle = [index + 1 for index, count in enumerate(load) if count < IDLE * lately.even]
+    if idle and lately.even >= ENOUGH:
+        names = ", ".join(map(str, idle[:NAMED])) + (" and others" if len(idle) > NAMED else "")
+        faults.append(f"Layer {lately.layer}: {len(idle)} of {len(load)} experts are dead, with next to no tokens: {names}.")
+    return faults
+
+
+def _lately(entries: Sequence[Entry], top_k: float) -> list[Lately]:
+    """The sums of the last entries, as few of them as hold enough choices, by layer."""
+    *before, last = (_counted(entry, top_k) for entry in entries)
+    for earlier in reversed(before):
+        alike = [len(each.load) for each in earlier] == [len(each.load) for each in last]
+        if not alike or min(each.even for each in last) >= ENOUGH:
+            break
+        last = [a.with_earlier(b) for a, b in zip(last, earlier, strict=True)]
+    return last
+
+
+def _counted(entry: Entry, top_k: float) -> list[Lately]:
+    """One entry; where it has no counts, it is taken to hold enough choices, `top_k` a token."""
+    found: list[Lately] = []
+    for place, (layer, shares) in enumerate(zip(_layers(entry), _loads(entry), strict=True)):
+        choices, tokens = _value(entry, "choices", place), _value(entry, "tokens", place)
+        if not (choices > 0 and tokens > 0):
+            tokens = float(ENOUGH * len(shares))
+            choices = top_k * tokens
+        found.append(Lately(layer, [share * choices for share in shares], tokens))
+    return found
+
+
+def _panels(entries: Sequence[Entry], lately: Sequence[Lately]) -> list[Panel]:
+    layers = [each.layer for each in lately]
     steps = [number(entry, "step") for entry in entries]
     places = sorted({round(index * (len(layers) - 1) / (LINES - 1)) for index in range(LINES)})
     entropy = [Series(layers[place], steps, [_value(entry, "entropy", place) for entry in entries]) for place in places]
@@ -64,12 +114,12 @@ def _panels(entries: Sequence[Entry]) -> list[Panel]:
             heat_plot(
                 "loads",
                 layers,
-                [[share * len(load) for share in load] for load in loads],
+                [[count / each.even for count in each.load] for each in lately],
                 x_label="expert",
                 scale_label="times an even share",
                 description="Load of each expert in each layer",
             ),
-            f"Load by expert, step {int(last['step']):,}",
+            f"Load by expert, step {int(entries[-1]['step']):,}",
             "A dark cell is an expert that nobody asks; one bright cell in a dark row is an expert that does it all.",
         ),
         Panel(
@@ -93,7 +143,7 @@ def _panels(entries: Sequence[Entry]) -> list[Panel]:
                 from_zero=True,
             ),
             "Entropy of the gates",
-            f"Between 0, a token asks one expert alone, and {math.log(len(loads[0])):.2f}, it asks all alike.",
+            f"Between 0, a token asks one expert alone, and {math.log(len(lately[0].load)):.2f}, it asks all alike.",
         ),
         Panel(
             line_plot(
@@ -130,11 +180,12 @@ def _layers(entry: Entry) -> list[str]:
 
 
 def _loads(entry: Entry) -> list[list[float]]:
-    """The share of each expert by layer; empty where the entry does not hold it."""
+    """The share of each expert by layer; empty where the entry does not hold them."""
     layers, load = entry.get("layers"), entry.get("load")
     if not isinstance(layers, list) or not isinstance(load, list) or len(layers) != len(load) or not load:
         return []
-    whole = all(isinstance(row, list) and row and all(isinstance(share, int | float) for share in row) for row in load)
+    # All shares are 0 where no step of an entry was finite.
+    whole = all(isinstance(row, list) and all(isinstance(share, int | float) for share in row) and any(row) for row in load)
     return load if whole else []
 
 

@@ -28,7 +28,8 @@ class TrainConfig:
     steps: int = 100_000
     """Optimizer steps."""
     start_from: str | None = None
-    """A run whose weights are the start, as in fine-tuning; same model and vocabulary. Absent: as the recipe says."""
+    """A run whose weights and vocabulary are the start, as in fine-tuning; same model and [tokenizer]. Absent: as the recipe
+    says."""
     freeze: Literal["none", "experts"] = "none"
     """What stays as it starts: nothing, or experts and their routers; the balance loss still counts."""
     accumulate: int = 1

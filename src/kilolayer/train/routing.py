@@ -10,31 +10,35 @@ from torch import Tensor
 
 from kilolayer.layers.routing import Routing
 from kilolayer.models.model import Model
-from kilolayer.moe.balance import update_balance
+from kilolayer.moe.balance import balanced_routers, update_balance
 from kilolayer.moe.layer import sparse_layers
 
 NUMBERS = ("entropy", "dropped", "temperature")
+SUMS = ("load", "tokens", "numbers", "batches")
 
 
 class RoutingMeter:
     """Sums over the batches of a step, and over steps, without reading anything back, so that a recorded step can do it too.
 
-    load [layers, experts]: choices that fell on each expert. numbers [layers, 3]: entropy, dropped share and temperature,
-    summed over batches. A step that is not finite leaves no trace.
+    load [layers, experts]: choices that fell on each expert. tokens [layers]: that made them. numbers [layers, 3]: entropy,
+    dropped share and temperature, summed over batches. A step that is not finite leaves no trace.
     """
 
     def __init__(self, model: Model, device: torch.device) -> None:
         assert model.config.moe is not None
         self.model = model
         self.layers = [_title(name) for name in sparse_layers(model)]
-        self.balances = bool(model.config.moe.loss_free)
-        shapes = (len(self.layers), model.config.moe.experts), (len(self.layers), len(NUMBERS)), ()
+        # A frozen router stays as it is, and its biases are a part of it.
+        self.balances = any(router.weight.requires_grad for router in balanced_routers(model))
+        count = len(self.layers)
+        shapes = (count, model.config.moe.experts), (count,), (count, len(NUMBERS)), ()
         self.of_step, self.total = ([torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes] for _ in "ab")
 
     def note(self, routing: Sequence[Routing]) -> None:
         """Add what a batch's forward told."""
-        load, numbers, batches = self.of_step
+        load, tokens, numbers, batches = self.of_step
         load += torch.stack([told.load for told in routing])
+        tokens += torch.stack([told.tokens for told in routing])
         numbers += torch.stack([torch.stack([told.entropy, told.dropped, told.temperature]) for told in routing])
         batches += 1
 
@@ -52,22 +56,27 @@ class RoutingMeter:
             of_step.zero_()
 
     def read(self) -> dict[str, Any]:
-        """What happened since the last time, by layer: load as each expert's share of the choices, the others as means."""
-        load, numbers, batches = self.total
-        shares = load / load.sum(dim=1, keepdim=True).clamp(min=1)
-        means = (numbers / batches.clamp(min=1)).mT.tolist()
-        found = {"layers": self.layers, **dict(zip(NUMBERS, means, strict=True)), "load": shares.tolist()}
+        """What happened since the last time, by layer.
+
+        tokens, and the choices that they made; load: each expert's share of the choices; the others as means.
+        """
+        load, tokens, numbers, batches = self.total
+        choices = load.sum(dim=1)
+        counts = {"tokens": tokens.long().tolist(), "choices": choices.long().tolist()}
+        means = dict(zip(NUMBERS, (numbers / batches.clamp(min=1)).mT.tolist(), strict=True))
+        shares = load / choices[:, None].clamp(min=1)
+        found = {"layers": self.layers, **counts, **means, "load": shares.tolist()}
         for total in self.total:
             total.zero_()
         return found
 
     def state(self) -> dict[str, Any]:
         """The sums so far, as JSON holds them."""
-        return dict(zip(("load", "numbers", "batches"), (total.tolist() for total in self.total), strict=True))
+        return {name: total.tolist() for name, total in zip(SUMS, self.total, strict=True)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        for total, saved in zip(self.total, (state["load"], state["numbers"], state["batches"]), strict=True):
-            total.copy_(torch.tensor(saved, dtype=total.dtype))
+        for name, total in zip(SUMS, self.total, strict=True):
+            total.copy_(torch.tensor(state[name], dtype=total.dtype))
 
 
 def _title(name: str) -> str:

@@ -142,6 +142,12 @@ def prepare(config: RunConfig, cache: Path, vocabulary: Tokenizers | TextVocabul
 
 def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
     """Put weights into a model; a mismatch is told in words."""
+    check_fit(model, weights, where)
+    model.load_state_dict(weights)
+
+
+def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
+    """Refuse weights of another model."""
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if ours != theirs:
@@ -151,7 +157,6 @@ def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) ->
             where=str(where),
             fix="use the config.toml and the vocabulary that the checkpoint was trained with",
         )
-    model.load_state_dict(weights)
 
 
 def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
