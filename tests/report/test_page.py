@@ -11,6 +11,7 @@ import pytest
 from made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
 
 import kilolayer as kl
+from kilolayer.cli.main import main
 from kilolayer.errors import InputError
 from kilolayer.report.page import write_report
 from kilolayer.report.record import read_record
@@ -55,7 +56,7 @@ class Page(HTMLParser):
 
 
 def page_of(run: Path) -> Page:
-    return Page(write_report(run).read_text(encoding="utf-8"))
+    return Page(write_report(run).path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -256,5 +257,30 @@ def test_writing_again_gives_the_same_page(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_report(run)
     before = (run / "report.html").read_text(encoding="utf-8")
-    assert write_report(run) == run / "report.html"
+    assert write_report(run).path == run / "report.html"
     assert (run / "report.html").read_text(encoding="utf-8") == before
+
+
+def test_what_is_wrong_with_the_model_is_said_on_the_page_and_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = {
+        "layers": ["encoder 2"],
+        "load": [[0.97, 0.01, 0.01, 0.01]],
+        "entropy": [0.1],
+        "dropped": [0.0],
+        "temperature": [0.3],
+    }
+    norms = {kind: {"encoder": [1e-9, 1.0], "decoder": [1.0, 1.0]} for kind in ("gradient", "update", "residual")}
+    ill = [{"kind": "layers", "step": 5, **norms}, {"kind": "routing", "step": 5, **shares}]
+    run = make_run(tmp_path / "ill", [*BRIEF, *ill])
+    assert main(["report", str(run)]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{run / 'report.html'}\n"
+    reached = "At step 5 the gradient does not reach 1 of the 2 layers of the encoder"
+    collapsed = "Layer encoder 2 has collapsed: expert 1 takes 97% of the tokens."
+    for text in (said.err, page_of(run).text):
+        assert reached in text
+        assert collapsed in text
+    assert main(["report", str(make_run(tmp_path / "well"))]) == 0
+    assert capsys.readouterr().err == ""

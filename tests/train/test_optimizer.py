@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kilolayer.errors import InputError
 from kilolayer.train.config import TrainConfig
-from kilolayer.train.optimizer import Optimizer, update_lists
+from kilolayer.train.optimizer import Optimizer, add_lists, update_lists
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
 
@@ -204,11 +204,14 @@ def test_the_kernel_does_what_the_lists_do(kind: Any, dtype: torch.dtype, sums: 
     ours, theirs = optimizers
     for step in range(8):
         generator = torch.Generator("cuda").manual_seed(step)
-        for a, b in zip(model.parameters(), peer.parameters(), strict=True):
-            a.grad = torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
-            b.grad = a.grad.clone()
-        ours.collect()
-        theirs.collect()
+        for batch in range(3 if sums else 1):
+            for place, (a, b) in enumerate(zip(model.parameters(), peer.parameters(), strict=True)):
+                absent = sums and place == batch
+                a.grad = None if absent else torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
+                b.grad = None if absent else a.grad.clone()
+            ours.collect()
+            for group in theirs.groups if sums else ():
+                add_lists(group)
         norms = [each.norm() for each in theirs.gradient_norms()]
         torch.testing.assert_close(ours.norms()[0], torch.stack(norms).norm().double(), rtol=1e-5, atol=0)
         finite = torch.tensor(step != 3, device="cuda")

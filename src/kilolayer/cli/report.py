@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from kilolayer.errors import InputError, unknown
@@ -14,12 +15,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Write report.html and say where it is."""
+    """Write report.html, say where it is, and what is wrong with the model."""
     from kilolayer.report.page import write_report
 
     if typed:
         raise unknown(typed[0], ["--help"])
     if not (options.run / "config.toml").is_file():
         raise InputError("this is not a run", where=str(options.run), fix="name a folder that `kilolayer train` made")
-    print(write_report(options.run))
+    report = write_report(options.run)
+    print(report.path)
+    for warning in report.warnings:
+        print(warning, file=sys.stderr)
     return 0

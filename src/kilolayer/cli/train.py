@@ -160,7 +160,8 @@ def _finish(run: Run, as_json: bool) -> int:
         return 0
     show_samples(json.loads((run.folder / "samples.json").read_text(encoding="utf-8"))[:5])
     show_scores(scores)
-    print(f"report: {report}", file=sys.stderr)
+    for line in (*report.warnings, f"report: {report.path}"):
+        print(line, file=sys.stderr)
     _, use = KINDS[run.config.task]
     print(f"next: kilolayer {use.format(run.folder)}, or your own text: kilolayer train --help", file=sys.stderr)
     if len(tests) == 1:

@@ -23,10 +23,20 @@ def experts(record: Record) -> str:
     entries = [entry for entry in record.routing if _loads(entry)]
     if not entries:
         return ""
-    top_k = number(record.config, "model", "moe", "top_k")
-    top_k = top_k if math.isfinite(top_k) else 1.0
+    top_k, step = _top_k(record), int(entries[-1]["step"])
     lately = _lately(entries, top_k)
-    return bullets(_verdict(lately, top_k, int(entries[-1]["step"]))) + grid(*_panels(entries, lately))
+    return bullets(_faulty(lately, top_k, step) or [_sound(lately, step)]) + grid(*_panels(entries, lately))
+
+
+def unbalanced(record: Record) -> list[str]:
+    """What is wrong with the experts of each layer, and what to do; empty where nothing is."""
+    entries = [entry for entry in record.routing if _loads(entry)]
+    return _faulty(_lately(entries, _top_k(record)), _top_k(record), int(entries[-1]["step"])) if entries else []
+
+
+def _top_k(record: Record) -> float:
+    top_k = number(record.config, "model", "moe", "top_k")
+    return top_k if math.isfinite(top_k) else 1.0
 
 
 @dataclass(frozen=True)
@@ -46,18 +56,20 @@ class Lately:
         return Lately(self.layer, [a + b for a, b in zip(self.load, other.load, strict=True)], self.tokens + other.tokens)
 
 
-def _verdict(lately: Sequence[Lately], top_k: float, last_step: int) -> list[str]:
-    """What is wrong with each layer, or that nothing is."""
+def _faulty(lately: Sequence[Lately], top_k: float, step: int) -> list[str]:
     faults = [fault for each in lately for fault in _faults(each, top_k)]
-    step = f"At step {last_step:,}"
-    if faults:
-        count = f"{len(lately)} layers" if len(lately) > 1 else "1 layer"
-        advice = "Raise model.moe.balance or set model.moe.loss_free, lower train.lr, or lengthen train.warmup_steps."
-        return [f"{step}, of {count} with experts:", *faults, advice]
+    if not faults:
+        return []
+    count = f"{len(lately)} layers" if len(lately) > 1 else "1 layer"
+    advice = "Raise model.moe.balance or set model.moe.loss_free, lower train.lr, or lengthen train.warmup_steps."
+    return [f"At step {step:,}, of {count} with experts:", *faults, advice]
+
+
+def _sound(lately: Sequence[Lately], step: int) -> str:
     if min(each.even for each in lately) < ENOUGH:
-        return [f"{step} too few tokens were routed to tell whether every expert works."]
+        return f"At step {step:,} too few tokens were routed to tell whether every expert works."
     highest = max(max(each.load) / each.even for each in lately)
-    return [f"{step} every expert works; the busiest has {highest:.1f} times an even share."]
+    return f"At step {step:,} every expert works; the busiest has {highest:.1f} times an even share."
 
 
 def _faults(lately: Lately, top_k: float) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from kilolayer.config import build
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import ModelConfig
 from kilolayer.report.depth import layers, unreached
-from kilolayer.report.experts import experts
+from kilolayer.report.experts import experts, unbalanced
 from kilolayer.report.markup import (
     bullets,
     folded,
@@ -82,14 +83,22 @@ SAMPLE_PARTS = {  # of a translation, and of a continuation
 }
 
 
-def write_report(run: Path) -> Path:
-    """Write report.html into the run folder from what is there by now, and return its path."""
-    page = render(read_record(run))
+@dataclass(frozen=True)
+class Report:
+    """The page, and in words what is wrong with the model."""
+
+    path: Path
+    warnings: list[str]
+
+
+def write_report(run: Path) -> Report:
+    """Write report.html into the run folder from what is there by now."""
+    record = read_record(run)
     path = run / "report.html"
     draft = path.with_suffix(".html.part")
-    draft.write_text(page, encoding="utf-8")
+    draft.write_text(render(record), encoding="utf-8")
     os.replace(draft, path)  # a reader never meets half a page
-    return path
+    return Report(path, _ailments(record))
 
 
 def render(record: Record) -> str:
@@ -186,9 +195,14 @@ def _result_facts(record: Record) -> list[tuple[str, str, str]]:
     return facts
 
 
+def _ailments(record: Record) -> list[str]:
+    """Layers that the gradient does not reach, and experts that nobody asks or that take all."""
+    return [*unreached(record.layers), *unbalanced(record)]
+
+
 def _warnings(record: Record) -> str:
-    """What went wrong, in words: a gradient that vanished, skipped steps, events, warnings of the log, unreadable files."""
-    items = [*unreached(record.layers), *record.notes]
+    """What went wrong, in words: ailments of the model, skipped steps, events, warnings of the log, unreadable files."""
+    items = [*_ailments(record), *record.notes]
     skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
     if skipped:
         items.append(

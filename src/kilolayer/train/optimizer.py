@@ -112,13 +112,14 @@ class Optimizer:
 
     def collect(self) -> None:
         """Add the last backward's gradients to the sums."""
-        for group in self.groups:
-            if group.sums is not None:
-                found = [(total, weight.grad) for total, weight in zip(group.sums, group.weights, strict=True)]
-                present = [(total, gradient) for total, gradient in found if gradient is not None]
-                torch._foreach_add_([total for total, _ in present], [gradient for _, gradient in present])
-                for weight in group.weights:
-                    weight.grad = None
+        summed = [group for group in self.groups if group.sums is not None]
+        if self.kernel is not None and summed:
+            self.kernel.collect()
+        for group in summed:
+            if self.kernel is None:
+                add_lists(group)
+            for weight in group.weights:
+                weight.grad = None
 
     def shared_sums(self) -> list[Tensor]:
         """The sums of gradients to which every process adds: all but those of experts that processes share."""
@@ -247,6 +248,14 @@ class Optimizer:
             )
         for name, tensor in ours.items():
             tensor.copy_(tensors[name])
+
+
+def add_lists(group: Group) -> None:
+    """The last backward's gradients of a group to its sums, in which it has one for each weight."""
+    assert group.sums is not None
+    found = [(total, weight.grad) for total, weight in zip(group.sums, group.weights, strict=True)]
+    present = [(total, gradient) for total, gradient in found if gradient is not None]
+    torch._foreach_add_([total for total, _ in present], [gradient for _, gradient in present])
 
 
 def update_lists(group: Group, factors: list[float], config: TrainConfig) -> None:

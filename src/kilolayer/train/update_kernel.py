@@ -1,7 +1,7 @@
-"""The optimizer's update of many tensors in one launch, and the norm of their gradients. Optimizer has their references.
+"""The optimizer's work on many tensors in one launch: update, sum and norm of gradients. optimizer.py has their references.
 
 Each program takes one chunk of one tensor. Gradients and weights are found through tables of addresses, because they are
-thousands of tensors; moments and masters lie in flat buffers. A program reads and writes each number once.
+thousands of tensors; moments, masters and sums of gradients lie in flat buffers. A program reads and writes each number once.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, get_args
 
 import torch
 import triton
@@ -19,6 +20,8 @@ from torch import Tensor
 from kilolayer.train.config import TrainConfig
 from kilolayer.train.optimizer import Group
 
+Use = Literal["collect", "update"]
+"""Of gradients: those of one batch, to be added up, or those of the whole step."""
 CHUNK = 2048
 CHUNKS_AT_ONCE = 8
 """Of a program that only reads: one chunk would be too little work for it."""
@@ -36,46 +39,52 @@ class UpdateKernel:
         self.groups, self.config = groups, config
         self.chunks = [Chunks(group) for group in groups]
         self.tables = self._new_tables()
-        self.noted: list[Tensor] = []
-        self.recorded: list[list[Tensor]] = []
+        self.noted: dict[Use, list[Tensor]] = {}
+        self.recorded: list[dict[Use, list[Tensor]]] = []
 
     def update(self, factors: Tensor, finite: Tensor) -> None:
         """One launch a group. factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
-        self._note()
-        for group, chunks, table in zip(self.groups, self.chunks, self.tables, strict=True):
+        self._note("update", [group.gradients for group in self.groups])
+        for group, chunks, table in zip(self.groups, self.chunks, self.tables["update"], strict=True):
             update_chunks(group, chunks, table, factors, finite, self.config)
 
     def norms(self) -> list[Tensor]:
         """The norm of each group's gradients: fp64 [] each."""
-        self._note()
+        self._note("update", [group.gradients for group in self.groups])
         return [
             sums_of_squares(group, chunks, table).sum(dtype=torch.float64).sqrt()
-            for group, chunks, table in zip(self.groups, self.chunks, self.tables, strict=True)
+            for group, chunks, table in zip(self.groups, self.chunks, self.tables["update"], strict=True)
         ]
+
+    def collect(self) -> None:
+        """Add the last backward's gradients to the sums: one launch a group."""
+        self._note("collect", [[weight.grad for weight in group.weights] for group in self.groups])
+        for group, chunks, table in zip(self.groups, self.chunks, self.tables["collect"], strict=True):
+            add_gradients(group, chunks, table)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Around the recording of a step with an update in it."""
+        """Around the recording of a step, or of one batch of it."""
         usual, self.tables = self.tables, self._new_tables()
-        self.noted = []
+        self.noted = {}
         try:
             yield
-            if self.noted:
-                self._write()
-                self.recorded.append(self.tables)
+            for use in self.noted:
+                self._write(use)
+            self.recorded.append(self.tables)
         finally:
             self.tables = usual
 
-    def _new_tables(self) -> list[Tensor]:
-        return [torch.zeros_like(chunks.weights) for chunks in self.chunks]
+    def _new_tables(self) -> dict[Use, list[Tensor]]:
+        return {use: [torch.zeros_like(chunks.weights) for chunks in self.chunks] for use in get_args(Use)}
 
-    def _note(self) -> None:
-        self.noted = [addresses(group.gradients) for group in self.groups]
+    def _note(self, use: Use, gradients: list[list[Tensor | None]]) -> None:
+        self.noted[use] = [addresses(each) for each in gradients]
         if not torch.cuda.is_current_stream_capturing():
-            self._write()
+            self._write(use)
 
-    def _write(self) -> None:
-        for table, noted in zip(self.tables, self.noted, strict=True):
+    def _write(self, use: Use) -> None:
+        for table, noted in zip(self.tables[use], self.noted[use], strict=True):
             table.copy_(noted)
 
 
@@ -128,6 +137,23 @@ def update_chunks(
     )
 
 
+def add_gradients(group: Group, chunks: Chunks, gradients: Tensor) -> None:
+    """One launch: sums <- sums + gradients. gradients: the addresses of the last backward's, on the device."""
+    gradient = next((weight.grad for weight in group.weights if weight.grad is not None), None)
+    if gradient is not None:
+        _add_gradients[(len(chunks.tensor_of),)](
+            chunks.tensor_of,
+            chunks.start_of,
+            chunks.sizes,
+            chunks.places,
+            gradients,
+            group.buffers["sums"],
+            GRADIENT=TYPES[gradient.dtype],
+            SIZE=CHUNK,
+            num_warps=8,
+        )
+
+
 def sums_of_squares(group: Group, chunks: Chunks, gradients: Tensor) -> Tensor:
     """One launch: fp32 [programs], the sums over some chunks each. gradients: the addresses, on the device."""
     gradient = next((each for each in group.gradients if each is not None), None)
@@ -147,6 +173,24 @@ def sums_of_squares(group: Group, chunks: Chunks, gradients: Tensor) -> Tensor:
             num_warps=4,
         )
     return sums
+
+
+@triton.jit
+def _add_gradients(tensor_of, start_of, sizes, places, gradients, sums, GRADIENT: tl.constexpr, SIZE: tl.constexpr):
+    index = tl.load(tensor_of + tl.program_id(0))
+    address = tl.load(gradients + index)
+    if address != 0:
+        start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
+        sum_at = sums + tl.multiple_of(tl.load(places + index), 64) + start
+        gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
+        offsets = tl.arange(0, SIZE)
+        left = tl.load(sizes + index) - start
+        if left >= SIZE:
+            tl.store(sum_at + offsets, tl.load(sum_at + offsets) + tl.load(gradient_at + offsets).to(tl.float32))
+        else:
+            inside = offsets < left
+            gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32)
+            tl.store(sum_at + offsets, tl.load(sum_at + offsets, mask=inside) + gradient, mask=inside)
 
 
 @triton.jit
