@@ -180,7 +180,7 @@ def test_the_report_of_a_collapsed_run_says_so(tmp_path: Path, corpus: Path, mon
     monkeypatch.setattr(Router, "fill", prefer_the_third)
     run = new_run(tmp_path / "run", corpus, model={"moe": {"experts": EXPERTS, "top_k": 1, "loss_free": 1e-6}})
     assert loop.train(run, task_of(run)) == 0
-    page = write_report(run.folder).read_text(encoding="utf-8")
+    page = write_report(run.folder).path.read_text(encoding="utf-8")
     for layer in ("encoder 2", "decoder 2"):
         assert f"Layer {layer} has collapsed: expert 3 takes 100% of the tokens." in page
         assert f"Layer {layer}: 3 of 4 experts are dead, with next to no tokens: 1, 2, 4." in page
