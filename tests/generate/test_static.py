@@ -16,6 +16,7 @@ from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import Reader, Reads
 from kilolayer.generate.search import greedy, sample
 from kilolayer.generate.static import ReadingRoom, Size, StaticReader, _rooms, rooms_of
+from kilolayer.layers.graph import Graphs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SEARCHES: dict[str, tuple[int, Any]] = {
@@ -136,3 +137,15 @@ def test_weights_that_moved_are_read_where_they_are(name: str) -> None:
         for weight in model.get_submodule(name).parameters():
             weight.data = weight.data * 1.1
     same(*both(model, "beam", [4, 5], seed=1))
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_is_run_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no recording today\nand more")
+
+    monkeypatch.setattr(Graphs, "record", fail)
+    model = translator().to("cuda").eval()
+    with pytest.warns(UserWarning, match="recording failed: no recording today$"):
+        same(*both(model, "beam", [4, 5], seed=1))
+    same(*both(model, "beam", [4, 5], seed=2))  # a second warning would be an error

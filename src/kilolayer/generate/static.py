@@ -8,6 +8,7 @@ size serves batch after batch.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -180,6 +181,7 @@ class Rooms:
     def __init__(self) -> None:
         self.rooms: OrderedDict[Hashable, Room] = OrderedDict()
         self.graphs: Graphs | None = None
+        self.records = True
 
     def room(self, kind: type[AnyRoom], model: EncoderDecoder | Decoder, size: Size) -> AnyRoom:
         """A room of this size; a model whose weights have moved gets a new one."""
@@ -207,14 +209,25 @@ class Rooms:
 
     def take_step(self, room: Room) -> None:
         """A step of the room, on a GPU recorded the second time: the first one readies its kernels."""
-        if room.device.type != "cuda" or not room.ready:
+        if room.device.type == "cuda" and room.ready and self.records:
+            self.graphs = self.graphs or Graphs()
+            if room not in self.graphs.recordings:
+                self._record(self.graphs, room)
+        if self.graphs is not None and room in self.graphs.recordings:
+            self.graphs.replay(room, ())
+        else:
             room.take_step()
             room.ready = True
-            return
-        self.graphs = self.graphs or Graphs()
-        if room not in self.graphs.recordings:
-            self.graphs.record(room, room.take_step, ())
-        self.graphs.replay(room, ())
+
+    def _record(self, graphs: Graphs, room: Room) -> None:
+        try:
+            graphs.record(room, room.take_step, ())
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"decoding runs one operation at a time, because recording failed: {reason}", stacklevel=2)
+            self.records = False
 
 
 def _key(kind: type[Room], model: EncoderDecoder | Decoder, size: Size) -> Hashable:
