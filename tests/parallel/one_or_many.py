@@ -208,9 +208,9 @@ def check_clipping_in_fp32(processes: dist.ProcessGroup, kind: Any) -> None:
     check_gradients(shared, whole, torch.float32)
 
 
-def save_state(processes: dist.ProcessGroup, path: Path) -> None:
+def save_state(processes: dist.ProcessGroup, path: Path, experts: int) -> None:
     """The first process writes the whole."""
-    shared = build(Case(kl.MoE(experts=8, loss_free=1e-3), recipe="sub_ln", dtype=torch.float32))
+    shared = build(Case(kl.MoE(experts=experts, loss_free=1e-3), recipe="sub_ln", dtype=torch.float32))
     kl.shard_experts(shared, processes)
     with torch.no_grad():
         for parameter in shared.parameters():  # no longer at its start
@@ -222,9 +222,9 @@ def save_state(processes: dist.ProcessGroup, path: Path) -> None:
         assert state == {}
 
 
-def load_state(processes: dist.ProcessGroup, path: Path) -> None:
+def load_state(processes: dist.ProcessGroup, path: Path, experts: int) -> None:
     """Each process takes its part, whatever the number that saved."""
-    case = Case(kl.MoE(experts=8, loss_free=1e-3), recipe="sub_ln", dtype=torch.float32)
+    case = Case(kl.MoE(experts=experts, loss_free=1e-3), recipe="sub_ln", dtype=torch.float32)
     shared, whole = build(case, "meta"), build(case)
     kl.shard_experts(shared, processes)
     shared.materialise("cpu")
@@ -234,6 +234,10 @@ def load_state(processes: dist.ProcessGroup, path: Path) -> None:
     for name, value in whole.named_parameters():
         expected = 1.5 * (own_experts(value, group) if name in of_experts else value)
         assert torch.equal(shared.state_dict()[name], expected), name
+
+
+def load_other_state(processes: dist.ProcessGroup, path: Path) -> None:
+    """What does not fit is refused by name; path: the state of 8 experts."""
     with pytest.raises(InputError, match=r"has shape \[8, .*\] in the state and \[16, "):
         kl.load_full_state_dict(_sharded(kl.MoE(experts=16, router_dim=4), processes), _without_bias(path))
     with pytest.raises(InputError, match=r"'decoder.* is in one of them alone"):

@@ -83,9 +83,10 @@ def test_states_do_not_depend_on_the_number_of_processes(pool: ProcessPool, tmp_
     case = Case(kl.MoE(experts=8, loss_free=1e-3), recipe="sub_ln", dtype=torch.float32)
     for size in (4, 1):
         path = tmp_path / f"{size}.safetensors"
-        pool.run(one_or_many.save_state, size, path)
+        pool.run(one_or_many.save_state, size, path, 8)
         for other in (1, 2, 4):
-            pool.run(one_or_many.load_state, other, path)
+            pool.run(one_or_many.load_state, other, path, 8)
+        pool.run(one_or_many.load_other_state, 2, path)
         whole = build(case)
         expected = {name: value.clone() for name, value in whole.state_dict().items()}
         whole.load_state_dict(safetensors.torch.load_file(path))  # names and shapes are those of the whole model
@@ -94,6 +95,16 @@ def test_states_do_not_depend_on_the_number_of_processes(pool: ProcessPool, tmp_
         again = build(case)
         kl.load_full_state_dict(again, kl.full_state_dict(whole))
         assert all(torch.equal(value, whole.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+def test_64_experts_of_4_processes_load_on_1_2_and_8(tmp_path: Path) -> None:
+    pool, path = ProcessPool(tmp_path, sizes=(1, 2, 4, 8)), tmp_path / "state.safetensors"
+    try:
+        pool.run(one_or_many.save_state, 4, path, 64)
+        for size in (1, 2, 8):
+            pool.run(one_or_many.load_state, size, path, 64)
+    finally:
+        pool.stop()
 
 
 def test_without_processes_the_fix_is_told() -> None:

@@ -198,3 +198,17 @@ def test_a_step_without_room_beside_the_recordings_takes_theirs(monkeypatch: pyt
     losses(stepper, 8)
     assert float(stepper.optimizer.taken) == 17
     assert stepper.graphs.recordings
+
+
+@pytest.mark.gpu
+def test_no_update_is_made_twice_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper = stepper_of()
+    losses(stepper, 8)
+
+    def fail(_: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(stepper.meter, "note_update", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        stepper.step([some_batch(0)], 1e-3, LayerNorms())
+    assert float(stepper.optimizer.taken) == 9

@@ -120,11 +120,12 @@ class Stepper:
         self._update()
 
     def _step_beside_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
+        taken = float(self.optimizer.taken)
         with graphs.rehearsal():
             try:
                 self._step_eagerly(batches)
             except torch.OutOfMemoryError:
-                if not graphs.recordings:
+                if not graphs.recordings or float(self.optimizer.taken) != taken:  # no update is made twice
                     raise
                 # There is no room for a step beside the recordings' pool: they are made anew when they are needed.
                 graphs.recordings.clear()
