@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from read_nothing import NothingIsRead
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kilolayer.errors import InputError
 from kilolayer.train.config import TrainConfig
@@ -128,14 +128,6 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
     optimizer.update(ONE, YES)
     assert {name for name, tensor in weights(model).items() if not torch.equal(tensor, before[name])} == {"1.weight"}
     assert float(optimizer.norms()[0]) == pytest.approx(4.0)
-
-
-class NothingIsRead(TorchDispatchMode):
-    """As while a CUDA graph is recorded: no number leaves its tensor."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is not torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
