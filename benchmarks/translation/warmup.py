@@ -1,4 +1,4 @@
-"""When does the encoder of a deep DeepNorm stay alive? 48L-48L on a CPU at several learning rates and warm-ups.
+"""When does the encoder of a deep DeepNorm stay alive? 48L-48L on a CPU at several learning rates, warm-ups and Adam's eps.
 
     python benchmarks/translation/warmup.py OUT    # about 0.9 s a step on one core
 
@@ -18,17 +18,20 @@ from pathlib import Path
 from thousand import describe
 
 HERE = Path(__file__).parent
-SYSTEMS = {  # peak, steps of warm-up, steps
-    "2e-3-after-200": ("2e-3", 200, 700),
-    "5e-4-after-200": ("5e-4", 200, 700),
-    "8e-4-after-400": ("8e-4", 400, 1000),
-    "1.6e-3-after-1200": ("1.6e-3", 1200, 1500),
-    "2e-3-after-800": ("2e-3", 800, 1000),
+SYSTEMS = {  # peak, steps of warm-up, steps, eps
+    "2e-3-after-200": ("2e-3", 200, 700, "1e-8"),
+    "5e-4-after-200": ("5e-4", 200, 700, "1e-8"),
+    "8e-4-after-400": ("8e-4", 400, 1000, "1e-8"),
+    "1.6e-3-after-1200": ("1.6e-3", 1200, 1500, "1e-8"),
+    "2e-3-after-800": ("2e-3", 800, 1000, "1e-8"),
+    "2e-3-after-200-eps-1e-4": ("2e-3", 200, 700, "1e-4"),
+    "4e-3-after-200-eps-4e-4": ("4e-3", 200, 700, "4e-4"),
 }
 
 
-def train(folder: Path, lr: str, warmup: int, steps: int) -> None:
-    options = ["--train.lr", lr, "--train.warmup_steps", str(warmup), "--train.steps", str(steps), "--train.device", "cpu"]
+def train(folder: Path, lr: str, warmup: int, steps: int, eps: str) -> None:
+    numbers = {"lr": lr, "warmup_steps": warmup, "steps": steps, "eps": eps, "device": "cpu"}
+    options = [word for name, value in numbers.items() for word in (f"--train.{name}", str(value))]
     data = ["--data.folder", str(Path(os.environ["KILOLAYER_DATA"]) / "multi30k")]
     command = [sys.executable, "-m", "kilolayer", "train", str(HERE / "warmup.toml"), "--run", str(folder), *data, *options]
     subprocess.run(command, check=True)
