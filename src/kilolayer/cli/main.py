@@ -62,7 +62,7 @@ def _let_the_first_speak() -> None:
 
 
 def _run(words: list[str]) -> int:
-    parser = Parser(prog="kilolayer", description="Build, train, diagnose and ship very deep Transformers.", allow_abbrev=False)
+    parser = Parser(prog="kilolayer", description="Build and train very deep and very sparse Transformers.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"kilolayer {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = words[0] if words else "--help"

@@ -93,7 +93,8 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
     """The plan as tables."""
     depths, work, training = config.depths, cost.work, cost.training
     layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
-    sizes = f"{layers}, dim {config.dim}, {config.heads} heads, FFN {config.ffn_dim}"
+    experts = f", {config.moe.experts} experts" if config.moe else ""
+    sizes = f"{layers}, dim {config.dim}, {config.heads} heads, FFN {config.ffn_dim}{experts}"
     print(f"{config.recipe.title} {config.shape.replace('_', '-')}, {sizes}\n")
     rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]
     show_table("Parameters", [*rows, ("total", human_count(cost.parameters)), ("active", human_count(cost.active_parameters))])
@@ -112,9 +113,10 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
             (f"training, a step of {work.batch} x {work.length}", human_count(_step_flops(cost))),
         ],
     )
+    a_side = " a side" if len(depths.sides) > 1 else ""
     optimizer = "Adam's moments" if work.precision == "fp32" else "Adam's moments and fp32 masters"
     show_table(
-        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens a side",
+        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{a_side}",
         [
             ("weights", human_bytes(training.weights)),
             ("gradients", human_bytes(training.gradients)),
