@@ -152,6 +152,8 @@ MISTAKES = {
     "--hlep": "did you mean '--help'",
     "plan --btch 3": "did you mean '--batch'",
     "plan --batch x": "invalid int value",
+    "plan --layers 100": "typed with its name: --model.layers",
+    "train --top_k 2": "typed with its name: --model.moe.top_k, --search.top_k",
     "plan --batch 0": "must be 1 to",
     "plan --length 99999999999": "must be 1 to",
     "plan configs/deepnet-1000.toml --model.layers 100": "layers=100 has no effect",

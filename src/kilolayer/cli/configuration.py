@@ -59,6 +59,26 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], section: str = "") -> None:
+    """The options of a configuration, in a verb's help and among the names that its mistakes are compared with."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = describe_options(cls, section)
+    parser.set_defaults(typed_names=option_names(cls, section))
+
+
+def option_names(cls: type[DataclassInstance], section: str = "") -> list[str]:
+    """What the options of a configuration are typed as: `--model.dim`, `--model.moe.experts`."""
+    hints = typing.get_type_hints(cls)
+    names: list[str] = []
+    for field in dataclasses.fields(cls):
+        name = f"{section}.{field.name}".lstrip(".")
+        if (inner := section_of(hints[field.name])) is not None and not field.metadata.get("parse"):
+            names += option_names(inner, name)
+        elif section:
+            names.append(f"--{name}")
+    return names
+
+
 def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
     """The options of a configuration for a verb's help, section by section: name, text, choices, default."""
     texts = help_texts(cls)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import describe_options, read
+from kilolayer.cli.configuration import add_options, read
 from kilolayer.cli.output import human_bytes, human_count, show_json, show_table
 from kilolayer.config import load, overrides, table_of
 from kilolayer.errors import OptionError
@@ -32,8 +32,7 @@ class PlanConfig:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = describe_options(ModelConfig, "model")
+    add_options(parser, ModelConfig, "model")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
     parser.add_argument("--batch", type=int, help="sequences at once [what batches.tokens holds, else 64]")
     parser.add_argument("--length", type=int, help="tokens a sequence and side [a language model's text.length, else 64]")
