@@ -6,10 +6,12 @@ python docs/make_recipes.py
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+import typing
 from pathlib import Path
 
 from kilolayer import recipes
-from kilolayer.config import help_texts
+from kilolayer.config import choices_of, help_texts
 
 HEAD = """# Recipes
 
@@ -35,11 +37,25 @@ def section(name: str) -> str:
     """One recipe: what it is, what to expect, its options and what it extends."""
     recipe = recipes.get(name)
     texts = help_texts(type(recipe))
-    lines = [f"\n## {name}\n", f"**{recipe.title}.** {recipe.__doc__}\n", f"    {recipe.equation}\n", f"{recipe.expect}\n"]
+    lines = [
+        f"\n## {name}\n",
+        f"**{recipe.title}.** {recipe.__doc__}\n",
+        f"    {recipe.equation}\n",
+        f"{wrapped(recipe.expect)}\n",
+    ]
     if recipe.extension:
-        lines.append(f"{recipe.extension}\n")
-    lines += [f"- `{field.name}={getattr(recipe, field.name)!r}`: {texts[field.name]}" for field in dataclasses.fields(recipe)]
+        lines.append(f"{wrapped(recipe.extension)}\n")
+    hints = typing.get_type_hints(type(recipe))
+    for field in dataclasses.fields(recipe):
+        default = getattr(recipe, field.name)
+        others = "".join(f", `{choice!r}`" for choice in choices_of(hints[field.name]) if choice != default)
+        lines.append(wrapped(f"- `{field.name}={default!r}`{others}: {texts[field.name]}", indent="  "))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Text in lines as long as those of the other pages."""
+    return textwrap.fill(text, 130, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

@@ -204,6 +204,11 @@ def section_of(hint: Any) -> type[DataclassInstance] | None:
     return kinds[0] if kinds else None
 
 
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """The values that a field of this type may be one of; empty where any value of a kind is taken."""
+    return tuple(choice for kind in _alternatives(hint) if get_origin(kind) is Literal for choice in get_args(kind))
+
+
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
@@ -231,7 +236,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 def _misfit(name: str, value: Any, hint: Any) -> OptionError:
     kinds = _alternatives(hint)
-    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    choices = choices_of(hint)
     others = [KINDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds if get_origin(kind) is not Literal]
     guess = ""
     words = [choice for choice in choices if isinstance(choice, str)]

@@ -44,6 +44,14 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
     assert VERBS[verb].split(",")[0] in capsys.readouterr().out
 
 
+def test_help_names_what_an_option_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "(inverse_sqrt, cosine, linear, warmup_stable_decay, constant) [inverse_sqrt]" in capsys.readouterr().out
+    assert main(["recipes", "admin"]) == 0
+    assert "(released, paper, closed) [released]" in capsys.readouterr().out
+
+
 def test_plan_of_a_thousand_layers_within_ten_seconds_and_a_gigabyte() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = shell("plan", "configs/deepnet-1000.toml", "--json")
@@ -62,6 +70,14 @@ def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     for part in ("Parameters", "Constants of DeepNorm", "FLOPs", "Training memory", "each layer recomputed", "Decoding memory"):
         assert part in shown
+    assert "64 x 8 tokens a side" in shown
+
+
+def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model.shape", "decoder", "--model.layers", "2", "--model.moe.experts", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "FFN 2048, 8 experts" in shown
+    assert "a side" not in shown
 
 
 def test_typed_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +152,8 @@ MISTAKES = {
     "--hlep": "did you mean '--help'",
     "plan --btch 3": "did you mean '--batch'",
     "plan --batch x": "invalid int value",
+    "plan --layers 100": "typed with its name: --model.layers",
+    "train --top_k 2": "typed with its name: --model.moe.top_k, --search.top_k",
     "plan --batch 0": "must be 1 to",
     "plan --length 99999999999": "must be 1 to",
     "plan configs/deepnet-1000.toml --model.layers 100": "layers=100 has no effect",

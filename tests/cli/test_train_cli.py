@@ -213,6 +213,7 @@ def test_evaluation_and_significance(trained: tuple[Path, str, str], config: Pat
     assert list(found["against"]) == [str(other)]
     code, out, _ = quietly("evaluate", trained[0], "--against", other, "--samples", "50")
     assert (code, f"against {other}" in out) == (0, True)
+    assert "compared with itself" in refused("evaluate", other, "--against", trained[0], other)[0]
     third = shutil.copytree(other, tmp_path / "third")
     text = (third / "config.toml").read_text(encoding="utf-8")
     (third / "config.toml").write_text(text.replace('test = "test"', 'test = "valid"'), encoding="utf-8")

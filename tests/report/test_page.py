@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +14,7 @@ from made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
 import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError
+from kilolayer.report.markup import show_number
 from kilolayer.report.page import write_report
 from kilolayer.report.record import read_record
 
@@ -284,3 +286,8 @@ def test_what_is_wrong_with_the_model_is_said_on_the_page_and_in_the_terminal(
         assert collapsed in text
     assert main(["report", str(make_run(tmp_path / "well"))]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("value", "shown"), [(25_932, "25,932"), (0.031579, "0.03158"), (2616.46, "2,616"), (math.nan, "-")])
+def test_counts_keep_their_digits(value: float, shown: str) -> None:
+    assert show_number(value) == shown

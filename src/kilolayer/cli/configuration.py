@@ -8,7 +8,18 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from kilolayer.config import Config, DataclassInstance, Table, build, help_texts, load, merge, overrides, section_of
+from kilolayer.config import (
+    Config,
+    DataclassInstance,
+    Table,
+    build,
+    choices_of,
+    help_texts,
+    load,
+    merge,
+    overrides,
+    section_of,
+)
 from kilolayer.errors import OptionError
 
 
@@ -48,8 +59,28 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], section: str = "") -> None:
+    """The options of a configuration, in a verb's help and among the names that its mistakes are compared with."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = describe_options(cls, section)
+    parser.set_defaults(typed_names=option_names(cls, section))
+
+
+def option_names(cls: type[DataclassInstance], section: str = "") -> list[str]:
+    """What the options of a configuration are typed as: `--model.dim`, `--model.moe.experts`."""
+    hints = typing.get_type_hints(cls)
+    names: list[str] = []
+    for field in dataclasses.fields(cls):
+        name = f"{section}.{field.name}".lstrip(".")
+        if (inner := section_of(hints[field.name])) is not None and not field.metadata.get("parse"):
+            names += option_names(inner, name)
+        elif section:
+            names.append(f"--{name}")
+    return names
+
+
 def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
-    """The options of a configuration for a verb's help, section by section: name, text, default."""
+    """The options of a configuration for a verb's help, section by section: name, text, choices, default."""
     texts = help_texts(cls)
     hints = typing.get_type_hints(cls)
     lines, below = [], []
@@ -63,6 +94,8 @@ def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
             made = field.default_factory()
             default = getattr(made, "name", made)
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
-        lines.append(f"  {field.name:<20} {texts.get(field.name, '')} [{shown}]")
+        choices = choices_of(hints[field.name])
+        allowed = f" ({', '.join(choices)})" if len(choices) > 1 else ""
+        lines.append(f"  {field.name:<20} {texts.get(field.name, '')}{allowed} [{shown}]")
     title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:" if section else "first in the file:"
     return "\n\n".join(["\n".join([title, *lines]), *below] if lines else below)

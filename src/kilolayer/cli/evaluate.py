@@ -57,6 +57,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         return _evaluate_text(opened, options)
     if options.stride is not None:
         raise OptionError("--stride has no effect on a translator", where=str(options.run), fix="remove it")
+    if options.run.resolve() in [path.resolve() for path in options.against]:
+        raise OptionError("a run is compared with itself", where=str(options.run), fix="name other runs after --against")
     metrics = _metrics(options)
     runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
     own = runs[str(options.run)]

@@ -62,7 +62,7 @@ def _let_the_first_speak() -> None:
 
 
 def _run(words: list[str]) -> int:
-    parser = Parser(prog="kilolayer", description="Build, train, diagnose and ship very deep Transformers.", allow_abbrev=False)
+    parser = Parser(prog="kilolayer", description="Build and train very deep and very sparse Transformers.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"kilolayer {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = words[0] if words else "--help"
@@ -84,5 +84,9 @@ def _run(words: list[str]) -> int:
 def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:
     valid = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
     for word in words:
-        if word.startswith("--") and word.partition("=")[0] not in valid:
-            raise unknown(word.partition("=")[0], valid)
+        flag = word.partition("=")[0]
+        if not word.startswith("--") or flag in valid:
+            continue
+        if meant := [name for name in parser.get_default("typed_names") or [] if name.endswith(f".{flag[2:]}")]:
+            raise OptionError(f"unknown option {flag!r}", fix=f"options of a table are typed with its name: {', '.join(meant)}")
+        raise unknown(flag, valid)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import describe_options, read
+from kilolayer.cli.configuration import add_options, read
 from kilolayer.cli.output import human_bytes, human_count, show_json, show_table
 from kilolayer.config import load, overrides, table_of
 from kilolayer.errors import OptionError
@@ -32,8 +32,7 @@ class PlanConfig:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = describe_options(ModelConfig, "model")
+    add_options(parser, ModelConfig, "model")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
     parser.add_argument("--batch", type=int, help="sequences at once [what batches.tokens holds, else 64]")
     parser.add_argument("--length", type=int, help="tokens a sequence and side [a language model's text.length, else 64]")
@@ -93,7 +92,8 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
     """The plan as tables."""
     depths, work, training = config.depths, cost.work, cost.training
     layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
-    sizes = f"{layers}, dim {config.dim}, {config.heads} heads, FFN {config.ffn_dim}"
+    experts = f", {config.moe.experts} experts" if config.moe else ""
+    sizes = f"{layers}, dim {config.dim}, {config.heads} heads, FFN {config.ffn_dim}{experts}"
     print(f"{config.recipe.title} {config.shape.replace('_', '-')}, {sizes}\n")
     rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]
     show_table("Parameters", [*rows, ("total", human_count(cost.parameters)), ("active", human_count(cost.active_parameters))])
@@ -112,9 +112,10 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
             (f"training, a step of {work.batch} x {work.length}", human_count(_step_flops(cost))),
         ],
     )
+    a_side = " a side" if len(depths.sides) > 1 else ""
     optimizer = "Adam's moments" if work.precision == "fp32" else "Adam's moments and fp32 masters"
     show_table(
-        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens a side",
+        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{a_side}",
         [
             ("weights", human_bytes(training.weights)),
             ("gradients", human_bytes(training.gradients)),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import typing
 from typing import Any
 
 from kilolayer import recipes
 from kilolayer.cli.output import show_json, show_table
-from kilolayer.config import help_texts, overrides
+from kilolayer.config import choices_of, help_texts, overrides
 from kilolayer.errors import OptionError, unknown
 from kilolayer.recipes.base import Depths, Description, Recipe
 
@@ -76,8 +77,10 @@ def _show(recipe: Recipe, described: list[Description]) -> None:
     for note in described[0].notes:
         print(f"note: {note}")
     texts = help_texts(type(recipe))
+    hints = typing.get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
-        print(f"option: --recipe.{field.name} [{getattr(recipe, field.name)}] {texts.get(field.name, '')}")
+        allowed = f" ({', '.join(choices)})" if (choices := choices_of(hints[field.name])) else ""
+        print(f"option: --recipe.{field.name} {texts.get(field.name, '')}{allowed} [{getattr(recipe, field.name)}]")
     print()
     names = list(dict.fromkeys(name for each in described for side in each.depths.sides for name in getattr(each, side)))
     rows = [

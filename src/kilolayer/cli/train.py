@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import describe_options, read
+from kilolayer.cli.configuration import add_options, read
 from kilolayer.cli.output import show_json, show_samples, show_scores, tables_of_tests
 from kilolayer.config import Table
 from kilolayer.errors import InputError, OptionError
@@ -31,8 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     from kilolayer.train.config import RunConfig
 
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = describe_options(RunConfig)
+    add_options(parser, RunConfig)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="new run folder [runs/NAME of the configuration]")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a run, exactly from its last checkpoint")

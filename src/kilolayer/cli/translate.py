@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kilolayer.cli.configuration import add_precision, describe_options
+from kilolayer.cli.configuration import add_options, add_precision
 from kilolayer.config import Table, build, merge, overrides, table_of
 from kilolayer.errors import OptionError, unknown
 
@@ -25,8 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     from kilolayer.generate.config import SearchConfig
 
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = describe_options(SearchConfig, "search")
+    add_options(parser, SearchConfig, "search")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of a run with several directions")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")

@@ -13,7 +13,7 @@ SIDES = ("encoder", "decoder")
 QUANTITIES = {
     "gradient": ("Gradient norm", "How strongly the loss pulls on each layer's weights."),
     "update": ("Update norm", "How far a step moved each layer's weights."),
-    "residual": ("Residual stream norm", "The size of what each layer hands to the next."),
+    "residual": ("Residual stream norm", "The root mean square of what each layer hands to the next."),
 }
 REACHED = 0.01  # of the largest gradient in a stack: with less, a layer does not learn
 

@@ -53,8 +53,10 @@ def rest(count: int, where: str) -> str:
 
 
 def show_number(value: float) -> str:
-    """Four digits, or a dash where there is no number."""
-    return f"{value:,.4g}" if math.isfinite(value) else "-"
+    """All digits of a whole number, four of another, or a dash where there is no number."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
 
 
 def show_count(value: float) -> str:

@@ -159,7 +159,8 @@ def _model_facts(config: dict[str, Any]) -> list[tuple[str, str, str]]:
         return []
     depths = model.depths
     depth = "-".join(f"{depths.of(side)}L" for side in depths.sides)
-    width = f"dim {model.dim}, {model.heads} heads, FFN {model.ffn_dim}"
+    experts = f", {model.moe.experts} experts" if model.moe else ""
+    width = f"dim {model.dim}, {model.heads} heads, FFN {model.ffn_dim}{experts}"
     return [
         ("Recipe", model.recipe.title, ""),
         ("Depth", depth, " and ".join(depths.sides)),
