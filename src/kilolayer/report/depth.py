@@ -38,7 +38,9 @@ def unreached(entries: Sequence[Entry]) -> list[str]:
         if _missed(measured[0], side):
             found.append(f"Nor did it at {first}: choose a recipe for this depth, such as deepnorm.")
         else:
-            found.append(f"At {first} it reached all: begin anew with a lower train.lr or a longer train.warmup_steps.")
+            found.append(
+                f"At {first} it reached all: begin anew with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
+            )
     return found
 
 
