@@ -91,10 +91,7 @@ def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
 def show(config: ModelConfig, cost: Budget, described: Description) -> None:
     """The plan as tables."""
     depths, work, training = config.depths, cost.work, cost.training
-    layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
-    experts = f", {config.moe.experts} experts" if config.moe else ""
-    sizes = f"{layers}, dim {config.dim}, {config.heads} heads, FFN {config.ffn_dim}{experts}"
-    print(f"{config.recipe.title} {config.shape.replace('_', '-')}, {sizes}\n")
+    print(f"{config.recipe.title} {config.shape.replace('_', '-')}, {depths.title}, {config.widths}\n")
     rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]
     show_table("Parameters", [*rows, ("total", human_count(cost.parameters)), ("active", human_count(cost.active_parameters))])
     constants = [

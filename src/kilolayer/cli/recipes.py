@@ -84,7 +84,7 @@ def _show(recipe: Recipe, described: list[Description]) -> None:
     print()
     names = list(dict.fromkeys(name for each in described for side in each.depths.sides for name in getattr(each, side)))
     rows = [
-        [_name(each.depths), side, *(f"{getattr(each, side)[name]:.4f}" for name in names)]
+        [each.depths.title, side, *(f"{getattr(each, side)[name]:.4f}" for name in names)]
         for each in described
         for side in each.depths.sides
         if names
@@ -93,10 +93,6 @@ def _show(recipe: Recipe, described: list[Description]) -> None:
         show_table("Constants", rows, header=["depth", "stack", *names])
     else:
         print("No constants: its numbers do not depend on the depth, or come from data.")
-
-
-def _name(depths: Depths) -> str:
-    return "-".join(f"{depths.of(side)}L" for side in depths.sides)
 
 
 def _as_json(recipe: Recipe, described: list[Description]) -> dict[str, Any]:

@@ -82,6 +82,12 @@ class ModelConfig(LayerOptions):
         decoder = layers if self.decoder_layers is None else self.decoder_layers
         return Depths(0 if self.shape == "decoder" else encoder, 0 if self.shape == "encoder" else decoder)
 
+    @property
+    def widths(self) -> str:
+        """In words."""
+        experts = f", {self.moe.experts} experts" if self.moe else ""
+        return f"dim {self.dim}, {self.heads} heads, FFN {self.ffn_dim}{experts}"
+
     def first_eps(self, side: Side) -> float | None:
         """The eps of a stack's first norm, where it has its own."""
         return self.encoder_first_eps if side == "encoder" else self.decoder_first_eps

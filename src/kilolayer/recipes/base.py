@@ -71,6 +71,11 @@ class Depths:
         decoder: tuple[Side, ...] = ("decoder",) if self.decoder else ()
         return encoder + decoder
 
+    @property
+    def title(self) -> str:
+        """As depths are written: 18L-18L, or 12L of one stack."""
+        return "-".join(f"{self.of(side)}L" for side in self.sides)
+
     def of(self, side: Side) -> int:
         """The layers of one stack."""
         return self.encoder if side == "encoder" else self.decoder

@@ -20,18 +20,29 @@ LINES = 6
 
 def experts(record: Record) -> str:
     """Verdict, loads at the end, and how entropy, loads and gradients went; empty in a dense run."""
-    entries = [entry for entry in record.routing if _loads(entry)]
-    if not entries:
+    if not (entries := _told(record)):
         return ""
-    top_k, step = _top_k(record), int(entries[-1]["step"])
-    lately = _lately(entries, top_k)
-    return bullets(_faulty(lately, top_k, step) or [_sound(lately, step)]) + grid(*_panels(entries, lately))
+    lately = _lately(entries, _top_k(record))
+    verdict = unbalanced(record) or [_sound(lately, int(entries[-1]["step"]))]
+    return bullets(verdict) + grid(*_panels(entries, lately))
 
 
 def unbalanced(record: Record) -> list[str]:
     """What is wrong with the experts of each layer, and what to do; empty where nothing is."""
-    entries = [entry for entry in record.routing if _loads(entry)]
-    return _faulty(_lately(entries, _top_k(record)), _top_k(record), int(entries[-1]["step"])) if entries else []
+    if not (entries := _told(record)):
+        return []
+    top_k = _top_k(record)
+    lately = _lately(entries, top_k)
+    faults = [fault for each in lately for fault in _faults(each, top_k)]
+    if not faults:
+        return []
+    count = f"{len(lately)} layers" if len(lately) > 1 else "1 layer"
+    advice = "Raise model.moe.balance or set model.moe.loss_free, lower train.lr, or lengthen train.warmup_steps."
+    return [f"At step {int(entries[-1]['step']):,}, of {count} with experts:", *faults, advice]
+
+
+def _told(record: Record) -> list[Entry]:
+    return [entry for entry in record.routing if _loads(entry)]
 
 
 def _top_k(record: Record) -> float:
@@ -54,15 +65,6 @@ class Lately:
 
     def with_earlier(self, other: Lately) -> Lately:
         return Lately(self.layer, [a + b for a, b in zip(self.load, other.load, strict=True)], self.tokens + other.tokens)
-
-
-def _faulty(lately: Sequence[Lately], top_k: float, step: int) -> list[str]:
-    faults = [fault for each in lately for fault in _faults(each, top_k)]
-    if not faults:
-        return []
-    count = f"{len(lately)} layers" if len(lately) > 1 else "1 layer"
-    advice = "Raise model.moe.balance or set model.moe.loss_free, lower train.lr, or lengthen train.warmup_steps."
-    return [f"At step {step:,}, of {count} with experts:", *faults, advice]
 
 
 def _sound(lately: Sequence[Lately], step: int) -> str:

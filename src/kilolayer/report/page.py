@@ -158,13 +158,10 @@ def _model_facts(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     except KilolayerError:
         return []
     depths = model.depths
-    depth = "-".join(f"{depths.of(side)}L" for side in depths.sides)
-    experts = f", {model.moe.experts} experts" if model.moe else ""
-    width = f"dim {model.dim}, {model.heads} heads, FFN {model.ffn_dim}{experts}"
     return [
         ("Recipe", model.recipe.title, ""),
-        ("Depth", depth, " and ".join(depths.sides)),
-        ("Parameters", show_count(_parameters(model)), width),
+        ("Depth", depths.title, " and ".join(depths.sides)),
+        ("Parameters", show_count(_parameters(model)), model.widths),
     ]
 
 

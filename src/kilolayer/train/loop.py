@@ -318,10 +318,9 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     size = trainer.processes.size
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
     count += (size - 1) * sum(parameter.numel() for _, parameter in expert_parameters(trainer.model))
-    depths = trainer.model.config.depths
-    recipe = trainer.model.config.recipe.title
-    layers = "-".join(f"{depths.of(side)}L" for side in depths.sides)
-    progress.say(f"{recipe} {layers}, {count / 1e6:.1f} M parameters, on {trainer.device} in {trainer.config.precision}")
+    config = trainer.model.config
+    title = f"{config.recipe.title} {config.depths.title}"
+    progress.say(f"{title}, {count / 1e6:.1f} M parameters, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
         progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")

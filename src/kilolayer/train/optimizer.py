@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.moe.clip import exact_norm
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import sum_over
@@ -150,7 +151,7 @@ class Optimizer:
         if self.kernel is not None:
             norms = [self._of_all(*pair) for pair in zip(self.groups, self.kernel.norms(), strict=True)]
         elif all(group.sums is not None for group in self.groups):
-            norms = [self._of_all(group, _norm(group.buffers["sums"])) for group in self.groups]
+            norms = [self._of_all(group, exact_norm([group.buffers["sums"].view(-1, ALIGNMENT)])) for group in self.groups]
         else:
             norms = [norms.norm() for norms in self.gradient_norms()]
         parts = [[torch.zeros_like(norms[0])], [torch.zeros_like(norms[0])]]
@@ -251,7 +252,7 @@ class Optimizer:
 
 
 def add_lists(group: Group) -> None:
-    """The last backward's gradients of a group to its sums, in which it has one for each weight."""
+    """The last backward's gradients of one group to its sums: what runs on the CPU, and what the kernel is tested against."""
     assert group.sums is not None
     found = [(total, weight.grad) for total, weight in zip(group.sums, group.weights, strict=True)]
     present = [(total, gradient) for total, gradient in found if gradient is not None]
@@ -289,12 +290,6 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
         if group.masters is not None:
             rounded: list[Tensor] = [group.weights[index] for index in present]
             torch._foreach_copy_(rounded, [group.masters[index] for index in present])
-
-
-def _norm(buffer: Tensor) -> Tensor:
-    """In two steps: in one, torch adds up fp32 on the CPU so that 16 million numbers are wrong by 7e-4."""
-    parts = torch.linalg.vector_norm(buffer.view(-1, ALIGNMENT), dim=1)
-    return parts.double().norm().to(buffer.dtype)
 
 
 def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | None:
