@@ -17,6 +17,6 @@ class Function(nn.Module):
     """What the output projection reads, from the same arguments as `forward`."""
     output: Projection
 
-    def forward(self, x: Tensor, *seen: Any) -> Tensor:
-        """`seen` is what the function takes besides its input."""
-        return self.output(self.hidden(x, *seen))
+    def forward(self, x: Tensor, *seen: Any, biased: bool = True) -> Tensor:
+        """`seen` is what the function takes besides its input; with `biased=False` the output's bias is the caller's."""
+        return self.output(self.hidden(x, *seen), biased=biased)

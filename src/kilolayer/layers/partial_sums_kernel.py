@@ -36,7 +36,7 @@ def add_up(sums: Tensor, totals: Sequence[Tensor]) -> None:
         parts,
         VECTORS=vectors,
         WIDTH=width,
-        PARTS=min(triton.next_power_of_2(parts), MOST_PARTS),
+        PARTS=min(triton.next_power_of_2(max(parts, 1)), MOST_PARTS),
         COLUMNS=COLUMNS,
         num_warps=WARPS,
     )

@@ -93,7 +93,7 @@ class Sublayer(nn.Module):
             return self.join(x, self.f(self.read(x), *seen))
         if not isinstance(self.post_norm, nn.Identity):
             return self.join_fused(x, self.post_norm(self.f(self.read(x), *seen)), None, following)
-        y = self.f.output(self.f.hidden(self.read(x), *seen), biased=False)
+        y = self.f(self.read(x), *seen, biased=False)
         return self.join_fused(x, y, self.f.output.bias, following)
 
     def read(self, x: State) -> Tensor:

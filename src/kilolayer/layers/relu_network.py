@@ -1,0 +1,87 @@
+"""The feed-forward network with a ReLU in half precision on a GPU, as one unit: its backward knows of both products.
+
+The product that gives the hidden states' gradient masks it where it is written, and finds its sum over rows, that of the bias,
+on the way: no pass over it remains. What is kept is what two products and a ReLU keep. On the CPU the operator runs a plain
+formula, which the kernel is tested against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kilolayer.layers.relu_product import relu_backward, relu_product
+
+GENERATIONS = (9, 10)
+"""Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack room for its own."""
+ALIGNMENT = 16
+"""Bytes: where the rows of such tiles begin."""
+
+
+def relu_network(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, last_bias: Tensor | None) -> Tensor:
+    """W_2 relu(W_1 x + b_1) + b_2: [..., dim] to the same; W_1 [width, dim]; b_1 [width]; W_2 [dim, width]; b_2 [dim]."""
+    return _ReluNetwork.apply(x, first, bias, second, last_bias)
+
+
+class _ReluNetwork(torch.autograd.Function):
+    # Not an operator itself: so the second product is one that recomputation knows, and may keep.
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: Tensor, bias: Tensor, second: Tensor, last_bias: Tensor | None) -> Tensor:
+        hidden = relu_product(x.reshape(-1, x.shape[-1]), first, bias)
+        ctx.save_for_backward(x, first, second, hidden)
+        return F.linear(hidden, second, last_bias).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, first, second, hidden = ctx.saved_tensors
+        gradient = grad_outputs[0].reshape(-1, x.shape[-1])
+        passed, of_bias = masked_product(gradient, second, hidden)
+        of_first, of_second = passed.t() @ x.reshape(gradient.shape), gradient.t() @ hidden
+        of_last_bias = gradient.sum(dim=0) if ctx.needs_input_grad[4] else None
+        return (passed @ first).view(x.shape), of_first, of_bias, of_second, of_last_bias
+
+
+@torch.library.custom_op("kilolayer::masked_product", mutates_args=(), device_types="cuda")
+def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of what the ReLU read, gradient W where it let through, and its sum over rows.
+
+    gradient [rows, dim]; weight [dim, width]; hidden [rows, width], what the ReLU gave; the sum [width]. All in half precision.
+    """
+    gradient, weight, hidden = gradient.contiguous(), weight.contiguous(), hidden.contiguous()
+    if not _come_in_tiles(gradient, weight, hidden):
+        return relu_backward(gradient @ weight, hidden)
+    from kilolayer.layers.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
+    from kilolayer.layers.partial_sums_kernel import add_up
+
+    rows, width = hidden.shape
+    passed, total = _room(hidden)
+    sums = hidden.new_empty(-(-rows // BLOCK_ROWS), 1, width, dtype=torch.float32)
+    multiply_and_mask(gradient, weight, hidden, passed, sums)
+    add_up(sums, [total])
+    return passed, total
+
+
+def _come_in_tiles(*given: Tensor) -> bool:
+    """Whether this GPU copies tiles of these matrices; a view may begin anywhere."""
+    begins = [bytes_to for each in given for bytes_to in (each.data_ptr(), each.stride(0) * each.itemsize)]
+    aligned = all(begin % ALIGNMENT == 0 for begin in begins)
+    return aligned and given[0].numel() > 0 and torch.cuda.get_device_capability(given[0].device)[0] in GENERATIONS
+
+
+def _room(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    return hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape[1])
+
+
+@masked_product.register_kernel("cpu")
+def _(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    passed = torch.where(hidden <= 0, 0.0, gradient @ weight)
+    return passed, passed.sum(dim=0, dtype=torch.float32).to(gradient.dtype)
+
+
+@masked_product.register_fake
+def _(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    return _room(hidden)

@@ -1,0 +1,285 @@
+"""The feed-forward network as one unit against a plain one in fp64: the formulas on the CPU, the kernel on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from with_and_without import assert_same, loss_and_gradient
+
+import kilolayer as kl
+from kilolayer.layers import relu_network as unit
+from kilolayer.layers.recompute import Recompute
+from kilolayer.layers.relu_network import masked_product, relu_network
+from kilolayer.layers.relu_product import relu_backward, relu_product
+
+pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-2}
+# The width of 100 is no multiple of 16 bytes; the others are whole tiles of the kernel or not.
+SHAPES = [(1, 1, 16, 64), (3, 43, 32, 72), (1, 64, 64, 100), (5, 13, 64, 256), (7, 101, 128, 1000), (2, 333, 72, 4096)]
+
+
+def close(found: Tensor | None, expected: Tensor | None) -> None:
+    assert found is not None
+    assert expected is not None
+    assert found.shape == expected.shape
+    error = float((found.detach().double() - expected.detach()).abs().max())
+    assert error <= TOLERANCE[found.device.type] * max(1.0, float(expected.detach().abs().max()))
+
+
+def network(batch: int, length: int, dim: int, width: int, device: str) -> list[Tensor]:
+    """x, W_1, b_1, W_2 and b_2, of sizes that keep all sums near 1."""
+    shapes = {(batch, length, dim): 1.0, (width, dim): dim**-0.5, (width,): 1.0, (dim, width): width**-0.5, (dim,): 1.0}
+    return [(torch.randn(shape) * size).to(device, DTYPES[device]).requires_grad_() for shape, size in shapes.items()]
+
+
+def factors(rows: int, dim: int, width: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """A gradient, W_2 and what the ReLU gave."""
+    given = torch.randn(rows, dim), torch.randn(dim, width) * dim**-0.5, torch.randn(rows, width).relu()
+    gradient, weight, hidden = (each.to(device, DTYPES[device]) for each in given)
+    return gradient, weight, hidden
+
+
+def begun_anywhere(given: Tensor) -> Tensor:
+    """The same numbers, one further in memory."""
+    return torch.cat([given.new_zeros(1), given.flatten()])[1:].view(given.shape)
+
+
+def assert_exact(given: list[Tensor], biased: bool, transposed: bool = False) -> None:
+    """The network and all its gradients are those of fp64."""
+    exact = [each.detach().double().requires_grad_() for each in given]
+    found = relu_network(*given[:4], given[4] if biased else None)
+    # The second product reads what was rounded; where fp64 finds a sum on the other side of 0, that says what passes.
+    hidden = relu_product(*given[:3]).detach()
+    read = F.linear(*exact[:3]) * (hidden > 0)
+    expected = F.linear(read + (hidden.double() - read).detach(), exact[3], exact[4] if biased else None)
+    gradient = torch.randn_like(found)
+    gradient = gradient.mT.contiguous().mT if transposed else gradient
+    found.backward(gradient)
+    expected.backward(gradient.double())
+    close(found, expected)
+    for ours, theirs in zip(given[: 4 + biased], exact, strict=False):
+        close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("biased", "transposed"), [(False, False), (True, True)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_network_and_gradients(shape: tuple[int, int, int, int], biased: bool, transposed: bool, device: str) -> None:
+    assert_exact(network(*shape, device), biased, transposed)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "dim", "width"), [(1, 8, 8), (129, 64, 136), (300, 200, 1000), (1000, 512, 2048)])
+def test_the_product_passes_where_the_relu_let_through(rows: int, dim: int, width: int, device: str) -> None:
+    gradient, weight, hidden = factors(rows, dim, width, device)
+    hidden[0, :2] = torch.tensor([torch.nan, -0.0])
+    passed, total = masked_product(gradient, weight, hidden)
+    expected = torch.where(hidden <= 0, 0.0, gradient.double() @ weight.double())
+    assert torch.all(passed[hidden <= 0] == 0)
+    close(passed, expected)
+    close(total, expected.sum(dim=0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 130, 20_001, 70_000])
+def test_the_bias_gets_the_sum_over_all_rows(rows: int, device: str) -> None:
+    hidden = torch.randn(rows, 64, device=device, dtype=DTYPES[device]).relu()
+    # W is the unit matrix: each number is a 1 where it passes.
+    passed, total = masked_product(torch.ones_like(hidden), torch.eye(64).to(hidden), hidden)
+    assert torch.equal(passed, (hidden > 0).to(hidden.dtype))
+    assert torch.equal(total, (hidden > 0).sum(dim=0).to(hidden.dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_there_may_be_no_rows(device: str) -> None:
+    passed, total = masked_product(*factors(0, 64, 136, device))
+    assert passed.shape == (0, 136)
+    assert torch.equal(total, torch.zeros_like(total))
+
+
+def fail(*_: Any) -> NoReturn:
+    pytest.fail("not to be called")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 333, 4096])
+def test_the_shapes_of_models_have_the_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.get_device_capability()[0] not in unit.GENERATIONS:
+        pytest.skip("this GPU does not copy tiles")
+    monkeypatch.setattr(unit, "relu_backward", fail)
+    for dim in (512, 768, 1024):
+        masked_product(*factors(rows, dim, 4 * dim, "cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_older_gpu_has_the_product_and_a_pass(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 9))
+    monkeypatch.setattr("kilolayer.layers.masked_product_kernel.multiply_and_mask", fail)
+    assert_exact(network(*shape, "cuda"), True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("moved", range(3))
+def test_views_may_begin_anywhere(moved: int) -> None:
+    given = list(factors(43, 64, 136, "cuda"))
+    expected = relu_backward(given[0] @ given[1], given[2])
+    given[moved] = begun_anywhere(given[moved])
+    for found, each in zip(masked_product(*given), expected, strict=True):
+        close(found, each.double())
+    assert_exact([begun_anywhere(each.detach()).requires_grad_() for each in network(2, 7, 64, 128, "cuda")], True)
+
+
+def test_the_kernel_reads_what_begins_at_its_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient, weight, hidden = (each.bfloat16() for each in factors(43, 64, 136, "cpu"))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
+    assert unit._come_in_tiles(gradient, weight, hidden)
+    assert not unit._come_in_tiles(begun_anywhere(gradient), weight, hidden)
+    assert not unit._come_in_tiles(gradient, begun_anywhere(weight), hidden)
+    assert not unit._come_in_tiles(gradient, weight, begun_anywhere(hidden))
+    assert not unit._come_in_tiles(gradient[:0], weight, hidden[:0])
+    for dim, width in ((60, 136), (64, 132)):
+        assert not unit._come_in_tiles(*(each.bfloat16() for each in factors(43, dim, width, "cpu")))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 9))
+    assert not unit._come_in_tiles(gradient, weight, hidden)
+
+
+@pytest.mark.gpu
+def test_a_recording_computes_the_same() -> None:
+    *weights, last_bias = network(3, 43, 128, 512, "cuda")
+    place, gradient = torch.empty_like(weights[0]).requires_grad_(), torch.randn_like(weights[0])
+
+    def work(x: Tensor) -> tuple[Tensor, ...]:
+        y = relu_network(x, *weights[1:], last_bias)
+        return (y, *torch.autograd.grad(y, [x, *weights[1:], last_bias], gradient))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work(place)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = work(place)
+    for x in (weights[0], -weights[0]):
+        place.data.copy_(x)
+        graph.replay()
+        for found, expected in zip(recorded, work(x.detach().requires_grad_()), strict=True):
+            close(found, expected.double())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operator_is_what_it_says_to_the_compiler(device: str) -> None:
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    for width in (200, 100):
+        torch.library.opcheck(masked_product, factors(70, 16, width, device), test_utils=tests, rtol=2e-2, atol=2e-2)
+
+
+class Calls(TorchDispatchMode):
+    """Counts how often the operators run, and products that narrow."""
+
+    forward = backward = narrowing = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.forward += func is torch.ops.kilolayer.relu_product.default
+        self.backward += func is torch.ops.kilolayer.masked_product.default
+        product = func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        self.narrowing += product and args[-1].shape == (WIDTH, DIM) and args[-1].stride()[0] == 1
+        return func(*args, **(kwargs or {}))
+
+
+DIM, WIDTH = 32, 128
+
+
+def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
+    patch.setattr("kilolayer.layers.feedforward.serves", lambda *_: served)
+
+
+def small_model(recipe: str, device: str, **options: Any) -> kl.EncoderDecoder:
+    model = kl.EncoderDecoder(50, DIM, 4, WIDTH, 3, 3, recipe, device=device, **options).train()
+    if device == "cuda":
+        model.lower(torch.bfloat16)
+    return model
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
+@pytest.mark.parametrize("what", ["none", "selective", "layer"])
+@pytest.mark.parametrize(
+    ("device", "fused"), [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=pytest.mark.gpu)]
+)
+def test_a_model_is_the_same_with_it(
+    recipe: str, what: Recompute, device: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu":  # where the residual is fused with its norm, that adds the last bias
+        monkeypatch.setattr("kilolayer.layers.norm.serves", lambda *_: fused)
+    model = small_model(recipe, device)
+    for stack in model.stacks():
+        stack.recompute = what
+    with Calls() as calls:
+        assert_same(model, partial(serve, monkeypatch), TOLERANCE[device])
+    # Two batches through six layers; the first product once more where it is recomputed.
+    assert (calls.forward, calls.backward) == (2 * 6 * (1 if what == "none" else 2), 2 * 6)
+
+
+@pytest.mark.parametrize(("what", "runs"), [("none", 1), ("selective", 1), ("layer", 2)])
+def test_the_second_product_is_kept_where_narrowing_products_are(
+    what: Recompute, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(monkeypatch, True)
+    model = small_model("deepnorm", "cpu")
+    for stack in model.stacks():
+        stack.recompute = what
+    with Calls() as calls:
+        loss_and_gradient(model, torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+    assert calls.narrowing == 6 * runs
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(small_model("deepnorm", device), partial(serve, monkeypatch), TOLERANCE[device], compiled=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("r_fixup", {}),
+        ("sub_ln", {}),
+        ("deepnorm", {"activation": "gelu"}),
+        ("deepnorm", {"activation": "swiglu"}),
+        ("deepnorm", {"activation_dropout": 0.1}),
+    ],
+)
+def test_other_functions_are_two_products(recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, True)
+    with Calls() as calls:
+        loss_and_gradient(small_model(recipe, "cpu", **options), torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+    assert calls.backward == 0
+
+
+def test_without_gradients_and_where_nothing_serves_it_is_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.layers.feedforward.relu_network", fail)
+    model, tokens = small_model("deepnorm", "cpu"), torch.ones(2, 5, dtype=int)
+    serve(monkeypatch, True)
+    with torch.no_grad():
+        model(tokens, tokens)
+    serve(monkeypatch, False)
+    model(tokens, tokens)
