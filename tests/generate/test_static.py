@@ -11,6 +11,7 @@ import torch
 from small_translators import sources, translator
 
 import kilolayer as kl
+from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import Reader, Reads
@@ -63,6 +64,8 @@ def both(model: kl.EncoderDecoder | kl.Decoder, search: str, lengths: list[int],
         {"positions": "learned", "max_length": 20},
         {"recipe": "dlcl"},
         {"recipe": "sub_ln", "tie_embeddings": False},
+        {"pad_id": None},
+        {"moe": kl.MoE(experts=3, every=1)},
     ],
 )
 def test_the_same_hypotheses(search: str, options: dict[str, Any], device: str) -> None:
@@ -107,6 +110,24 @@ def test_batches_of_one_size_share_a_room_and_leave_nothing_behind(device: str) 
     for rows in range(1, 40, 6):
         same(*both(model, "greedy", [3] * rows, seed=rows))
     assert len(_rooms[model].rooms) == 4
+
+
+def test_a_source_beyond_the_learned_positions_is_refused_as_ever() -> None:
+    model = translator(positions="learned", max_length=20).eval()
+    with pytest.raises(InputError, match="21 positions"):
+        StaticReader(model, sources([21]), width=1, max_length=5)
+    same(*both(model, "greedy", [20, 3], seed=1))
+
+
+@pytest.mark.gpu
+def test_the_encoder_and_the_step_are_recorded() -> None:
+    model = translator().to("cuda").eval()
+    for seed in range(3):
+        same(*both(model, "beam", [4, 5], seed=seed))
+    graphs = rooms_of(model).graphs
+    assert graphs is not None
+    (room,) = rooms_of(model).rooms.values()
+    assert set(graphs.recordings) == {(room, "read_source"), (room, "take_step")}
 
 
 def test_rooms_do_not_keep_their_model() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from kilolayer.export.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
+from kilolayer.generate.modules import evaluation
 from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.search import Choose, follow, make_reader
@@ -54,12 +55,8 @@ def continue_texts(
     samples = range(config.n_best)
     lines = [_Line(text, sample, list(tokens[-context:])) for text, tokens in enumerate(texts) for sample in samples]
     numbers = uniforms(config.seed or 0, range(len(texts)) if indices is None else indices, config.n_best, config.max_length(0))
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluation(model):
         _write_on(write_out(model), lines, config, numbers.to(next(model.parameters()).device), context, hear)
-    finally:
-        model.train(was_training)
     found: list[list[Hypothesis]] = [[] for _ in texts]
     for line in lines:
         found[line.text].append(Hypothesis(line.written, line.log_probability, line.log_probability, line.ended))

@@ -13,6 +13,7 @@ from kilolayer.export.write_out import write_out
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
+from kilolayer.generate.modules import evaluation
 from kilolayer.generate.reader import EOS, PAD, Reader, Reads, without_gaps
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.static import StaticReader
@@ -47,22 +48,19 @@ def generate(
         raise InputError(
             f"row {lengths.index(0)} of the source is padding alone", fix="give each sentence at least its end token"
         )
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluation(model):
         limits = [config.max_length(length) for length in lengths]
         if config.method == "beam" and isinstance(model, EncoderDecoder) and is_recorded(model):
             return static_beam_search(model, source, limits, **_beam_options(config))
         reader = make_reader(model, source, width=config.width, max_length=max(limits))
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
-    finally:
-        model.train(was_training)
 
 
 def is_recorded(model: EncoderDecoder | Decoder) -> bool:
-    """Whether steps are recorded as a graph, in memory of fixed shape: on a GPU, where the layers' own shapes are fixed."""
-    return next(model.parameters()).device.type == "cuda" and model.decoder.has_fixed_shapes
+    """Whether work is recorded as graphs, in memory of fixed shape: on a GPU, where the layers' own shapes are fixed."""
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    return on_gpu and all(stack.has_fixed_shapes for stack in model.stacks())
 
 
 def make_reader(model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:

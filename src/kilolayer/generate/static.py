@@ -1,4 +1,4 @@
-"""Decoding in memory of fixed shape and place, so that a step can be recorded as a CUDA graph.
+"""Decoding in memory of fixed shape and place, so that the encoder's pass and each step can be recorded as CUDA graphs.
 
 The hypotheses of a sentence lie side by side in one row, as in layers/cache.py: at step t the k-th one writes its keys and
 values into the entry t * width + k, and `seen` says which entries are its own past. So no key ever moves. The entries of a text
@@ -11,21 +11,20 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from itertools import chain
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from kilolayer.generate.modules import tensors_of
 from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilities, right_aligned
 from kilolayer.layers.attention import CrossAttention
 from kilolayer.layers.block import CrossBlock, View
 from kilolayer.layers.cache import StaticKeys
 from kilolayer.layers.graph import Graphs
 from kilolayer.layers.mask import Mask
-from kilolayer.layers.stack import Sequences
 from kilolayer.layers.step_attention import serves
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -43,13 +42,15 @@ class Size:
     source: int
 
     @classmethod
-    def holding(cls, rows: int, width: int, steps: int, source: int) -> Size:
-        """The smallest of a few sizes that holds all this."""
-        return cls(1 << (rows - 1).bit_length(), width, -(-steps // 32) * 32, -(-source // 32) * 32)
+    def holding(cls, rows: int, width: int, steps: int, source: int, positions: int | None = None) -> Size:
+        """The smallest of a few sizes that holds all this; a source is not made longer than what has positions."""
+        longest = -(-source // 32) * 32
+        longest = longest if positions is None else max(source, min(longest, positions))
+        return cls(1 << (rows - 1).bit_length(), width, -(-steps // 32) * 32, longest)
 
 
 class Room:
-    """The memory of a batch of one size, and one step of a model in it."""
+    """The memory of a batch of one size, and in it the encoder's pass and one step of a model."""
 
     def __init__(self, model: EncoderDecoder | Decoder, size: Size) -> None:
         self._model, self.size = weakref.ref(model), size  # the model's rooms do not keep it
@@ -67,6 +68,7 @@ class Room:
         self.by_kernel = model.decoder.positions.bias is None and serves(
             self.device, self.dtype, size.width * config.heads // config.key_heads, config.head_dim
         )
+        self.source = torch.full((size.rows, size.source), PAD, device=self.device) if reads_source else None
         self.real = torch.ones(size.rows, 1, 1, size.source, dtype=torch.bool, device=self.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
         self.tokens = torch.full((size.rows, size.width), PAD, device=self.device)
@@ -77,7 +79,8 @@ class Room:
         """Positions of the text before the first step."""
         self.places = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
         """The position of each entry."""
-        self.ready = False
+        self.ready: set[str] = set()
+        """What was done in it already, so that its kernels are there."""
 
     @property
     def model(self) -> EncoderDecoder | Decoder:
@@ -86,22 +89,29 @@ class Room:
         assert model is not None
         return model
 
-    def enter(self, memory: Sequences) -> None:
-        """Begin with the first step of a new batch, whose encoded sources are `memory`."""
+    def enter(self, source: Tensor) -> None:
+        """Begin with the first step of a new batch, int64 [rows, length], after `read_source`."""
+        assert self.source is not None
+        rows, length = source.shape
+        pad_id = self.model.config.pad_id
+        self.source.fill_(PAD)
+        self.source[:rows, :length] = source
+        self.real.fill_(False)
+        self.real[..., 0] = True  # a row without a sentence looks somewhere
+        self.real[:rows, 0, 0, :length] = True if pad_id is None else source != pad_id
+        self._begin()
+
+    def read_source(self) -> None:
+        """The encoder's pass, and each layer's keys and values of it. What a graph records."""
         assert isinstance(self.model, EncoderDecoder)
-        rows, source = memory.states.shape[:2]
+        states = self.model.encode(self.source, mask=self.real[:, 0, 0]).states
         for keys, block in zip(self.layers, self.model.decoder.blocks, strict=True):
             assert isinstance(block, CrossBlock)
             attention = block.cross_attention.f
             assert isinstance(attention, CrossAttention)
             assert keys.memory is not None
-            for place, part in zip(keys.memory, attention.read(memory.states, None), strict=True):
-                place[:rows, :, :source] = part
-        self.real.fill_(True)
-        self.real[:, ..., source:] = False
-        if memory.real is not None:
-            self.real[:rows, 0, 0, :source] = memory.real
-        self._begin()
+            for place, part in zip(keys.memory, attention.read(states, None), strict=True):
+                place.copy_(part)
 
     def enter_text(self, text: Tensor) -> None:
         """Begin with the first step after a text, int64 [rows, length], its padding on the left; read it, if there is any."""
@@ -135,7 +145,7 @@ class Room:
         self.places[:, self.before :] = self.begun + steps
 
     def take_step(self) -> None:
-        """What a graph records."""
+        """What another graph records."""
         raise NotImplementedError
 
     def read(self) -> Tensor:
@@ -205,23 +215,34 @@ class Rooms:
         """Give up the room that was not used for the longest time."""
         _, old = self.rooms.popitem(last=False)
         if self.graphs is not None:
-            self.graphs.recordings.pop(old, None)
+            for name in old.ready:
+                self.graphs.recordings.pop((old, name), None)
+
+    def enter(self, room: Room, source: Tensor) -> None:
+        """Begin a new batch of sources, int64 [rows, length], in the room."""
+        room.enter(source)
+        self._do(room, "read_source", room.read_source)
 
     def take_step(self, room: Room) -> None:
-        """A step of the room, on a GPU recorded the second time: the first one readies its kernels."""
-        if room.device.type == "cuda" and room.ready and self.records:
-            self.graphs = self.graphs or Graphs()
-            if room not in self.graphs.recordings:
-                self._record(self.graphs, room)
-        if self.graphs is not None and room in self.graphs.recordings:
-            self.graphs.replay(room, ())
-        else:
-            room.take_step()
-            room.ready = True
+        """A step of the room."""
+        self._do(room, "take_step", room.take_step)
 
-    def _record(self, graphs: Graphs, room: Room) -> None:
+    def _do(self, room: Room, name: str, work: Callable[[], None]) -> None:
+        """On a GPU recorded the second time: the first one readies its kernels."""
+        key = (room, name)
+        if room.device.type == "cuda" and name in room.ready and self.records:
+            self.graphs = self.graphs or Graphs()
+            if key not in self.graphs.recordings:
+                self._record(self.graphs, key, work)
+        if self.graphs is not None and key in self.graphs.recordings:
+            self.graphs.replay(key, ())
+        else:
+            work()
+            room.ready.add(name)
+
+    def _record(self, graphs: Graphs, key: Hashable, work: Callable[[], None]) -> None:
         try:
-            graphs.record(room, room.take_step, ())
+            graphs.record(key, work, ())
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -231,7 +252,7 @@ class Rooms:
 
 
 def _key(kind: type[Room], model: EncoderDecoder | Decoder, size: Size) -> Hashable:
-    return kind, size, hash(tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers())))
+    return kind, size, hash(tuple(tensor.data_ptr() for tensor in tensors_of(model)))
 
 
 _rooms: weakref.WeakKeyDictionary[EncoderDecoder | Decoder, Rooms] = weakref.WeakKeyDictionary()
@@ -252,9 +273,11 @@ class StaticReader:
         self.first = source.new_full((len(source), 1), BOS) if reads_source else text[:, -1:]
         self.max_length = allowed_length(model, max_length, before=0 if reads_source else length)
         self.rooms = rooms_of(model)
-        self.room = self.rooms.room(ReadingRoom, model, Size.holding(len(source), width, self.max_length, length))
-        if isinstance(model, EncoderDecoder):
-            self.room.enter(model.encode(source))
+        positions = model.config.max_length if reads_source else None
+        size = Size.holding(len(source), width, self.max_length, length, positions)
+        self.room = self.rooms.room(ReadingRoom, model, size)
+        if reads_source:
+            self.rooms.enter(self.room, source)
         else:
             self.room.enter_text(text[:, :-1])
         self.rows = torch.arange(len(source), device=source.device)

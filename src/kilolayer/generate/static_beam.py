@@ -15,7 +15,6 @@ from kilolayer.generate.best_tokens import best_tokens
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import BOS, EOS, allowed_length
 from kilolayer.generate.static import Room, Size, rooms_of
-from kilolayer.layers.stack import Sequences
 from kilolayer.models.encoder_decoder import EncoderDecoder
 
 
@@ -26,8 +25,9 @@ def static_beam_search(
     longest = allowed_length(model, max(limits), before=0)
     sentences = [Sentence(min(limit, longest), beam, length_penalty, n_best, by_bound=True) for limit in limits]
     rooms = rooms_of(model)
-    room = rooms.room(BeamRoom, model, Size.holding(len(source), beam, longest, source.shape[1]))
-    room.enter(model.encode(source))
+    size = Size.holding(len(source), beam, longest, source.shape[1], model.config.max_length)
+    room = rooms.room(BeamRoom, model, size)
+    rooms.enter(room, source)
     running = dict(enumerate(sentences))
     written = torch.empty(room.size.rows, beam, 0, dtype=torch.int64)
     rooms.take_step(room)
@@ -64,11 +64,11 @@ class BeamRoom(Room):
         """Where the CPU reads them: of even and of odd steps, as one is read while the other is written."""
         self.sent = [torch.cuda.Event() for _ in range(2)] if on_gpu else None
 
-    def enter(self, memory: Sequences) -> None:
-        super().enter(memory)
+    def enter(self, source: Tensor) -> None:
+        super().enter(source)
         self.tokens.fill_(BOS)
         self.totals.fill_(float("-inf"))
-        self.totals[: len(memory.states), 0] = 0.0
+        self.totals[: len(source), 0] = 0.0
 
     def take_step(self) -> None:
         width, vocabulary = self.size.width, self.vocabulary

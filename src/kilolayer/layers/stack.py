@@ -262,4 +262,4 @@ def _forward_of(kind: type[nn.Module], recompute: Recompute) -> Callable[..., La
 
 
 def _has_fixed_shapes(block: nn.Module) -> bool:
-    return all(getattr(module, "has_fixed_shapes", True) for module in block.modules())
+    return getattr(_look_into(block).feedforward.f, "has_fixed_shapes", True)
