@@ -234,7 +234,7 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.residual = self.sum = self.inner = 0
+        self.residual = self.sum = self.inner = self.widening = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.kilolayer.residual_norm.default:
@@ -242,6 +242,7 @@ class Calls(TorchDispatchMode):
             self.residual += not keeps_sum
             self.sum += keeps_sum
         self.inner += func is torch.ops.kilolayer.inner_norm.default
+        self.widening += func is torch.ops.kilolayer.normed_relu_product.default
         return func(*args, **(kwargs or {}))
 
 
@@ -258,24 +259,25 @@ def small_model(recipe: str | kl.recipes.Recipe, device: str = "cpu", half: bool
 
 
 # How often each operator runs in a forward of 3 + 3 layers, which have 15 sublayers: residual norms, sums and the norms that
-# follow them, and norms alone. Here all norms are served: those of the two inputs and of the two outputs too.
+# follow them, norms alone, and those behind the first product of the feed-forward network. Here all norms are served: those
+# of the two inputs and of the two outputs too.
 MODELS = [
-    ("deepnorm", {}, (15, 0, 0)),
-    ("post_ln", {"norm": "rms"}, (15, 0, 0)),
-    ("admin", {}, (15, 0, 0)),
-    ("pre_ln", {}, (0, 15, 4)),
-    ("pre_ln", {"norm": "rms", "final_norm": False}, (0, 15, 2)),
-    ("sub_ln", {}, (0, 15, 6 + 6 + 4)),
-    ("sub_ln", {"activation": "gelu", "norm": "rms"}, (0, 15, 6 + 6 + 4)),
-    ("sub_ln", {"activation_dropout": 1e-9}, (0, 15, 6 + 6 + 4)),
-    ("normformer", {}, (0, 15, 9 + 6 + 4)),
-    (kl.recipes.get("normformer", residual_scale=True), {}, (0, 15, 9 + 6 + 4)),
-    (kl.recipes.get("dlcl", norm="post"), {}, (15, 0, 6)),
+    ("deepnorm", {}, (15, 0, 0, 0)),
+    ("post_ln", {"norm": "rms"}, (15, 0, 0, 0)),
+    ("admin", {}, (15, 0, 0, 0)),
+    ("pre_ln", {}, (0, 15, 4, 0)),
+    ("pre_ln", {"norm": "rms", "final_norm": False}, (0, 15, 2, 0)),
+    ("sub_ln", {}, (0, 15, 6 + 4, 6)),
+    ("sub_ln", {"activation": "gelu", "norm": "rms"}, (0, 15, 6 + 6 + 4, 0)),
+    ("sub_ln", {"activation_dropout": 1e-9}, (0, 15, 6 + 6 + 4, 0)),
+    ("normformer", {}, (0, 15, 9 + 4, 6)),
+    (kl.recipes.get("normformer", residual_scale=True), {}, (0, 15, 9 + 4, 6)),
+    (kl.recipes.get("dlcl", norm="post"), {}, (15, 0, 6, 0)),
     # What the next layer reads is not what this one writes: each layer's input and output have norms of their own.
-    ("dlcl", {}, (0, 9, 12 + 2)),
-    ("deepnorm", {"moe": kl.MoE(experts=4)}, (15, 0, 0)),
+    ("dlcl", {}, (0, 9, 12 + 2, 0)),
+    ("deepnorm", {"moe": kl.MoE(experts=4)}, (15, 0, 0, 0)),
     # A router's input, one in each stack, is not rounded.
-    ("sub_ln", {"moe": kl.MoE(experts=4)}, (0, 13, 6 + 4 + 4 + 2)),
+    ("sub_ln", {"moe": kl.MoE(experts=4)}, (0, 13, 6 + 4 + 2, 4)),
 ]
 WHAT: list[Recompute] = ["none", "selective", "layer"]
 
@@ -286,7 +288,7 @@ def test_a_model_is_the_same_with_them(
 ) -> None:
     with Calls() as calls:
         assert_same(small_model(recipe, **options), partial(serve, monkeypatch), 1e-5)
-    assert (calls.residual, calls.sum, calls.inner) == tuple(2 * count for count in counts)
+    assert (calls.residual, calls.sum, calls.inner, calls.widening) == tuple(2 * count for count in counts)
 
 
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "normformer"])

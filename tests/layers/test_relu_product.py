@@ -14,7 +14,7 @@ from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
 from kilolayer.layers.recompute import Recompute
-from kilolayer.layers.relu_product import relu_backward, relu_product, serves
+from kilolayer.layers.relu_product import normed_relu_product, relu_backward, relu_product, serves
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -52,6 +52,30 @@ def test_product_and_gradients(batch: int, length: int, inputs: int, outputs: in
         close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 64), (43, 32, 96), (7, 64, 1000), (333, 64, 2048)])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("device", DEVICES)
+def test_product_norm_and_gradients(rows: int, inputs: int, outputs: int, centred: bool, device: str) -> None:
+    shapes = [(rows, inputs), (outputs, inputs), (outputs,)]
+    given = [torch.randn(shape, device=device, dtype=DTYPES[device], requires_grad=True) for shape in shapes]
+    given += [torch.randn(outputs, device=device, requires_grad=True) for _ in range(1 + centred)]
+    exact = [each.detach().double().requires_grad_() for each in given]
+    found, hidden, _ = normed_relu_product(*given[:4], given[4] if centred else None, 1e-3)
+    # What the norm reads, as rounded; where fp64 finds a sum on the other side of 0, the gradient passes as the output says.
+    before = F.linear(*exact[:3])
+    read = before * (hidden > 0)
+    read = read + (hidden.double() - read).detach()
+    norm = F.layer_norm if centred else F.rms_norm
+    expected = norm(read, (outputs,), *exact[3:], eps=1e-3)
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    expected.backward(gradient.double())
+    assert torch.equal(hidden, relu_product(*given[:3]))
+    close(found, expected)
+    for ours, theirs in zip(given, exact, strict=True):
+        close(ours.grad, theirs.grad)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rows", [1, 130, 20_001])
 def test_the_bias_gets_the_sum_over_all_rows(rows: int, device: str) -> None:
@@ -66,16 +90,18 @@ def test_the_operators_are_what_they_say_to_the_compiler(device: str) -> None:
     x, weight = (torch.randn(*shape, device=device, dtype=DTYPES[device]) for shape in ((2, 70, 16), (24, 16)))
     bias = torch.randn(24, device=device, dtype=x.dtype)
     torch.library.opcheck(relu_product, tuple(each.requires_grad_() for each in (x, weight, bias)), rtol=2e-2, atol=2e-2)
+    norm = [torch.randn(24, device=device, requires_grad=True) for _ in range(2)]
+    torch.library.opcheck(normed_relu_product, (x, weight, bias, *norm, 1e-3), rtol=2e-2, atol=2e-2)
     torch.library.opcheck(relu_backward, (torch.randn(70, 24).to(bias), torch.randn(70, 24).to(bias)))
 
 
 class Calls(TorchDispatchMode):
-    """Counts how often the operator runs."""
+    """Counts how often the operator runs, with a norm behind it or without."""
 
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.kilolayer.relu_product.default
+        self.count += func in (torch.ops.kilolayer.relu_product.default, torch.ops.kilolayer.normed_relu_product.default)
         return func(*args, **(kwargs or {}))
 
 

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from kilolayer.layers.function import Function
 from kilolayer.layers.norm import is_fused, make_norm
-from kilolayer.layers.normed_network import normed_network
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.relu_network import relu_network
-from kilolayer.layers.relu_product import relu_product, serves
+from kilolayer.layers.relu_product import normed_relu_product, relu_product, serves
 from kilolayer.layers.scale import make_shift
 from kilolayer.recipes.base import Plan, Role
 
@@ -49,25 +48,24 @@ class FeedForward(Function):
         self.output = Projection(options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan, device, dtype)
 
     def forward(self, x: Tensor, *seen: Any, biased: bool = True) -> Tensor:
-        weight, bias, norm = self.input.weight, self.input.bias, self.inner_norm
+        weight, bias = self.input.weight, self.input.bias
         if bias is None or not self._is_one_unit(x):
             return super().forward(x, *seen, biased=biased)
-        x, last = self.input_shift(x).to(weight.dtype), (self.output.weight, self.output.bias if biased else None)
-        if is_fused(norm, x.device, x.dtype):
-            return normed_network(x, weight, bias, norm.weight, norm.bias, norm.eps, *last)
-        return relu_network(x, weight, bias, *last)
+        x = self.input_shift(x).to(weight.dtype)
+        return relu_network(x, weight, bias, self.output.weight, self.output.bias if biased else None)
 
     def hidden(self, x: Tensor) -> Tensor:
         return self.output_shift(self._widen(self.input_shift(x)))
 
     def _widen(self, x: Tensor) -> Tensor:
         """N( phi(W_1 x) ), with dropout before the norm."""
-        weight, bias = self.input.weight, self.input.bias
+        weight, bias, norm = self.input.weight, self.input.bias, self.inner_norm
         if bias is None or not self._rectifies_in_product(x):
-            hidden = self.activation(self.activation_shift(self.input(x)))
-        else:
-            hidden = relu_product(x.to(weight.dtype), weight, bias)
-        return self.inner_norm(self.dropout(hidden))
+            return norm(self.dropout(self.activation(self.activation_shift(self.input(x)))))
+        x = x.to(weight.dtype)
+        if is_fused(norm, x.device, x.dtype) and isinstance(self.dropout, nn.Identity):
+            return normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps)[0]
+        return norm(self.dropout(relu_product(x, weight, bias)))
 
     def _rectifies_in_product(self, x: Tensor) -> bool:
         """Whether the first product can apply its bias and a ReLU where it is written."""
@@ -75,8 +73,7 @@ class FeedForward(Function):
         return plain and serves(x.device, self.input.weight.dtype)
 
     def _is_one_unit(self, x: Tensor) -> bool:
-        """Whether such a ReLU, and at most a norm that can be fused, stand between the products, and gradients are asked."""
-        norm, dtype = self.inner_norm, self.input.weight.dtype
-        alone = all(isinstance(each, nn.Identity) for each in (self.dropout, self.output_shift))
-        known = isinstance(norm, nn.Identity) or is_fused(norm, x.device, dtype)
-        return alone and known and torch.is_grad_enabled() and self._rectifies_in_product(x)
+        """Whether nothing but such a ReLU stands between the products, and gradients are asked."""
+        between = (self.dropout, self.inner_norm, self.output_shift)
+        alone = all(isinstance(each, nn.Identity) for each in between)
+        return alone and torch.is_grad_enabled() and self._rectifies_in_product(x)

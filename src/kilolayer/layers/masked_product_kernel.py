@@ -56,30 +56,17 @@ def _multiply_and_mask(
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    down, across = own_tile(rows, width, ROWS, COLUMNS, GROUP)
+    tiles_down, tiles_across = tl.cdiv(rows, ROWS), tl.cdiv(width, COLUMNS)
+    group, within = tl.program_id(0) // (GROUP * tiles_across), tl.program_id(0) % (GROUP * tiles_across)
+    height = tl.minimum(tiles_down - group * GROUP, GROUP)
+    down, across = group * GROUP + within % height, within // height
     row, column = down * ROWS, across * COLUMNS
-    total = multiply_tile(gradient, weight, row, column, dim, ROWS, COLUMNS, STEP)
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for step in range(0, dim, STEP):
+        total = tl.dot(gradient.load([row, step]), weight.load([step, column]), total)
     # Outside of the tensors zeros are read, and nothing is written.
     kept = hidden.load([row, column])
     total = tl.where(kept <= 0.0, 0.0, total)
     passed.store([row, column], total.to(kept.dtype))
     columns = column + tl.arange(0, COLUMNS)
     tl.store(sums_at + down.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=columns < width)
-
-
-@triton.jit
-def own_tile(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """How many tiles lie above that of this program, and how many to its left."""
-    tiles_down, tiles_across = tl.cdiv(rows, ROWS), tl.cdiv(width, COLUMNS)
-    group, within = tl.program_id(0) // (GROUP * tiles_across), tl.program_id(0) % (GROUP * tiles_across)
-    height = tl.minimum(tiles_down - group * GROUP, GROUP)
-    return group * GROUP + within % height, within // height
-
-
-@triton.jit
-def multiply_tile(first, second, row, column, dim, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):
-    """The product of two matrices, first [rows, dim] and second [dim, width], from this row and column on."""
-    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for step in range(0, dim, STEP):
-        total = tl.dot(first.load([row, step]), second.load([step, column]), total)
-    return total

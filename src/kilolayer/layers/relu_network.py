@@ -52,7 +52,7 @@ def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Te
     gradient [rows, dim]; weight [dim, width]; hidden [rows, width], what the ReLU gave; the sum [width]. All in half precision.
     """
     gradient, weight, hidden = gradient.contiguous(), weight.contiguous(), hidden.contiguous()
-    if not come_in_tiles(gradient, weight, hidden):
+    if not _come_in_tiles(gradient, weight, hidden):
         return relu_backward(gradient @ weight, hidden)
     from kilolayer.layers.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
     from kilolayer.layers.partial_sums_kernel import add_up
@@ -65,7 +65,7 @@ def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Te
     return passed, total
 
 
-def come_in_tiles(*given: Tensor) -> bool:
+def _come_in_tiles(*given: Tensor) -> bool:
     """Whether this GPU copies tiles of these matrices; a view may begin anywhere."""
     begins = [bytes_to for each in given for bytes_to in (each.data_ptr(), each.stride(0) * each.itemsize)]
     aligned = all(begin % ALIGNMENT == 0 for begin in begins)

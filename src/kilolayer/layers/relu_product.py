@@ -1,7 +1,8 @@
 """The feed-forward network's first product on a GPU: relu(x W^T + b) as one product, and a backward that passes over it once.
 
 cuBLAS applies bias and ReLU where it writes the product. The output alone tells where the gradient passes, so neither the sums
-before the ReLU nor a mask is kept. On the CPU the operators run plain formulas, which the kernels are tested against.
+before the ReLU nor a mask is kept. Where a norm follows, its backward and the ReLU's are one pass. On the CPU the operators run
+plain formulas, which the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.layers import kernels
+from kilolayer.layers.fused_norm import inner_norm, inner_norm_backward
 
 BLOCK_ROWS = 32
 """Rows that one partial sum of the bias's gradient covers."""
@@ -28,6 +30,16 @@ def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(x W^T + b): [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]."""
     hidden = torch.ops.aten._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t())
     return hidden.view(*x.shape[:-1], weight.shape[0])
+
+
+@torch.library.custom_op("kilolayer::normed_relu_product", mutates_args=())
+def normed_relu_product(
+    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, norm_bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """N(relu(x W^T + b)), relu(x W^T + b) itself, and the norm's statistics, as `inner_norm` has them."""
+    hidden = relu_product(x, weight, bias)
+    normed, statistics = inner_norm(hidden, gain, norm_bias, eps)
+    return normed, hidden, statistics
 
 
 @torch.library.custom_op("kilolayer::relu_backward", mutates_args=(), device_types="cuda")
@@ -63,6 +75,15 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@normed_relu_product.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, norm_bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = relu_product(x, weight, bias)
+    normed, statistics = inner_norm(hidden, gain, norm_bias, eps)
+    return normed, hidden, statistics
+
+
 @relu_backward.register_fake
 def _(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(gradient), gradient.new_empty(gradient.shape[1])
@@ -77,7 +98,26 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, weight, hidden = ctx.saved_tensors
     rows = (-1, weight.shape[0])
     passed, of_bias = relu_backward(gradient.reshape(rows).contiguous(), hidden.view(rows))
-    return (passed @ weight).view(x.shape), passed.t() @ x.reshape(-1, x.shape[-1]), of_bias
+    return *_of_factors(passed, x, weight), of_bias
+
+
+def _keep_normed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, weight, _, gain, _, _ = inputs
+    ctx.save_for_backward(x, weight, gain, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _normed_backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    x, weight, gain, hidden, statistics = ctx.saved_tensors
+    passed, (of_gain, *of_norm_bias, of_bias) = inner_norm_backward(gradient, hidden, gain, statistics, True)
+    of_x, of_weight = _of_factors(passed.view(-1, weight.shape[0]), x, weight)
+    return of_x, of_weight, of_bias, of_gain, of_norm_bias[0] if of_norm_bias else None, None
+
+
+def _of_factors(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and W from that of x W^T, [rows, outputs]."""
+    return (gradient @ weight).view(x.shape), gradient.t() @ x.reshape(-1, x.shape[-1])
 
 
 relu_product.register_autograd(_backward, setup_context=_keep)
+normed_relu_product.register_autograd(_normed_backward, setup_context=_keep_normed)
