@@ -25,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from jobs import ROWS, Job, jobs_of, tiny
+from jobs import JOBS, ROWS, Job, jobs_of, tiny
 from table import goals, markdown
 
 import kilolayer
@@ -196,12 +196,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Training and decoding speed beside the peers'.")
     parser.add_argument("out", type=Path, help="folder for results.json, results.md, profiles, and log.txt where a job failed")
     parser.add_argument("--rows", type=int, nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--jobs", nargs="+", choices=[job.name for job in JOBS], metavar="JOB", help="these alone, of no row")
     parser.add_argument("--seconds", type=float, default=530, help="start nothing after so long, and end what runs")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try every path")
     options = parser.parse_args()
-    results = Results(options.out, options.rows)
-    jobs = [tiny(job) if options.tiny else job for job in jobs_of(options.rows)]
-    run(jobs, results, results.start + options.seconds)
+    results = Results(options.out, [] if options.jobs else options.rows)
+    chosen = [job for job in JOBS if job.name in options.jobs] if options.jobs else jobs_of(options.rows)
+    run([tiny(job) if options.tiny else job for job in chosen], results, results.start + options.seconds)
     print((options.out / "results.md").read_text())
 
 

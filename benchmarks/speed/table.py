@@ -63,7 +63,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         product = run["jobs"].get("product", {})
         rate = f"{product['tflops']:,.0f} TFLOP/s" if "tflops" in product else "not measured"
         lines += [
-            f"- rows {', '.join(map(str, run['rows']))}: `{run['command']}` on {run['hardware']} in {run['seconds']:.0f} s; "
+            f"- {_measured(run)}: `{run['command']}` on {run['hardware']} in {run['seconds']:.0f} s; "
             + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
             + f"; product of 8192 x 8192 matrices in bf16: {rate}"
         ]
@@ -72,6 +72,10 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         lines += ["", f"## {row}. {ROWS[row].title}", "", *_table(row, found), ""]
         lines += [f"- {text}: {_shown(value, '{:.2f}')}" for text, value in goals(row, found).items()]
     return "\n".join(lines) + "\n"
+
+
+def _measured(run: dict[str, Any]) -> str:
+    return f"rows {', '.join(map(str, run['rows']))}" if run["rows"] else ", ".join(run["jobs"])
 
 
 def _table(row: int, found: Found) -> list[str]:

@@ -18,10 +18,11 @@ import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
 SHOWN = {
-    "deepnorm-500L": ("DeepNorm 500L-500L, 1e-4", "tab:blue"),
+    "deepnorm-500L": ("DeepNorm 500L-500L, 4e-4, eps 1e-4", "tab:blue"),
+    "deepnorm-500L-slow": ("DeepNorm 500L-500L, 1e-4", "tab:cyan"),
     "deepnorm-500L-no-dropout": ("DeepNorm 500L-500L, 5e-4", "tab:orange"),
     "deepnorm-500L-fast": ("DeepNorm 500L-500L, 1e-3", "tab:red"),
-    "post_ln-500L": ("Post-LN 500L-500L, 1e-4", "tab:gray"),
+    "post_ln-500L": ("Post-LN 500L-500L, 4e-4, eps 1e-4", "tab:gray"),
     "deepnorm-6L": ("DeepNorm 6L-6L, 8e-4", "tab:green"),
 }
 

@@ -108,6 +108,7 @@ class Stepper:
             stack.compile_layer()
         if all(stack.has_fixed_shapes for stack in self.model.stacks()):
             self.graphs = Graphs()
+            torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
         else:
             self.say("layers with experts run one operation at a time, because processes share these")
 
