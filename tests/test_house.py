@@ -13,7 +13,7 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["errors", "config", "parallel", "recipes", "layers", "moe", "models", "export", "data", "generate"]
+ORDER = ["errors", "config", "parallel", "recipes", "operators", "layers", "moe", "models", "export", "data", "generate"]
 ORDER += ["evaluate", "tasks", "train", "probe", "report", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -17,7 +17,7 @@ from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import Reader, Reads
 from kilolayer.generate.search import greedy, sample
 from kilolayer.generate.static import ReadingRoom, Size, StaticReader, _rooms, rooms_of
-from kilolayer.layers.graph import Graphs
+from kilolayer.operators.graph import Graphs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SEARCHES: dict[str, tuple[int, Any]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kilolayer.generate.reader import BOS, PAD, log_probabilities
 from kilolayer.generate.top import top
-from kilolayer.layers import kernels
+from kilolayer.operators import kernels
 
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 4096, 1 << 18
 MOST_TOKENS = 64

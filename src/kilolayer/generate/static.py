@@ -23,11 +23,11 @@ from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilitie
 from kilolayer.layers.attention import CrossAttention
 from kilolayer.layers.block import CrossBlock, View
 from kilolayer.layers.cache import StaticKeys
-from kilolayer.layers.graph import Graphs
 from kilolayer.layers.mask import Mask
-from kilolayer.layers.step_attention import serves
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.operators.graph import Graphs
+from kilolayer.operators.step_attention import serves
 
 ROOMS = 4  # kept of each model
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from kilolayer.layers.cache import KeptKeys, StaticKeys
 from kilolayer.layers.function import Function
-from kilolayer.layers.heads_product import heads_product, serves
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import HeadScale, make_shift
-from kilolayer.layers.short_attention import short_cross_attention, short_self_attention
-from kilolayer.layers.step_attention import step_cross_attention, step_self_attention
+from kilolayer.operators.heads_product import heads_product, serves
+from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
+from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
 from kilolayer.recipes.base import Plan, Role
 
 
@@ -104,7 +104,9 @@ class SelfAttention(Attention):
         if mask.step:
             assert isinstance(cache, StaticKeys)
             assert isinstance(past, Tensor)
-            return self.finish(self.split_heads(step_self_attention(query, key, value, cache, mask, past)))
+            assert mask.values is not None
+            mixed = step_self_attention(query, key, value, cache.keys, cache.values, mask.values, past)
+            return self.finish(self.split_heads(mixed))
         if cache is not None:
             key, value = cache.append(key, value, past)
         return self.attend(query, key, value, mask)
@@ -128,7 +130,8 @@ class CrossAttention(Attention):
             return self.finish(self.split_heads(short_cross_attention(query, packed, mask.keys, self.heads, self.key_heads)))
         key, value = self.read(memory, cache)
         if mask.step:
-            return self.finish(self.split_heads(step_cross_attention(self.split_heads(query), key, value, mask)))
+            assert mask.values is not None
+            return self.finish(self.split_heads(step_cross_attention(self.split_heads(query), key, value, mask.values)))
         return self.attend(self.split_heads(query), key, value, mask)
 
     def read(self, memory: Tensor, cache: KeptKeys | None) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.layers.few_rows import linear
 from kilolayer.layers.initialise import Noise
+from kilolayer.operators.few_rows import linear
 
 
 class Embedding(nn.Module):

@@ -12,9 +12,9 @@ from kilolayer.layers.function import Function
 from kilolayer.layers.norm import is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
-from kilolayer.layers.relu_network import relu_network
-from kilolayer.layers.relu_product import normed_relu_product, relu_product, serves
 from kilolayer.layers.scale import make_shift
+from kilolayer.operators.relu_network import relu_network
+from kilolayer.operators.relu_product import normed_relu_product, relu_product, serves
 from kilolayer.recipes.base import Plan, Role
 
 

@@ -7,8 +7,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.fused_norm import inner_norm, serves
 from kilolayer.layers.options import LayerOptions
+from kilolayer.operators.fused_norm import inner_norm, serves
 
 
 class LayerNorm(nn.LayerNorm):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.few_rows import linear
 from kilolayer.layers.initialise import Noise
+from kilolayer.operators.few_rows import linear
 from kilolayer.recipes.base import Plan, Role
 
 

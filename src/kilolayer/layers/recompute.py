@@ -15,8 +15,8 @@ from torch import fx
 from torch._functorch import config as partition_config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-import kilolayer.layers.grouped
-import kilolayer.layers.short_attention  # noqa: F401, registers its operators
+import kilolayer.operators.grouped
+import kilolayer.operators.short_attention  # noqa: F401, registers its operators
 from kilolayer.layers.block import LayerOutput
 
 Recompute = Literal["none", "selective", "layer"]

@@ -25,10 +25,10 @@ from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.recompute import BUDGETS, Recompute, draws_are_kept, recomputed
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
-from kilolayer.layers.short_attention import serves
 from kilolayer.layers.state import State
 from kilolayer.layers.stream import Latest, make_stream
 from kilolayer.layers.sublayer import Sublayer
+from kilolayer.operators.short_attention import serves
 from kilolayer.recipes.base import Depths, Learned, Recipe, Side
 
 

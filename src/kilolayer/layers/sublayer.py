@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
-from kilolayer.layers.fused_norm import residual_norm
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import LayerNorm, RMSNorm, is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import factor_of, make_scale
 from kilolayer.layers.state import State
+from kilolayer.operators.fused_norm import residual_norm
 from kilolayer.recipes.base import Plan
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from kilolayer.layers import kernels
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import View, make_block
 from kilolayer.layers.mask import cross_mask, self_mask
@@ -26,6 +25,7 @@ from kilolayer.models.model import lower
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import expert_parameters, make_sparsity
 from kilolayer.moe.router import Router
+from kilolayer.operators import kernels
 from kilolayer.recipes.base import Side
 
 Precision = Literal["fp32", "bf16"]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kilolayer.layers.grouped import Groups
+from kilolayer.operators.grouped import Groups
 
 
 class Dispatch(NamedTuple):

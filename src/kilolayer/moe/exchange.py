@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers.grouped import Groups
 from kilolayer.moe.dispatch import Dispatch
+from kilolayer.operators.grouped import Groups
 from kilolayer.parallel.collectives import exchange, gather
 from kilolayer.parallel.group import ExpertGroup
 

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.feedforward import ACTIVATIONS
-from kilolayer.layers.fused_norm import serves
-from kilolayer.layers.grouped import Groups, grouped_product, multiply_groups, spread
-from kilolayer.layers.grouped_norm import grouped_relu_norm
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_shift
+from kilolayer.operators.fused_norm import serves
+from kilolayer.operators.grouped import Groups, grouped_product, multiply_groups, spread
+from kilolayer.operators.grouped_norm import grouped_relu_norm
 from kilolayer.recipes.base import Plan, Role
 
 

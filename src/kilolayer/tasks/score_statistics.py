@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers import kernels
+from kilolayer.operators import kernels
 
 
 def serves(device: torch.device) -> bool:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.moe.clip import exact_norm
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.shard import expert_group
+from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.collectives import sum_over
 from kilolayer.train.config import TrainConfig
 

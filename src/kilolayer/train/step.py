@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kilolayer.data.tokenizer import PAD
-from kilolayer.layers.graph import Graphs
-from kilolayer.layers.kernels import why_no_kernels
 from kilolayer.models.model import Model
 from kilolayer.moe.clip import clipping_norm
+from kilolayer.operators.graph import Graphs
+from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.processes import Processes
 from kilolayer.tasks.loss import token_losses
 from kilolayer.tasks.task import Batch

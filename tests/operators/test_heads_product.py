@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.layers.heads_product import heads_product, join_heads, serves
 from kilolayer.layers.recompute import Recompute
+from kilolayer.operators.heads_product import heads_product, join_heads, serves
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -236,18 +236,18 @@ def test_short_sequences_and_steps_of_decoding_stay_plain(monkeypatch: pytest.Mo
 
 def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     asked = (torch.device("cuda"), torch.bfloat16, 64)
     assert torch.compile(lambda x: x if serves(*asked) else -x, backend="eager", fullgraph=True)(torch.ones(1)) == -1
 
 
 def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert serves(gpu, torch.bfloat16, 64)
     assert serves(gpu, torch.float16, 80)
     assert not serves(cpu, torch.bfloat16, 64)
     assert not serves(gpu, torch.float32, 64)
     assert not serves(gpu, torch.bfloat16, 72)
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not serves(gpu, torch.bfloat16, 64)

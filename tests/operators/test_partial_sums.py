@@ -11,7 +11,7 @@ DTYPES = [torch.float32, torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(264, 3, 512), (264, 4, 1000), (128, 1, 2048), (1, 2, 24), (1025, 2, 72), (77, 1, 8192)])
 def test_each_vector_has_its_total_in_its_own_dtype(shape: tuple[int, int, int]) -> None:
-    from kilolayer.layers.partial_sums_kernel import add_up
+    from kilolayer.operators.partial_sums_kernel import add_up
 
     parts, vectors, width = shape
     sums = torch.randn(parts, vectors, width, device="cuda")

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kilolayer.layers.fused_norm_kernel import of_normalised, row_columns, standard_rows, standardise, tile, tile_rows
-from kilolayer.layers.group_sums_kernel import PARTS, part_rows, segment_at
+from kilolayer.operators.fused_norm_kernel import of_normalised, row_columns, standard_rows, standardise, tile, tile_rows
+from kilolayer.operators.group_sums_kernel import PARTS, part_rows, segment_at
 
 FORWARD = {"per_warp": 512, "fewest": 8, "most": 16, "per_thread": 16}
 BACKWARD = {"per_warp": 256, "fewest": 4, "most": 16, "per_thread": 16}

@@ -13,16 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.layers.fused_norm import (
+from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.recompute import Recompute
+from kilolayer.layers.state import State
+from kilolayer.operators.fused_norm import (
     inner_norm,
     inner_norm_backward,
     residual_norm,
     residual_norm_backward,
     serves,
 )
-from kilolayer.layers.norm import LayerNorm, RMSNorm
-from kilolayer.layers.recompute import Recompute
-from kilolayer.layers.state import State
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance
@@ -423,13 +423,13 @@ def test_a_norm_computes_in_its_own_dtype_and_returns_that_of_its_input(kind: ty
 
 def test_a_compiled_layer_can_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     asked = (torch.device("cuda"), torch.float32, torch.bfloat16, 512)
     assert torch.compile(lambda x: x if serves(*asked) else -x, backend="eager", fullgraph=True)(torch.ones(1)) == -1
 
 
 def test_they_serve_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu, single, half = torch.device("cuda"), torch.device("cpu"), torch.float32, torch.bfloat16
     assert serves(gpu, single, half, 512)
     assert serves(gpu, single, torch.float16, 8192)
@@ -438,5 +438,5 @@ def test_they_serve_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert not serves(gpu, half, half, 512)
     assert not serves(gpu, single, half, 100)
     assert not serves(gpu, single, half, 8200)
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not serves(gpu, single, half, 512)

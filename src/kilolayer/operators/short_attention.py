@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers import kernels
+from kilolayer.operators import kernels
 
 LONGEST = 128
 HEAD_DIMS = (16, 32, 64, 128)
@@ -44,7 +44,7 @@ def short_self_attention(packed: Tensor, keys: Tensor | None, heads: int, key_he
 
     packed [batch, length, (heads + 2 key_heads) * head width]; keys: a bias on each key, [batch, length].
     """
-    from kilolayer.layers.short_attention_kernel import attend
+    from kilolayer.operators.short_attention_kernel import attend
 
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
     query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
@@ -58,7 +58,7 @@ def short_self_attention_backward(
     gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool
 ) -> Tensor:
     """The gradient of `packed`."""
-    from kilolayer.layers.short_attention_kernel import attend_backward
+    from kilolayer.operators.short_attention_kernel import attend_backward
 
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
     sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
@@ -71,7 +71,7 @@ def short_self_attention_backward(
 @torch.library.custom_op("kilolayer::short_cross_attention", mutates_args=(), device_types="cuda")
 def short_cross_attention(query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int) -> Tensor:
     """Mixed heads [batch, queries, heads * head width] as `query`; packed [batch, keys, 2 key_heads * head width]."""
-    from kilolayer.layers.short_attention_kernel import attend
+    from kilolayer.operators.short_attention_kernel import attend
 
     mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
     key, value = packed.chunk(2, dim=-1)
@@ -84,7 +84,7 @@ def short_cross_attention_backward(
     gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `query` and of `packed`."""
-    from kilolayer.layers.short_attention_kernel import attend_backward
+    from kilolayer.operators.short_attention_kernel import attend_backward
 
     of_query, found = torch.empty_like(query), torch.empty_like(packed)
     (key, value), (of_key, of_value) = (each.chunk(2, dim=-1) for each in (packed, found))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers import kernels
+from kilolayer.operators import kernels
 
 BLOCK_ROWS = 64
 """Rows of a sequence that one partial sum of the bias's gradient covers."""
@@ -42,8 +42,8 @@ def join_heads(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     parts [batch, heads, length, head width] with any strides and each with heads of its own; joined [batch * length, width of
     all heads]; the sum [width of all heads].
     """
-    from kilolayer.layers.heads_product_kernel import join
-    from kilolayer.layers.partial_sums_kernel import add_up
+    from kilolayer.operators.heads_product_kernel import join
+    from kilolayer.operators.partial_sums_kernel import add_up
 
     batch, _, length, _ = parts[0].shape
     joined, total = _room(parts)

@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers import kernels
-from kilolayer.layers.cache import StaticKeys
-from kilolayer.layers.mask import Mask
+from kilolayer.operators import kernels
 
 HEAD_DIMS = (16, 32, 64, 128)
 MOST_QUERIES = 64
@@ -26,32 +24,37 @@ def serves(device: torch.device, dtype: torch.dtype, queries: int, head_dim: int
     return known and queries <= MOST_QUERIES and kernels.run_on(device)
 
 
-def step_self_attention(query: Tensor, key: Tensor, value: Tensor, cache: StaticKeys, mask: Mask, past: Tensor) -> Tensor:
-    """Keep the new keys and values; mixed heads [rows, width, heads * head width] of what each hypothesis sees.
+def step_self_attention(
+    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, seen: Tensor, past: Tensor
+) -> Tensor:
+    """Write the new key and value among those that are kept; mixed heads [rows, width, heads * head width].
 
-    query [rows, heads, width, head width]; key, value [rows, key heads, width, head width]; past int64 [width]: the entries
-    that they are kept in, one after the other. Under the mask a hypothesis sees entries before them, and of them its own.
+    query [rows, heads, width, head width]; key, value [rows, key heads, width, head width]; keys, values [rows, key heads,
+    entries, head width], what is kept; past int64 [width]: the entries that the new ones take, one after the other; seen bool
+    [rows, 1, width, entries]: a hypothesis sees entries before them, and of them its own.
     """
-    assert mask.values is not None
     if query.device.type == "cpu":
-        keys, values = cache.append(key, value, past)
-        return _reference(query, keys, values, mask.values)
-    from kilolayer.layers.step_attention_kernel import look
+        keys.index_copy_(2, past, key)
+        values.index_copy_(2, past, value)
+        return _reference(query, keys, values, seen)
+    from kilolayer.operators.step_attention_kernel import look
 
     mixed = _room_for(query)
-    look(query, cache.keys, cache.values, mask.values, mixed, (key, value), past)
+    look(query, keys, values, seen, mixed, (key, value), past)
     return mixed
 
 
-def step_cross_attention(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-    """Mixed heads [rows, width, heads * head width]; key, value [rows, key heads, source, head width], contiguous."""
-    assert mask.values is not None
+def step_cross_attention(query: Tensor, keys: Tensor, values: Tensor, real: Tensor) -> Tensor:
+    """Mixed heads [rows, width, heads * head width].
+
+    query as above; keys, values [rows, key heads, source, head width], contiguous; real bool [rows, 1, 1, source].
+    """
     if query.device.type == "cpu":
-        return _reference(query, key, value, mask.values)
-    from kilolayer.layers.step_attention_kernel import look
+        return _reference(query, keys, values, real)
+    from kilolayer.operators.step_attention_kernel import look
 
     mixed = _room_for(query)
-    look(query, key, value, mask.values, mixed)
+    look(query, keys, values, real, mixed)
     return mixed
 
 

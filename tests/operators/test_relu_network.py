@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.layers import relu_network as unit
 from kilolayer.layers.recompute import Recompute
-from kilolayer.layers.relu_network import masked_product, relu_network
-from kilolayer.layers.relu_product import relu_backward, relu_product
+from kilolayer.operators import relu_network as unit
+from kilolayer.operators.relu_network import masked_product, relu_network
+from kilolayer.operators.relu_product import relu_backward, relu_product
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -124,7 +124,7 @@ def test_the_shapes_of_models_have_the_kernel(rows: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_older_gpu_has_the_product_and_a_pass(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 9))
-    monkeypatch.setattr("kilolayer.layers.masked_product_kernel.multiply_and_mask", fail)
+    monkeypatch.setattr("kilolayer.operators.masked_product_kernel.multiply_and_mask", fail)
     assert_exact(network(*shape, "cuda"), True)
 
 

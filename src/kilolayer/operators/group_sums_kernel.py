@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kilolayer.layers.partial_sums_kernel import write_total
+from kilolayer.operators.partial_sums_kernel import write_total
 
 PARTS = 264
 """Two for each multiprocessor, the same for any number of rows."""

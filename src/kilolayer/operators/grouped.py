@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers import kernels
+from kilolayer.operators import kernels
 
 WIDTH = 16  # bytes: the kernels load this much at once, so rows and matrices must start at multiples of it
 MOST_GROUPS = 1023  # of one launch
@@ -127,7 +127,7 @@ grouped_product.register_autograd(_backward, setup_context=_keep)
 
 
 def _sums_of_parts(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
-    from kilolayer.layers.group_sums_kernel import add_up_segments, room_for_sums, sum_segments
+    from kilolayer.operators.group_sums_kernel import add_up_segments, room_for_sums, sum_segments
 
     total = rows.new_empty(len(ends), rows.shape[1])
     sums = room_for_sums([total])

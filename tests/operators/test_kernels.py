@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from kilolayer.layers.kernels import why_no_kernels
+from kilolayer.operators.kernels import why_no_kernels
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers.relu_product import relu_backward, relu_product
+from kilolayer.operators.relu_product import relu_backward, relu_product
 
 GENERATIONS = (9, 10)
 """Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack room for its own."""
@@ -54,8 +54,8 @@ def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Te
     gradient, weight, hidden = gradient.contiguous(), weight.contiguous(), hidden.contiguous()
     if not _come_in_tiles(gradient, weight, hidden):
         return relu_backward(gradient @ weight, hidden)
-    from kilolayer.layers.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
-    from kilolayer.layers.partial_sums_kernel import add_up
+    from kilolayer.operators.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
+    from kilolayer.operators.partial_sums_kernel import add_up
 
     rows, width = hidden.shape
     passed, total = _room(hidden)

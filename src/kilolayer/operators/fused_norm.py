@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers import kernels
+from kilolayer.operators import kernels
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 8192
@@ -47,7 +47,7 @@ def residual_norm(
     s = skip * omega * x + branch * (y + shift). x and y [..., width]; shift, omega, gain and bias [width]; without bias the
     norm is RMSNorm. Statistics: mean (LayerNorm alone) and 1 / deviation of each row, [1 or 2, rows].
     """
-    from kilolayer.layers.fused_norm_kernel import add_and_normalise
+    from kilolayer.operators.fused_norm_kernel import add_and_normalise
 
     x, y = x.contiguous(), y.contiguous()
     precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), room_for_statistics(x, x.dtype, bias is not None)
@@ -78,8 +78,8 @@ def residual_norm_backward(
     of_precise and of_rounded: the gradients of the two outputs, at least one of them. added: the sum s where it was kept; then
     x is given where omega is learned, and y is not. rounded: the dtype of y.
     """
-    from kilolayer.layers.fused_norm_kernel import add_and_normalise_backward
-    from kilolayer.layers.partial_sums_kernel import add_up
+    from kilolayer.operators.fused_norm_kernel import add_and_normalise_backward
+    from kilolayer.operators.partial_sums_kernel import add_up
 
     of_precise, of_rounded, added, x, y = (
         None if each is None else each.contiguous() for each in (of_precise, of_rounded, added, x, y)
@@ -99,7 +99,7 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
 
     x [..., width]; gain and bias [width]; without bias the norm is RMSNorm. Statistics as `residual_norm` has them.
     """
-    from kilolayer.layers.fused_norm_kernel import normalise
+    from kilolayer.operators.fused_norm_kernel import normalise
 
     x = x.contiguous()
     normed, statistics = torch.empty_like(x), room_for_statistics(x, gain.dtype, bias is not None)
@@ -115,8 +115,8 @@ def inner_norm_backward(
 
     rectified: x came out of a ReLU; then the gradient is that of its input, and its sum over rows is the last of the others.
     """
-    from kilolayer.layers.fused_norm_kernel import normalise_backward
-    from kilolayer.layers.partial_sums_kernel import add_up
+    from kilolayer.operators.fused_norm_kernel import normalise_backward
+    from kilolayer.operators.partial_sums_kernel import add_up
 
     x = x.contiguous()
     of_x, totals = torch.empty_like(x), room_for_totals(statistics, gain, x if rectified else None)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
-from kilolayer.layers.few_rows import few_rows_product, linear, serves
+from kilolayer.operators.few_rows import few_rows_product, linear, serves
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -72,7 +72,7 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(inputs: int, outputs: int,
 @torch.no_grad()
 def test_the_scores_of_a_vocabulary_are_such_products(monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
-    monkeypatch.setattr("kilolayer.layers.few_rows.few_rows_product", lambda x, *_: served.append(x.shape))
+    monkeypatch.setattr("kilolayer.operators.few_rows.few_rows_product", lambda x, *_: served.append(x.shape))
     states = torch.randn(320, 1, 64, device="cuda")
     Embedding(100, 64, None, device=torch.device("cuda")).scores(states)
     VocabularyProjection(100, 64, device=torch.device("cuda"))(states)
@@ -88,7 +88,7 @@ def test_where_it_does_not_serve_gradients_pass() -> None:
 
 
 def test_it_serves_few_rows_without_gradients_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
 
     class Gpu:
         """What is asked of a tensor, on a machine without one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kilolayer.layers.grouped import Groups
+from kilolayer.operators.grouped import Groups
 
 # Rows of each group, and how many belong to none.
 SIZES = [

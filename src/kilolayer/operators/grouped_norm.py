@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers.fused_norm import normalised, of_normalised, room_for_statistics, room_for_totals, room_like
-from kilolayer.layers.grouped import cut, group_sums
+from kilolayer.operators.fused_norm import normalised, of_normalised, room_for_statistics, room_for_totals, room_like
+from kilolayer.operators.grouped import cut, group_sums
 
 
 @torch.library.custom_op("kilolayer::grouped_relu_norm", mutates_args=(), device_types="cuda")
@@ -26,7 +26,7 @@ def grouped_relu_norm(
     [groups, width]; without bias the norm is RMSNorm. The second output are the statistics: mean (LayerNorm alone) and
     1 / deviation of each row, [1 or 2, rows]. Both outputs are 0 behind the last group.
     """
-    from kilolayer.layers.grouped_norm_kernel import normalise
+    from kilolayer.operators.grouped_norm_kernel import normalise
 
     product = product.contiguous()
     normed, statistics = room_like(product), room_for_statistics(product, gain.dtype, bias is not None)
@@ -39,8 +39,8 @@ def grouped_relu_norm_backward(
     gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """The gradient of the product, 0 behind the last group, and those of gain, LayerNorm's bias and, if there is one, shift."""
-    from kilolayer.layers.group_sums_kernel import add_up_segments, room_for_sums
-    from kilolayer.layers.grouped_norm_kernel import normalise_backward
+    from kilolayer.operators.group_sums_kernel import add_up_segments, room_for_sums
+    from kilolayer.operators.grouped_norm_kernel import normalise_backward
 
     gradient, product = gradient.contiguous(), product.contiguous()
     of_product, totals = room_like(product), room_for_totals(statistics, gain, shift)

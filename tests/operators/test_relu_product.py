@@ -14,7 +14,7 @@ from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
 from kilolayer.layers.recompute import Recompute
-from kilolayer.layers.relu_product import normed_relu_product, relu_backward, relu_product, serves
+from kilolayer.operators.relu_product import normed_relu_product, relu_backward, relu_product, serves
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -138,7 +138,7 @@ def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypa
 
 def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     ask = torch.compile(lambda x: x if serves(torch.device("cuda"), torch.bfloat16) else -x, backend="eager", fullgraph=True)
     assert ask(torch.ones(1)) == -1
 
@@ -154,11 +154,11 @@ def test_other_functions_stay_plain(recipe: str, options: dict[str, Any], monkey
 
 
 def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert serves(gpu, torch.bfloat16)
     assert serves(gpu, torch.float16)
     assert not serves(cpu, torch.bfloat16)
     assert not serves(gpu, torch.float32)
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not serves(gpu, torch.bfloat16)

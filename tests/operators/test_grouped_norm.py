@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same
 
 import kilolayer as kl
-from kilolayer.layers import kernels
-from kilolayer.layers.grouped import Groups
-from kilolayer.layers.grouped_norm import grouped_relu_norm, grouped_relu_norm_backward
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.recompute import Recompute
 from kilolayer.moe.layer import SparseFeedForward
+from kilolayer.operators import kernels
+from kilolayer.operators.grouped import Groups
+from kilolayer.operators.grouped_norm import grouped_relu_norm, grouped_relu_norm_backward
 from kilolayer.recipes.base import Plan
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kilolayer.layers.cache import StaticKeys
-from kilolayer.layers.mask import Mask
-from kilolayer.layers.step_attention import serves, step_cross_attention, step_self_attention
+from kilolayer.operators.step_attention import serves, step_cross_attention, step_self_attention
 
 pytestmark = pytest.mark.filterwarnings("default")
 CASES = [
@@ -67,12 +65,12 @@ def test_a_hypothesis_sees_its_own_past_and_itself(
     expected[0, :, :, past], expected[1, :, :, past] = key, value
     if device == "cpu":
         kept.nan_to_num_()  # SDPA multiplies by what it does not see
-    cache = StaticKeys(kept, kept)
-    found = step_self_attention(query, key, value, cache, Mask(values=seen[:, None], step=True), past)
+    keys, values = kept
+    found = step_self_attention(query, key, value, keys, values, seen[:, None], past)
     close(found, attention(query, *expected, seen[:, None]), tolerance)
-    assert torch.equal(cache.keys[:, :, past], key)
-    assert torch.equal(cache.values[:, :, past], value)
-    assert torch.equal(cache.keys[:, :, : step * width], expected[0, :, :, : step * width])
+    assert torch.equal(keys[:, :, past], key)
+    assert torch.equal(values[:, :, past], value)
+    assert torch.equal(keys[:, :, : step * width], expected[0, :, :, : step * width])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_all_hypotheses_see_the_source_without_its_padding(
     query = torch.randn(rows, width, heads * head_dim, dtype=dtype, device=device).unflatten(-1, (heads, -1)).transpose(1, 2)
     key, value = torch.randn(2, rows, key_heads, source, head_dim, dtype=dtype, device=device)
     real = torch.arange(source, device=device) < torch.tensor([[source], [1], [7], [source - 1]], device=device)
-    found = step_cross_attention(query, key, value, Mask(values=real[:, None, None], step=True))
+    found = step_cross_attention(query, key, value, real[:, None, None])
     close(found, attention(query, key, value, real[:, None, None]), tolerance)
 
 
@@ -96,7 +94,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def test_it_serves_few_hypotheses_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert serves(gpu, torch.bfloat16, 5, 64)
     assert serves(gpu, torch.float32, 64, 16)
@@ -104,5 +102,5 @@ def test_it_serves_few_hypotheses_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert not serves(gpu, torch.float64, 5, 64)
     assert not serves(gpu, torch.bfloat16, 65, 64)
     assert not serves(gpu, torch.bfloat16, 5, 48)
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not serves(gpu, torch.bfloat16, 5, 64)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers import kernels
+from kilolayer.operators import kernels
 
 MOST_ROWS = 512
 MULTIPLE = 64
@@ -36,7 +36,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b: [..., inputs] to [..., outputs]; weight [outputs, inputs], contiguous; bias [outputs]."""
     if x.device.type == "cpu":
         return F.linear(x, weight, bias)
-    from kilolayer.layers.few_rows_kernel import multiply
+    from kilolayer.operators.few_rows_kernel import multiply
 
     out = x.new_empty(*x.shape[:-1], len(weight))
     multiply(x.reshape(-1, x.shape[-1]).contiguous(), weight, bias, out.view(-1, len(weight)))

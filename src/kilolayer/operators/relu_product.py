@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers import kernels
-from kilolayer.layers.fused_norm import inner_norm, inner_norm_backward
+from kilolayer.operators import kernels
+from kilolayer.operators.fused_norm import inner_norm, inner_norm_backward
 
 BLOCK_ROWS = 32
 """Rows that one partial sum of the bias's gradient covers."""
@@ -48,8 +48,8 @@ def relu_backward(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
     gradient and hidden [rows, columns], contiguous; the sum [columns].
     """
-    from kilolayer.layers.partial_sums_kernel import add_up
-    from kilolayer.layers.relu_product_kernel import pass_gradient
+    from kilolayer.operators.partial_sums_kernel import add_up
+    from kilolayer.operators.relu_product_kernel import pass_gradient
 
     rows, columns = gradient.shape
     passed, total = torch.empty_like(gradient), gradient.new_empty(columns)

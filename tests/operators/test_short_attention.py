@@ -11,7 +11,7 @@ from torch import Tensor
 from with_and_without import assert_same
 
 import kilolayer as kl
-from kilolayer.layers.short_attention import serves, short_cross_attention, short_self_attention
+from kilolayer.operators.short_attention import serves, short_cross_attention, short_self_attention
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -112,7 +112,7 @@ def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, m
 
 
 def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: None)
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert serves(gpu, torch.bfloat16, 128, 64)
     assert serves(gpu, torch.float16, 1, 16)
@@ -120,5 +120,5 @@ def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytes
     assert not serves(gpu, torch.float32, 128, 64)
     assert not serves(gpu, torch.bfloat16, 129, 64)
     assert not serves(gpu, torch.bfloat16, 128, 48)
-    monkeypatch.setattr("kilolayer.layers.kernels.why_no_kernels", lambda: "Triton is not installed")
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not serves(gpu, torch.bfloat16, 128, 64)
