@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import chain
 
 import torch
@@ -31,6 +32,9 @@ def test_a_search_leaves_each_module_as_it_was() -> None:
 
 def test_inside_nothing_is_in_training() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(2, 2)).train()
-    with evaluation(model):
-        assert not any(module.training for module in model.modules())
+    inside = []
+    with suppress(KeyError), evaluation(model):
+        inside = [module.training for module in model.modules()]
+        raise KeyError
+    assert inside == [False] * 3
     assert all(module.training for module in model.modules())

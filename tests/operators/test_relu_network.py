@@ -77,6 +77,27 @@ def test_network_and_gradients(shape: tuple[int, int, int, int], biased: bool, t
     assert_exact(network(*shape, device), biased, transposed)
 
 
+@pytest.mark.parametrize("frozen", range(4))
+def test_what_is_frozen_gets_no_gradient_and_the_others_their_own(frozen: int) -> None:
+    torch.manual_seed(0)
+    given = network(2, 5, 16, 48, "cpu")
+    given[frozen].requires_grad_(False)
+    plain = [each.detach().clone().requires_grad_(each.requires_grad) for each in given]
+    relu_network(*given).square().sum().backward()
+    F.linear(F.linear(*plain[:3]).relu(), *plain[3:]).square().sum().backward()
+    assert given[frozen].grad is None
+    for ours, theirs in zip(given, plain, strict=True):
+        if theirs.grad is not None:
+            close(ours.grad, theirs.grad.double())
+
+
+def test_a_second_derivative_is_refused() -> None:
+    given = network(2, 5, 16, 48, "cpu")
+    (first,) = torch.autograd.grad(relu_network(*given).square().sum(), given[3], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("rows", "dim", "width"), [(1, 8, 8), (129, 64, 136), (300, 200, 1000), (1000, 512, 2048)])
 def test_the_product_passes_where_the_relu_let_through(rows: int, dim: int, width: int, device: str) -> None:
@@ -283,3 +304,15 @@ def test_without_gradients_and_where_nothing_serves_it_is_two_products(monkeypat
         model(tokens, tokens)
     serve(monkeypatch, False)
     model(tokens, tokens)
+
+
+def test_a_product_that_someone_listens_to_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.layers.feedforward.serves", lambda *_: True)
+    model = small_model("deepnorm", "cpu")
+    heard: list[str] = []
+    output = model.get_submodule("encoder.blocks.0.feedforward.f.output")
+    output.register_forward_hook(lambda *_: heard.append("output"))
+    with Calls() as calls:
+        loss_and_gradient(model, torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
+    assert heard == ["output"]
+    assert calls.backward == 5

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from kilolayer.data.tokenizer import PAD
 from kilolayer.data.windows import TextBatch
 from kilolayer.evaluate.scores import Score
+from kilolayer.generate.modules import evaluation
 from kilolayer.models.decoder import Decoder
 
 
@@ -76,15 +77,14 @@ def measure(model: Decoder, batches: Iterable[TextBatch], byte_lengths: np.ndarr
 
     byte_lengths: int64 [vocabulary], the bytes that each token stands for.
     """
-    was_training, device = model.training, next(model.parameters()).device
+    device = next(model.parameters()).device
     nll, tokens, size = 0.0, 0, 0
-    model.eval()
-    for batch in batches:
-        logits = model(batch.inputs.to(device)).logits.float()
-        labels = batch.labels.to(device)
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="none")
-        nll += float(losses.double().sum())
-        tokens += batch.tokens
-        size += int(byte_lengths[batch.labels.numpy()].sum())
-    model.train(was_training)
+    with evaluation(model):
+        for batch in batches:
+            logits = model(batch.inputs.to(device)).logits.float()
+            labels = batch.labels.to(device)
+            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="none")
+            nll += float(losses.double().sum())
+            tokens += batch.tokens
+            size += int(byte_lengths[batch.labels.numpy()].sum())
     return TextLoss(nll, tokens, size)

@@ -90,7 +90,7 @@ class Room:
         return model
 
     def enter(self, source: Tensor) -> None:
-        """Begin with the first step of a new batch, int64 [rows, length], after `read_source`."""
+        """Begin anew with a batch of sources, int64 [rows, length]; `read_source` must follow before the first step."""
         assert self.source is not None
         rows, length = source.shape
         pad_id = self.model.config.pad_id
@@ -229,16 +229,20 @@ class Rooms:
 
     def _do(self, room: Room, name: str, work: Callable[[], None]) -> None:
         """On a GPU recorded the second time: the first one readies its kernels."""
-        key = (room, name)
-        if room.device.type == "cuda" and name in room.ready and self.records:
-            self.graphs = self.graphs or Graphs()
-            if key not in self.graphs.recordings:
-                self._record(self.graphs, key, work)
-        if self.graphs is not None and key in self.graphs.recordings:
-            self.graphs.replay(key, ())
-        else:
+        if room.device.type != "cuda":
             work()
-            room.ready.add(name)
+            return
+        key = (room, name)
+        with torch.cuda.device(room.device):
+            if name in room.ready and self.records:
+                self.graphs = self.graphs or Graphs()
+                if key not in self.graphs.recordings:
+                    self._record(self.graphs, key, work)
+            if self.graphs is not None and key in self.graphs.recordings:
+                self.graphs.replay(key, ())
+            else:
+                work()
+                room.ready.add(name)
 
     def _record(self, graphs: Graphs, key: Hashable, work: Callable[[], None]) -> None:
         try:

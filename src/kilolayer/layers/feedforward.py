@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.function import Function
+from kilolayer.layers.hooks import is_heard
 from kilolayer.layers.norm import is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
@@ -51,8 +52,7 @@ class FeedForward(Function):
         weight, bias = self.input.weight, self.input.bias
         if bias is None or not self._is_one_unit(x):
             return super().forward(x, *seen, biased=biased)
-        x = self.input_shift(x).to(weight.dtype)
-        return relu_network(x, weight, bias, self.output.weight, self.output.bias if biased else None)
+        return relu_network(x.to(weight.dtype), weight, bias, self.output.weight, self.output.bias if biased else None)
 
     def hidden(self, x: Tensor) -> Tensor:
         return self.output_shift(self._widen(self.input_shift(x)))
@@ -73,7 +73,7 @@ class FeedForward(Function):
         return plain and serves(x.device, self.input.weight.dtype)
 
     def _is_one_unit(self, x: Tensor) -> bool:
-        """Whether nothing but such a ReLU stands between the products, and gradients are asked."""
-        between = (self.dropout, self.inner_norm, self.output_shift)
-        alone = all(isinstance(each, nn.Identity) for each in between)
-        return alone and torch.is_grad_enabled() and self._rectifies_in_product(x)
+        """Whether nothing but such a ReLU stands between the products, nobody listens to these, and gradients are asked."""
+        alone = all(isinstance(each, nn.Identity) for each in (self.dropout, self.inner_norm))
+        plain = all(type(each) is Projection and not is_heard(each) for each in (self.input, self.output))
+        return alone and plain and torch.is_grad_enabled() and self._rectifies_in_product(x)

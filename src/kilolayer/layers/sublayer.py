@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
+from kilolayer.layers.hooks import is_heard
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import LayerNorm, RMSNorm, is_fused, make_norm
 from kilolayer.layers.options import LayerOptions
@@ -85,7 +86,7 @@ class Sublayer(nn.Module):
     def opening(self) -> nn.Module | None:
         """The norm that f begins with, where the sublayer before may apply it: f reads nothing else, and nobody listens."""
         alone = self.plan.pre_norm and self.plan.in_scale == 1.0
-        return self.pre_norm if alone and not _is_heard(self.pre_norm) else None
+        return self.pre_norm if alone and not is_heard(self.pre_norm) else None
 
     def forward(self, x: State, *seen: Any, following: nn.Module | None = None) -> Any:
         """[batch, length, dim] to the same; `seen` is what f takes besides its input, `following` the next one's `opening`."""
@@ -136,7 +137,7 @@ class Sublayer(nn.Module):
             and not (isinstance(skip, Tensor) and skip.dim() == 0)
             and not isinstance(branch, Tensor)
             and not any(drop.training for drop in (self.dropout, self.drop_path) if not isinstance(drop, nn.Identity))
-            and not any(map(_is_heard, self.children()))
+            and not any(map(is_heard, self.children()))
         )
 
 
@@ -152,8 +153,3 @@ class RoutedSublayer(Sublayer):
         if self.is_fused(x.precise, y.dtype, following):
             return self.join_fused(x, self.post_norm(y), None, following), routing
         return self.join(x, y), routing
-
-
-def _is_heard(module: nn.Module) -> bool:
-    """Whether someone has hooked a function to it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kilolayer.operators.relu_product import relu_backward, relu_product
 
@@ -36,13 +37,15 @@ class _ReluNetwork(torch.autograd.Function):
         return F.linear(hidden, second, last_bias).view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, first, second, hidden = ctx.saved_tensors
-        gradient = grad_outputs[0].reshape(-1, x.shape[-1])
+        gradient, needs = grad_outputs[0].reshape(-1, x.shape[-1]), ctx.needs_input_grad
         passed, of_bias = masked_product(gradient, second, hidden)
-        of_first, of_second = passed.t() @ x.reshape(gradient.shape), gradient.t() @ hidden
-        of_last_bias = gradient.sum(dim=0) if ctx.needs_input_grad[4] else None
-        return (passed @ first).view(x.shape), of_first, of_bias, of_second, of_last_bias
+        of_x = (passed @ first).view(x.shape) if needs[0] else None
+        of_first = passed.t() @ x.reshape(gradient.shape) if needs[1] else None
+        of_second = gradient.t() @ hidden if needs[3] else None
+        return of_x, of_first, of_bias, of_second, gradient.sum(dim=0) if needs[4] else None
 
 
 @torch.library.custom_op("kilolayer::masked_product", mutates_args=(), device_types="cuda")

@@ -20,6 +20,7 @@ from kilolayer.data.tokenizer import TokenizerConfig, Tokenizers, tokenizers_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.generate.config import SearchConfig
+from kilolayer.generate.modules import evaluation
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -131,17 +132,15 @@ class TranslationTask:
         """
         if not self.corpora.valid:
             return None
-        was_training = model.training
-        model.eval()
         parts: dict[str, tuple[float, int, TranslationValidation]] = {}
-        for direction in self.corpora.directions:
-            texts = self.corpora.valid_of(direction)
-            if texts:
-                losses = [self._loss(model, text, most) for text in texts]
-                loss, tokens = sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses)
-                bleu = self._bleu(model, texts, most) if self.valid_bleu else None
-                parts[direction.name] = (loss, tokens, TranslationValidation(loss / tokens, bleu, {}))
-        model.train(was_training)
+        with evaluation(model):
+            for direction in self.corpora.directions:
+                texts = self.corpora.valid_of(direction)
+                if texts:
+                    losses = [self._loss(model, text, most) for text in texts]
+                    loss, tokens = sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses)
+                    bleu = self._bleu(model, texts, most) if self.valid_bleu else None
+                    parts[direction.name] = (loss, tokens, TranslationValidation(loss / tokens, bleu, {}))
         scores = [each.bleu for _, _, each in parts.values() if each.bleu is not None]
         return TranslationValidation(
             sum(loss for loss, _, _ in parts.values()) / sum(tokens for _, tokens, _ in parts.values()),
