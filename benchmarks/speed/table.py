@@ -70,7 +70,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     measured: dict[int, Found] = {row: run["jobs"] for run in runs for row in run["rows"]}
     for row, found in sorted(measured.items()):
         lines += ["", f"## {row}. {ROWS[row].title}", "", *_table(row, found), ""]
-        lines += [f"- {text}: {_shown(value, '{:.2f}')}" for text, value in goals(row, found).items()]
+        lines += [f"- {text}: {_shown(value, '{:.3f}')}" for text, value in goals(row, found).items()]
     return "\n".join(lines) + "\n"
 
 

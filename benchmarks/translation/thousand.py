@@ -55,6 +55,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "steps": trained[-1]["step"],
         "seconds": round(trained[-1]["seconds"], 1),
         "skipped": sum(row["skipped"] for row in trained),
+        "clipped": sum(row["clipped"] for row in trained),
         "said": [line for line in log if not line.startswith("step")],
         "train": [(row["step"], row["nll"]) for row in trained],
         "valid": [(row["step"], row["loss"]) for row in rows if row["kind"] == "valid"],

@@ -14,11 +14,12 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, get_args, get_origin
 
-from kilolayer.errors import OptionError, nearest, unknown
+from kilolayer.errors import OptionError, UnknownOptionError, nearest, unknown
 
 Table = dict[str, Any]
 
@@ -28,6 +29,9 @@ class DataclassInstance(Protocol):
 
 
 Config = TypeVar("Config", bound=DataclassInstance)
+Kind = TypeVar("Kind")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 def check(config: DataclassInstance) -> None:
@@ -51,9 +55,12 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
     hints = typing.get_type_hints(cls)
     values: Table = {}
     for name, value in table.items():
-        if name not in fields:
-            raise unknown(name, fields, where=where)
         inside = f"{where}.{name}" if where else name
+        if name not in fields:
+            if below := next(_places_below(cls, name), None):
+                meant = f"{where}.{below}" if where else below
+                raise UnknownOptionError(f"unknown option {inside!r}; did you mean {meant!r}?", fix="write it there")
+            raise unknown(name, fields, where=where)
         if parse := fields[name].metadata.get("parse"):
             value = parse(value)
         elif value == "none" and type(None) in _alternatives(hints[name]):
@@ -67,6 +74,35 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
         return cls(**values)
     except OptionError as error:
         raise (error if error.where else error.at(where)) from None
+
+
+def _places_below(cls: type[DataclassInstance], name: str) -> Iterator[str]:
+    """Where in the tables of `cls` there is an option or a table of this name."""
+    for field, hint in typing.get_type_hints(cls).items():
+        if section := section_of(hint):
+            inner = typing.get_type_hints(section)
+            yield from (f"{field}.{place}" for place in ([name] if name in inner else _places_below(section, name)))
+
+
+def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Make a constructor name the nearest valid keyword when it is given an unknown one."""
+    valid = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @wraps(init)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        for name in kwargs:
+            if name not in valid:
+                owner = init.__qualname__.removesuffix(".__init__")
+                raise unknown(name, valid, where=f"in {owner}(...)")
+        return init(*args, **kwargs)
+
+    return checked
+
+
+def strict_class(cls: type[Kind]) -> type[Kind]:
+    """The same for a dataclass, whose constructor is made for it."""
+    cls.__init__ = strict(cls.__init__)
+    return cls
 
 
 def load(path: Path) -> Table:

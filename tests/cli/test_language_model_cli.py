@@ -101,6 +101,8 @@ def test_another_text_is_learned_from_the_weights_and_the_vocabulary_of_a_run(
     assert lines[0] == "kilolayer: the vocabulary is not that of the run to start from"
     assert str(base / "config.toml") in lines[2]
     assert "the checkpoint does not fit the configuration" in refused(*words, base.name, "--model.ffn_dim", "64")[0]
+    sparse = refused(*words, base.name, "--model.moe.experts", "4")
+    assert sparse[0] == "kilolayer: the run to start from has no experts in a layer, and this one 4"
     code, _, err = quietly(*words, base.name)
     assert code == 0, err
     assert (tmp_path / "run" / "tokenizer.model").read_bytes() == (base / "tokenizer.model").read_bytes()

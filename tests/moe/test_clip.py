@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import kilolayer as kl
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.moe.clip import clipping_norm
 from kilolayer.moe.layer import expert_parameters
 
@@ -161,3 +161,8 @@ def test_mistakes_tell_the_fix() -> None:
     for limit in (-1.0, math.nan):
         with pytest.raises(OptionError, match="max_norm is"):
             kl.clip_grad_norm_(model, limit)
+
+
+def test_parameters_are_not_a_model() -> None:
+    with pytest.raises(InputError, match="give the model, not its parameters"):
+        kl.clip_grad_norm_(torch.nn.Linear(2, 2).parameters(), 1.0)  # pyright: ignore[reportArgumentType]

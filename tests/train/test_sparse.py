@@ -237,3 +237,8 @@ def test_a_start_with_another_vocabulary_or_another_model_is_refused(tmp_path: P
 def test_there_are_no_experts_to_freeze_in_a_dense_model(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(OptionError, match="without experts"):
         new_run(tmp_path / "run", corpus, train={"freeze": "experts"})
+
+
+def test_experts_that_have_learned_nothing_are_not_frozen(tmp_path: Path, corpus: Path) -> None:
+    with pytest.raises(OptionError, match="name their run"):
+        new_run(tmp_path / "run", corpus, model={"moe": {"experts": 4}}, train={"freeze": "experts"})

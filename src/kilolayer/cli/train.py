@@ -109,6 +109,13 @@ def _check_start(start: Run, task: Task, config: RunConfig) -> None:
             where="tokenizer",
             fix=f"write [tokenizer] as in {start.folder / 'config.toml'}: the run then takes that vocabulary",
         )
+    there, here = (0 if each.model.moe is None else each.model.moe.experts for each in (start.config, config))
+    if there != here:
+        raise InputError(
+            f"the run to start from has {there or 'no'} experts in a layer, and this one {here or 'none'}",
+            where=str(start.folder),
+            fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model is not made sparse",
+        )
     theirs, ours = (build_model(each.model, device="meta", seed=0) for each in (start.config, config))
     check_fit(ours, theirs.state_dict(), start.folder)
 

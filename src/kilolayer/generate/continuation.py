@@ -18,7 +18,7 @@ from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.modules import evaluation
 from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
-from kilolayer.generate.search import Choose, follow, make_reader
+from kilolayer.generate.search import Choose, follow, make_reader, refuse_part
 from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 
@@ -55,6 +55,7 @@ def continue_texts(
     samples = range(config.n_best)
     lines = [_Line(text, sample, list(tokens[-context:])) for text, tokens in enumerate(texts) for sample in samples]
     numbers = uniforms(config.seed or 0, range(len(texts)) if indices is None else indices, config.n_best, config.max_length(0))
+    refuse_part(model)
     with evaluation(model):
         _write_on(write_out(model), lines, config, numbers.to(next(model.parameters()).device), context, hear)
     found: list[list[Hypothesis]] = [[] for _ in texts]

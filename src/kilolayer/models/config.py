@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import wraps
-from inspect import signature
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, Self
 
 from kilolayer import recipes
-from kilolayer.errors import OptionError, unknown
+from kilolayer.errors import OptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Depths, Kind, Place, Recipe, Side
@@ -162,22 +160,3 @@ class ModelConfig(LayerOptions):
                 f"one table cannot serve {self.source_vocab_size} source and {self.vocab_size} target tokens",
                 fix='use tie_embeddings="output" or False with separate vocabularies',
             )
-
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-
-def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Make a constructor name the nearest valid keyword when it is given an unknown one."""
-    valid = [name for name in signature(init).parameters if name != "self"]
-
-    @wraps(init)
-    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        for name in kwargs:
-            if name not in valid:
-                owner = init.__qualname__.removesuffix(".__init__")
-                raise unknown(name, valid, where=f"in {owner}(...)")
-        return init(*args, **kwargs)
-
-    return checked

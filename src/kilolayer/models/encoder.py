@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kilolayer import recipes
+from kilolayer.config import strict
 from kilolayer.layers.options import Activation, Norm, Positions
-from kilolayer.models.config import ModelConfig, strict
+from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import EncoderOutput
 from kilolayer.moe.config import MoE

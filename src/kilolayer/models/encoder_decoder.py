@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from kilolayer import recipes
+from kilolayer.config import strict
 from kilolayer.errors import InputError
 from kilolayer.layers.cache import Cache
 from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.layers.stack import Sequences
-from kilolayer.models.config import ModelConfig, strict
+from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput
 from kilolayer.moe.config import MoE

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from kilolayer.errors import OptionError, unknown
+from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import sum_over
@@ -36,6 +36,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") 
     "auto" is "sparse" where there are experts. Gradients of which the norm is not finite are scaled by it too, without an
     error. Where processes share the experts, call it on all of them after `reduce_gradients`: all find the same norm.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            "what is clipped is not a model", fix="give the model, not its parameters: clip_grad_norm_(model, 1.0)"
+        )
     if kind not in get_args(Clipping):
         raise unknown(str(kind), get_args(Clipping), kind="kind of clipping")
     if math.isnan(max_norm) or max_norm < 0:

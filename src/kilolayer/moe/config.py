@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kilolayer.config import check
+from kilolayer.config import check, strict_class
 from kilolayer.errors import OptionError
 
 STARTING_TEMPERATURE = {"softmax": 0.3, "sigmoid": 0.07}  # X-MoE (Chi et al. 2022)
@@ -13,6 +13,7 @@ SMALLEST_TEMPERATURE = 0.01  # a learned temperature stays above it, as in Tutel
 BALANCE = 0.01
 
 
+@strict_class
 @dataclass(frozen=True, kw_only=True)
 class MoE:
     """Experts in the place of feed-forward networks, and how tokens find them."""
@@ -55,6 +56,12 @@ class MoE:
         for name in ("balance", "z_loss", "loss_free"):
             if (getattr(self, name) or 0.0) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", where="moe", fix="it must be at least 0")
+        if self.loss_free >= 1:
+            raise OptionError(
+                f"loss_free is {self.loss_free}, and gates lie between 0 and 1",
+                where="moe",
+                fix="it must be below 1; 1e-3 is usual",
+            )
         if self.temperature is not None and self.temperature < SMALLEST_TEMPERATURE:
             raise OptionError(
                 f"temperature is {self.temperature}", where="moe", fix=f"it must be at least {SMALLEST_TEMPERATURE}, or absent"

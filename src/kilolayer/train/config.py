@@ -184,6 +184,12 @@ class RunConfig:
         self._check_tables()
         if self.train.freeze == "experts" and self.model.moe is None:
             raise OptionError('freeze = "experts" has no effect on a model without experts', where="train", fix="remove it")
+        if self.train.freeze == "experts" and self.train.start_from is None:
+            raise OptionError(
+                'freeze = "experts" keeps experts that have learned nothing',
+                where="train",
+                fix="name their run: train.start_from",
+            )
         faults = self._language_models_faults() if self.task == "causal_lm" else self._translators_faults()
         for wrong, what, where, fix in faults:
             if wrong:

@@ -152,8 +152,9 @@ def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> No
     theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if ours != theirs:
         name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+        there, here = (shapes.get(name, "missing") for shapes in (theirs, ours))
         raise InputError(
-            f"the checkpoint does not fit the configuration: {name} is {theirs.get(name)} there and {ours.get(name)} here",
+            f"the checkpoint does not fit the configuration: {name} is {there} there and {here} here",
             where=str(where),
             fix="use the config.toml and the vocabulary that the checkpoint was trained with",
         )
