@@ -157,7 +157,7 @@ def describe(folder: Path) -> dict[str, Any]:
 def _summary(row: dict[str, Any]) -> dict[str, Any]:
     """Means over the layers, and the extremes of the loads in even shares."""
     shares = [[share * len(load) for share in load] for load in row["load"]]
-    means = {name: sum(row[name]) / len(row[name]) for name in ("entropy", "dropped", "temperature")}
+    means = {name: sum(row[name]) / len(row[name]) for name in ("entropy", "dropped", "temperature") if name in row}
     dead = sum(share < 0.01 for load in shares for share in load)
     extremes = {"busiest": max(map(max, shares)), "idlest": min(map(min, shares)), "dead": dead}
     return {"step": row["step"], "dense_norm": row["dense_norm"], "expert_norm": row["expert_norm"], **means, **extremes}

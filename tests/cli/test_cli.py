@@ -76,7 +76,7 @@ def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> Non
 def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model.shape", "decoder", "--model.layers", "2", "--model.moe.experts", "8"]) == 0
     shown = capsys.readouterr().out
-    assert "FFN 2048, 8 experts" in shown
+    assert "FFN 2048, 8 experts, top-2, in every 2nd layer\n" in shown
     assert "a side" not in shown
 
 

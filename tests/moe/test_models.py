@@ -407,3 +407,11 @@ def test_no_sparse_layer_stalls_an_accelerator(moe: kl.MoE, dtype: torch.dtype) 
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
+
+
+@pytest.mark.parametrize(("every", "where"), [(1, "every layer"), (3, "every 3rd layer"), (12, "every 12th layer")])
+def test_a_configuration_tells_its_experts_in_words(every: int, where: str) -> None:
+    config = kl.ModelConfig(layers=12, moe=kl.MoE(experts=8, top_k=1, every=every))
+    assert config.experts == f"8 experts, top-1, in {where}"
+    assert config.widths.endswith(f", {config.experts}")
+    assert kl.ModelConfig(layers=12).experts == ""

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from kilolayer.report.experts import experts
+from kilolayer.report import experts as section
+from kilolayer.report.experts import experts, state, unbalanced
+from kilolayer.report.page import render
 from kilolayer.report.record import Record
 
 EVEN = [0.25, 0.25, 0.25, 0.25]
@@ -14,7 +16,7 @@ EVEN = [0.25, 0.25, 0.25, 0.25]
 
 def entry(step: int, *loads: list[float], **values: Any) -> dict[str, Any]:
     names = [f"decoder {2 * index + 2}" for index in range(len(loads))]
-    numbers = {name: [0.5] * len(loads) for name in ("entropy", "dropped", "temperature")}
+    numbers = {name: [0.05] * len(loads) for name in ("entropy", "dropped", "temperature")}
     return (
         {"step": step, "layers": names, "load": list(loads), "dense_norm": 1.0, "expert_norm": 0.5, "clipped": 2}
         | numbers
@@ -22,8 +24,12 @@ def entry(step: int, *loads: list[float], **values: Any) -> dict[str, Any]:
     )
 
 
+def record(*entries: dict[str, Any], train: dict[str, Any] | None = None, **moe: Any) -> Record:
+    return Record("run", config={"model": {"moe": {"top_k": 2, **moe}}, "train": train or {}}, routing=list(entries))
+
+
 def page(*entries: dict[str, Any], top_k: int = 2) -> str:
-    return experts(Record("run", config={"model": {"moe": {"top_k": top_k}}}, routing=list(entries)))
+    return experts(record(*entries, top_k=top_k))
 
 
 def test_even_loads_are_well() -> None:
@@ -55,6 +61,75 @@ def test_many_dead_experts_are_not_all_named() -> None:
     assert "30 of 32 experts are dead, with next to no tokens: 1, 2, 3, 4, 5, 6, 7, 8 and others." in text
 
 
+DEAD = [0.5, 0.5, 0.0, 0.0]
+
+
+def test_the_advice_is_that_of_the_runs_own_way_to_balance() -> None:
+    assert unbalanced(record(entry(10, DEAD)))[-1].startswith("Raise model.moe.balance or set model.moe.loss_free, lower")
+    assert unbalanced(record(entry(10, DEAD), loss_free=1e-3))[-1].startswith("Raise model.moe.loss_free, lower")
+    frozen = unbalanced(record(entry(10, DEAD), train={"freeze": "experts", "start_from": "runs/base"}, loss_free=1e-3))[-1]
+    assert frozen == "Experts and routers are frozen: the faults are those of runs/base. Train without train.freeze."
+    fresh = unbalanced(record(entry(10, DEAD), train={"freeze": "experts"}))[-1]
+    assert "those of a model that was never trained" in fresh
+
+
+def test_many_dropped_choices_are_a_fault_of_their_own() -> None:
+    told = unbalanced(record(entry(10, EVEN, EVEN, dropped=[0.19, 0.35]), capacity=0.5))
+    assert told[:-1] == [
+        "At step 10, of 2 layers with experts:",
+        "Layer decoder 4 drops 35% of the tokens' choices: the experts are full.",
+    ]
+    assert told[-1].startswith("Raise model.moe.capacity (now 0.5, 1.25 is usual), or even out the loads: raise model.moe.bal")
+    assert unbalanced(record(entry(10, EVEN, dropped=[0.2]))) == []
+    both = unbalanced(record(entry(10, DEAD, dropped=[0.5]), capacity=1.0, loss_free=1e-3))
+    assert both[-2] == "Raise model.moe.capacity (now 1, 1.25 is usual), or even out the loads: raise model.moe.loss_free."
+    assert both[-1].startswith("Raise model.moe.loss_free, ")
+    frozen = unbalanced(record(entry(10, EVEN, dropped=[0.5]), train={"freeze": "experts"}, capacity=1.0))
+    assert frozen[-1] == "Raise model.moe.capacity (now 1, 1.25 is usual)."
+
+
+def test_choices_were_dropped_in_as_many_lines_as_the_loads_are_of() -> None:
+    few, many = ({"choices": [count], "tokens": [count // 2]} for count in (100, 300))
+    lines = [entry(1, EVEN, dropped=[0.9], **many), entry(2, EVEN, dropped=[0.0], **many), entry(3, EVEN, dropped=[0.9], **few)]
+    assert "drops 22% of" in unbalanced(record(*lines))[1]  # 90 of the 400 choices of the last two
+
+
+def test_the_dropped_share_is_drawn_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    from_zero: dict[str, bool] = {}
+
+    def note(name: str, *_: Any, **options: Any) -> str:
+        from_zero[name] = options.get("from_zero", False)
+        return ""
+
+    monkeypatch.setattr(section, "line_plot", note)
+    page(entry(10, EVEN))
+    assert from_zero["dropped"]
+
+
+@pytest.mark.parametrize(
+    ("loads", "options", "expected"),
+    [
+        ([EVEN, EVEN], {}, "all work"),
+        ([EVEN, DEAD], {"top_k": 4}, "2 dead"),
+        ([EVEN, [0.34, 0.33, 0.33, 0.0]], {}, "1 dead"),
+        ([[1.0, 0.0, 0.0, 0.0], DEAD], {"top_k": 1}, "1 layer collapsed, 5 dead"),
+        ([DEAD, EVEN], {"top_k": 2}, "1 layer collapsed, 2 dead"),
+        ([EVEN, EVEN], {"dropped": [0.1, 0.35]}, "35% dropped"),
+        ([EVEN, EVEN], {"choices": [4, 4], "tokens": [2, 2]}, "too few tokens to tell"),
+    ],
+)
+def test_a_tile_says_how_the_experts_are(loads: list[list[float]], options: dict[str, Any], expected: str) -> None:
+    told = record(entry(10, *loads, **{k: v for k, v in options.items() if k != "top_k"}), top_k=options.get("top_k", 2))
+    assert state(told) == (expected, "4 in each of 2 layers, step 10")
+    assert bool(unbalanced(told)) == (expected not in ("all work", "too few tokens to tell"))
+
+
+def test_the_tile_stands_at_the_top_of_a_sparse_run_alone() -> None:
+    top = render(record(entry(1200, EVEN))).partition("<h2")[0]
+    assert "<dt>Experts</dt><dd>all work<small>4 in 1 layer, step 1,200</small>" in top
+    assert "<dt>Experts" not in render(Record("run"))
+
+
 def counted(step: int, load: list[float], choices: int, tokens: int) -> dict[str, Any]:
     return entry(step, load, choices=[choices], tokens=[tokens])
 
@@ -73,7 +148,7 @@ def test_chance_kills_no_expert() -> None:
     last = counted(3, lucky, choices=20, tokens=10)
     assert "At step 3 every expert works; the busiest has 1.0 times an even share." in page(*even, last)
     assert "At step 3 too few tokens were routed to tell whether every expert works." in page(last)
-    assert "1 of 4 experts are dead" in page(*even, counted(3, lucky, choices=400, tokens=200))
+    assert "1 of 4 experts is dead, with next to no tokens: 4." in page(*even, counted(3, lucky, choices=400, tokens=200))
 
 
 def test_lines_without_a_finite_step_say_nothing_of_experts() -> None:

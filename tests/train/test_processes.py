@@ -16,6 +16,7 @@ from small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record,
 
 from kilolayer.config import dump, merge
 from kilolayer.errors import OptionError
+from kilolayer.models.budget import Work, budget
 from kilolayer.parallel.processes import Processes
 from kilolayer.train import checkpoint
 from kilolayer.train.loop import Trainer, train
@@ -209,8 +210,8 @@ def test_the_command_trains_scores_and_speaks_once(tmp_path: Path, corpus: Path,
     assert first[-1].startswith("BLEU")
     assert {"scores.json", "report.html", "log.txt", "test.en-de.txt"} < {path.name for path in folder.iterdir()}
     run = Run.open(folder)
-    count = sum(parameter.numel() for parameter in run.load_model(torch.device("cpu")).parameters())
-    assert f"{count / 1e6:.1f} M parameters" in first[0]
+    cost = budget(run.config.model, Work(1, 4))
+    assert f"{cost.parameters / 1e6:.2f} M parameters, {cost.active_parameters / 1e6:.2f} M active, on" in first[0]
 
     pool.run(shared_runs.type_train, 4, folder, cache, ["--resume", str(folder)], 0)
     first, *others = printed(folder, 4)

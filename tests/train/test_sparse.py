@@ -172,6 +172,39 @@ def test_a_run_writes_down_its_routing(tmp_path: Path, corpus: Path) -> None:
         assert row["clipped"] == 3
 
 
+@pytest.mark.parametrize(
+    ("moe", "words"),
+    [
+        ({"experts": 16, "top_k": 2, "every": 1}, "16 experts, top-2, in every layer"),
+        ({"experts": 32, "top_k": 1, "every": 2}, "32 experts, top-1, in every 2nd layer"),
+    ],
+)
+def test_the_first_line_of_a_run_tells_experts_and_active_parameters(
+    tmp_path: Path, corpus: Path, moe: dict[str, Any], words: str
+) -> None:
+    run = new_run(tmp_path / "run", corpus, model={"moe": moe}, train={"steps": 1, "log_every": 1})
+    assert loop.train(run, task_of(run)) == 0
+    whole = dict(run.load_model(torch.device("cpu")).named_parameters())
+    experts = {name: tensor for name, tensor in whole.items() if ".experts." in name}
+    count = sum(tensor.numel() for tensor in whole.values())
+    asleep = sum(tensor.numel() for tensor in experts.values()) * (moe["experts"] - moe["top_k"]) / moe["experts"]
+    assert len(experts) == 4 * (4 if moe["every"] == 1 else 2)  # two matrices and two biases a layer
+    first = (run.folder / "log.txt").read_text().splitlines()[0]
+    told = f"DeepNorm 2L-2L, {words}, {count / 1e6:.2f} M parameters, {(count - asleep) / 1e6:.2f} M active, on cpu in fp32"
+    assert first.endswith(told)
+
+
+def test_a_linear_router_has_no_temperature_to_tell(tmp_path: Path, corpus: Path) -> None:
+    moe = {"moe": {"experts": EXPERTS, "router": "linear"}}
+    run = new_run(tmp_path / "run", corpus, model=moe, train={"steps": 2})
+    assert loop.train(run, task_of(run)) == 0
+    rows = [row for row in read_metrics(run.folder) if row["kind"] == "routing"]
+    assert all("entropy" in row and "temperature" not in row for row in rows)
+    page = write_report(run.folder).path.read_text(encoding="utf-8")
+    assert "Entropy of the gates" in page
+    assert "Temperature of the gates" not in page
+
+
 def test_the_report_of_a_collapsed_run_says_so(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prefer_the_third(router: Router, noise: Noise) -> None:
         assert router.selection_bias is not None

@@ -22,6 +22,7 @@ from kilolayer.layers.stream import LayerCombination
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import lower
+from kilolayer.moe.config import MoE
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import expert_parameters, make_sparsity
 from kilolayer.moe.router import Router
@@ -126,19 +127,18 @@ def budget(config: ModelConfig, work: Work) -> Budget:
     return Budget(
         work=work,
         parts=parts,
-        active_parameters=total - _idle_parameters(model, config),
+        active_parameters=total - idle_parameters(model, config.moe),
         forward_flops_per_token=_forward_flops(model.stacks(), config, work) / (work.batch * work.length),
         training=training,
         decoding=_decoding(config, work, total * size),
     )
 
 
-def _idle_parameters(model: nn.Module, config: ModelConfig) -> int:
-    """The parameters of the experts that a token is not sent to."""
-    if config.moe is None:
+def idle_parameters(model: nn.Module, moe: MoE | None) -> int:
+    """The parameters of the experts that a token is not sent to, on whatever process they lie."""
+    if moe is None:
         return 0
-    of_experts = sum(parameter.numel() for _, parameter in expert_parameters(model))
-    return of_experts // config.moe.experts * (config.moe.experts - config.moe.top_k)
+    return sum(parameter[0].numel() for _, parameter in expert_parameters(model)) * (moe.experts - moe.top_k)
 
 
 def _parts(model: nn.Module) -> dict[str, int]:

@@ -83,8 +83,18 @@ class ModelConfig(LayerOptions):
     @property
     def widths(self) -> str:
         """In words."""
-        experts = f", {self.moe.experts} experts" if self.moe else ""
+        experts = f", {self.experts}" if self.experts else ""
         return f"dim {self.dim}, {self.heads} heads, FFN {self.ffn_dim}{experts}"
+
+    @property
+    def experts(self) -> str:
+        """In words; empty in a dense model."""
+        if self.moe is None:
+            return ""
+        every = self.moe.every
+        ending = "th" if every % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(every % 10, "th")
+        where = "every layer" if every == 1 else f"every {every}{ending} layer"
+        return f"{self.moe.experts} experts, top-{self.moe.top_k}, in {where}"
 
     def first_eps(self, side: Side) -> float | None:
         """The eps of a stack's first norm, where it has its own."""

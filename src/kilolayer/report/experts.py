@@ -14,6 +14,7 @@ from kilolayer.report.record import Entry, Record, number
 IDLE = 0.01  # of an even share: such an expert learns nothing
 ENOUGH = 100  # choices an expert, if shared evenly: with fewer, chance alone leaves some without any
 CROWDED = 0.9  # of the tokens
+OVERFULL = 0.2  # of the choices: so many tokens pass a layer by that it learns on what is left
 NAMED = 8
 LINES = 6
 
@@ -31,14 +32,29 @@ def unbalanced(record: Record) -> list[str]:
     """What is wrong with the experts of each layer, and what to do; empty where nothing is."""
     if not (entries := _told(record)):
         return []
-    top_k = _top_k(record)
-    lately = _lately(entries, top_k)
-    faults = [fault for each in lately for fault in _faults(each, top_k)]
+    lately = _lately(entries, _top_k(record))
+    faults = [fault for each in lately for fault in _faults(each)]
     if not faults:
         return []
-    count = f"{len(lately)} layers" if len(lately) > 1 else "1 layer"
-    advice = "Raise model.moe.balance or set model.moe.loss_free, lower train.lr, or lengthen train.warmup_steps."
-    return [f"At step {int(entries[-1]['step']):,}, of {count} with experts:", *faults, advice]
+    start = f"At step {int(entries[-1]['step']):,}, of {_count(len(lately), 'layer')} with experts:"
+    return [start, *faults, *_advice(record.config, lately)]
+
+
+def state(record: Record) -> tuple[str, str] | None:
+    """In a few words how the experts are, and how many there are; None in a dense run."""
+    if not (entries := _told(record)):
+        return None
+    lately = _lately(entries, _top_k(record))
+    collapsed, dead = sum(each.collapsed for each in lately), sum(len(each.dead) for each in lately)
+    dropped = max(each.dropped_share for each in lately)
+    faults = [
+        f"{_count(collapsed, 'layer')} collapsed" if collapsed else "",
+        f"{dead} dead" if dead else "",
+        f"{dropped:.0%} dropped" if dropped > OVERFULL else "",
+    ]
+    well = "all work" if all(each.enough for each in lately) else "too few tokens to tell"
+    size = f"{len(lately[0].load)} in {'each of ' if len(lately) > 1 else ''}{_count(len(lately), 'layer')}"
+    return ", ".join(filter(None, faults)) or well, f"{size}, step {int(entries[-1]['step']):,}"
 
 
 def _told(record: Record) -> list[Entry]:
@@ -52,39 +68,101 @@ def _top_k(record: Record) -> float:
 
 @dataclass(frozen=True)
 class Lately:
-    """What a layer did in the last lines of metrics. load: choices by expert; tokens: that made them."""
+    """What a layer did in the last lines of metrics.
+
+    load: choices by expert; tokens: that made them, `top_k` each at most; dropped: choices that found their expert full.
+    """
 
     layer: str
     load: list[float]
     tokens: float
+    top_k: float
+    dropped: float
 
     @property
     def even(self) -> float:
         """The choices of each expert if all had as many."""
         return sum(self.load) / len(self.load)
 
+    @property
+    def enough(self) -> bool:
+        """Whether an expert without choices is more than chance."""
+        return self.even >= ENOUGH
+
+    @property
+    def dead(self) -> list[int]:
+        """The experts, counted from 1, that learn nothing."""
+        return [index + 1 for index, count in enumerate(self.load) if count < IDLE * self.even] if self.enough else []
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether nearly all tokens go to one expert that need not see them all."""
+        return self.top_k < len(self.load) and max(self.load) > CROWDED * self.tokens
+
+    @property
+    def dropped_share(self) -> float:
+        """Of the choices."""
+        return self.dropped / sum(self.load)
+
     def with_earlier(self, other: Lately) -> Lately:
-        return Lately(self.layer, [a + b for a, b in zip(self.load, other.load, strict=True)], self.tokens + other.tokens)
+        load = [a + b for a, b in zip(self.load, other.load, strict=True)]
+        return Lately(self.layer, load, self.tokens + other.tokens, self.top_k, self.dropped + other.dropped)
 
 
 def _sound(lately: Sequence[Lately], step: int) -> str:
-    if min(each.even for each in lately) < ENOUGH:
+    if not all(each.enough for each in lately):
         return f"At step {step:,} too few tokens were routed to tell whether every expert works."
     highest = max(max(each.load) / each.even for each in lately)
     return f"At step {step:,} every expert works; the busiest has {highest:.1f} times an even share."
 
 
-def _faults(lately: Lately, top_k: float) -> list[str]:
+def _faults(lately: Lately) -> list[str]:
     load, faults = lately.load, list[str]()
-    busiest = max(range(len(load)), key=load.__getitem__)
-    share = load[busiest] / lately.tokens
-    if top_k < len(load) and share > CROWDED:
+    if lately.collapsed:
+        busiest = max(range(len(load)), key=load.__getitem__)
+        share = load[busiest] / lately.tokens
         faults.append(f"Layer {lately.layer} has collapsed: expert {busiest + 1} takes {share:.0%} of the tokens.")
-    idle = [index + 1 for index, count in enumerate(load) if count < IDLE * lately.even]
-    if idle and lately.even >= ENOUGH:
-        names = ", ".join(map(str, idle[:NAMED])) + (" and others" if len(idle) > NAMED else "")
-        faults.append(f"Layer {lately.layer}: {len(idle)} of {len(load)} experts are dead, with next to no tokens: {names}.")
+    if dead := lately.dead:
+        names = ", ".join(map(str, dead[:NAMED])) + (" and others" if len(dead) > NAMED else "")
+        are = "is" if len(dead) == 1 else "are"
+        faults.append(f"Layer {lately.layer}: {len(dead)} of {len(load)} experts {are} dead, with next to no tokens: {names}.")
+    if lately.dropped_share > OVERFULL:
+        faults.append(f"Layer {lately.layer} drops {lately.dropped_share:.0%} of the tokens' choices: the experts are full.")
     return faults
+
+
+def _advice(config: Entry, lately: Sequence[Lately]) -> list[str]:
+    """What to do about choices that are dropped, and about experts that are dead or do it all."""
+    advice: list[str] = []
+    if any(each.dropped_share > OVERFULL for each in lately):
+        capacity = number(config, "model", "moe", "capacity")
+        now = f"now {capacity:g}, " if math.isfinite(capacity) else ""
+        otherwise = "" if _frozen(config) else f", or even out the loads: raise {_balancer(config)}"
+        advice.append(f"Raise model.moe.capacity ({now}1.25 is usual){otherwise}.")
+    if any(each.collapsed or each.dead for each in lately):
+        advice.append(_balancing(config))
+    return advice
+
+
+def _balancing(config: Entry) -> str:
+    if _frozen(config):
+        start = config["train"].get("start_from") or "a model that was never trained"
+        return f"Experts and routers are frozen: the faults are those of {start}. Train without train.freeze."
+    return f"Raise {_balancer(config)}, lower train.lr, or lengthen train.warmup_steps."
+
+
+def _balancer(config: Entry) -> str:
+    loss_free = number(config, "model", "moe", "loss_free") > 0
+    return "model.moe.loss_free" if loss_free else "model.moe.balance or set model.moe.loss_free"
+
+
+def _frozen(config: Entry) -> bool:
+    train = config.get("train")
+    return isinstance(train, dict) and train.get("freeze") == "experts"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _lately(entries: Sequence[Entry], top_k: float) -> list[Lately]:
@@ -92,7 +170,7 @@ def _lately(entries: Sequence[Entry], top_k: float) -> list[Lately]:
     *before, last = (_counted(entry, top_k) for entry in entries)
     for earlier in reversed(before):
         alike = [len(each.load) for each in earlier] == [len(each.load) for each in last]
-        if not alike or min(each.even for each in last) >= ENOUGH:
+        if not alike or all(each.enough for each in last):
             break
         last = [a.with_earlier(b) for a, b in zip(last, earlier, strict=True)]
     return last
@@ -106,7 +184,9 @@ def _counted(entry: Entry, top_k: float) -> list[Lately]:
         if not (choices > 0 and tokens > 0):
             tokens = float(ENOUGH * len(shares))
             choices = top_k * tokens
-        found.append(Lately(layer, [share * choices for share in shares], tokens))
+        dropped = _value(entry, "dropped", place)
+        over = dropped * choices if math.isfinite(dropped) else 0.0
+        found.append(Lately(layer, [share * choices for share in shares], tokens, top_k, over))
     return found
 
 
@@ -176,7 +256,14 @@ def _panels(entries: Sequence[Entry], lately: Sequence[Lately]) -> list[Panel]:
             "Temperature of the gates",
         ),
         Panel(
-            line_plot("dropped", dropped, x_label="step", y_label="share", description="Dropped choices by step")
+            line_plot(
+                "dropped",
+                dropped,
+                x_label="step",
+                y_label="share",
+                description="Dropped choices by step",
+                from_zero=True,
+            )
             if any_dropped
             else "",
             "Choices over an expert's capacity",

@@ -15,7 +15,7 @@ from kilolayer.config import build
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import ModelConfig
 from kilolayer.report.depth import layers, unreached
-from kilolayer.report.experts import experts, unbalanced
+from kilolayer.report.experts import experts, state, unbalanced
 from kilolayer.report.markup import (
     bullets,
     folded,
@@ -187,6 +187,8 @@ def _result_facts(record: Record) -> list[tuple[str, str, str]]:
         elif measured:
             value, best = best_of(measured, key=lambda pair: pair[0])
             facts.append((title, f"{value:.{digits}f}", f"validation, step {int(best['step']):,}"))
+    if (found := state(record)) is not None:
+        facts.append(("Experts", *found))
     speeds = sorted(speed for entry in record.train if math.isfinite(speed := number(entry, "tokens_per_second")))
     if speeds:
         facts.append(("Speed", show_count(speeds[len(speeds) // 2]), "tokens a second (median)"))
@@ -194,7 +196,7 @@ def _result_facts(record: Record) -> list[tuple[str, str, str]]:
 
 
 def _ailments(record: Record) -> list[str]:
-    """Layers that the gradient does not reach, and experts that nobody asks or that take all."""
+    """Layers that the gradient does not reach, and experts that nobody asks, that take all, or that are full."""
     return [*unreached(record.layers), *unbalanced(record)]
 
 

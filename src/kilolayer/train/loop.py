@@ -14,6 +14,7 @@ from types import FrameType
 import torch
 
 from kilolayer.data.tokenizer import PAD
+from kilolayer.models.budget import idle_parameters
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
 from kilolayer.models.model import Model
@@ -319,13 +320,19 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
     count += (size - 1) * sum(parameter.numel() for _, parameter in expert_parameters(trainer.model))
     config = trainer.model.config
-    title = f"{config.recipe.title} {config.depths.title}"
-    progress.say(f"{title}, {count / 1e6:.1f} M parameters, on {trainer.device} in {trainer.config.precision}")
+    parts = [f"{config.recipe.title} {config.depths.title}", config.experts, f"{_millions(count)} parameters"]
+    if config.moe is not None:
+        parts.append(f"{_millions(count - idle_parameters(trainer.model, config.moe))} active")
+    progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
         progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.{1 if count >= 1e6 else 2}f} M"
 
 
 def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> None:

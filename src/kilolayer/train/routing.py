@@ -28,6 +28,8 @@ class RoutingMeter:
         assert model.config.moe is not None
         self.model = model
         self.layers = [_title(name) for name in sparse_layers(model)]
+        # A linear router has no temperature.
+        self.told = NUMBERS if model.config.moe.router == "xmoe" else NUMBERS[:-1]
         # A frozen router stays as it is, and its biases are a part of it.
         self.balances = any(router.weight.requires_grad for router in balanced_routers(model))
         count = len(self.layers)
@@ -58,14 +60,15 @@ class RoutingMeter:
     def read(self) -> dict[str, Any]:
         """What happened since the last time, by layer.
 
-        tokens, and the choices that they made; load: each expert's share of the choices; the others as means.
+        tokens, and the choices that they made; load: each expert's share of the choices; the others as means, the temperature
+        where the routers have one.
         """
         load, tokens, numbers, batches = self.total
         choices = load.sum(dim=1)
         counts = {"tokens": tokens.long().tolist(), "choices": choices.long().tolist()}
         means = dict(zip(NUMBERS, (numbers / batches.clamp(min=1)).mT.tolist(), strict=True))
         shares = load / choices[:, None].clamp(min=1)
-        found = {"layers": self.layers, **counts, **means, "load": shares.tolist()}
+        found = {"layers": self.layers, **counts, **{name: means[name] for name in self.told}, "load": shares.tolist()}
         for total in self.total:
             total.zero_()
         return found
