@@ -46,7 +46,10 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     resume = options.resume is not None
     if resume and (options.config is not None or options.run is not None or typed):
-        raise OptionError("--resume takes no configuration, no --run and no options", fix="the run folder holds them all")
+        raise OptionError(
+            "--resume takes no configuration, no --run and no options",
+            fix="the run folder holds them all; a new run may use --train.start_from",
+        )
     path = options.config or EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
     with ExitStack() as held:
@@ -144,7 +147,8 @@ def _data_of(run: Run, processes: Processes) -> Task | None:
 
     if (run.folder / "scores.json").exists():
         if processes.first:
-            print(f"{run.folder} is finished: nothing to do", file=sys.stderr)
+            again = f"a new run goes on from its weights: --train.start_from {run.folder}"
+            print(f"{run.folder} is finished: nothing to do; {again}", file=sys.stderr)
         return None
     _check_means(run.config, processes)
     return run.task(cache_folder())
