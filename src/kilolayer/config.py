@@ -57,7 +57,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
     for name, value in table.items():
         inside = f"{where}.{name}" if where else name
         if name not in fields:
-            if below := next(_places_below(cls, name), None):
+            if below := _place_below(cls, name):
                 meant = f"{where}.{below}" if where else below
                 raise UnknownOptionError(f"unknown option {inside!r}; did you mean {meant!r}?", fix="write it there")
             raise unknown(name, fields, where=where)
@@ -76,12 +76,19 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
         raise (error if error.where else error.at(where)) from None
 
 
-def _places_below(cls: type[DataclassInstance], name: str) -> Iterator[str]:
+def option_places(cls: type[DataclassInstance], section: str = "") -> Iterator[str]:
+    """Where each option of a configuration stands: `task`, `model.dim`, `model.moe.experts`."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        place = f"{section}.{field.name}".lstrip(".")
+        inner = None if field.metadata.get("parse") else section_of(hints[field.name])
+        yield from [place] if inner is None else option_places(inner, place)
+
+
+def _place_below(cls: type[DataclassInstance], name: str) -> str | None:
     """Where in the tables of `cls` there is an option or a table of this name."""
-    for field, hint in typing.get_type_hints(cls).items():
-        if section := section_of(hint):
-            inner = typing.get_type_hints(section)
-            yield from (f"{field}.{place}" for place in ([name] if name in inner else _places_below(section, name)))
+    paths = (place.split(".") for place in option_places(cls))
+    return next((".".join(path[: path.index(name) + 1]) for path in paths if name in path), None)
 
 
 def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

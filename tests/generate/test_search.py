@@ -325,3 +325,13 @@ def test_a_decoder_whose_positions_are_used_up_says_so() -> None:
     assert len(with_end(each)) == 1
     with pytest.raises(InputError, match="learned 4 positions, and the text before takes 5"):
         generate(model, sources([5]), SearchConfig(method="greedy"))
+
+
+def test_a_search_leaves_each_module_as_it_was() -> None:
+    model = translator(dropout=0.5).train()
+    model.encoder.eval()
+    before = [module.training for module in model.modules()]
+    source = sources([4, 7])
+    found = [generate(model, source, SearchConfig(beam=3)) for _ in range(2)]
+    assert found[0] == found[1]
+    assert [module.training for module in model.modules()] == before

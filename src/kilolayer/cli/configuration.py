@@ -17,6 +17,7 @@ from kilolayer.config import (
     help_texts,
     load,
     merge,
+    option_places,
     overrides,
     section_of,
 )
@@ -63,20 +64,7 @@ def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], s
     """The options of a configuration, in a verb's help and among the names that its mistakes are compared with."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = describe_options(cls, section)
-    parser.set_defaults(typed_names=option_names(cls, section))
-
-
-def option_names(cls: type[DataclassInstance], section: str = "") -> list[str]:
-    """What the options of a configuration are typed as: `--model.dim`, `--model.moe.experts`."""
-    hints = typing.get_type_hints(cls)
-    names: list[str] = []
-    for field in dataclasses.fields(cls):
-        name = f"{section}.{field.name}".lstrip(".")
-        if (inner := section_of(hints[field.name])) is not None and not field.metadata.get("parse"):
-            names += option_names(inner, name)
-        elif section:
-            names.append(f"--{name}")
-    return names
+    parser.set_defaults(typed_names=[f"--{place}" for place in option_places(cls, section) if "." in place])
 
 
 def describe_options(cls: type[DataclassInstance], section: str = "") -> str:

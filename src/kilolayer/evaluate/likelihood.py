@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from kilolayer.data.tokenizer import PAD
 from kilolayer.data.windows import TextBatch
 from kilolayer.evaluate.scores import Score
-from kilolayer.generate.modules import evaluation
 from kilolayer.models.decoder import Decoder
+from kilolayer.models.modules import in_mode
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def measure(model: Decoder, batches: Iterable[TextBatch], byte_lengths: np.ndarr
     """
     device = next(model.parameters()).device
     nll, tokens, size = 0.0, 0, 0
-    with evaluation(model):
+    with in_mode(model, training=False):
         for batch in batches:
             logits = model(batch.inputs.to(device)).logits.float()
             labels = batch.labels.to(device)

@@ -28,7 +28,7 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.moe.layer import SparseFeedForward
-from kilolayer.moe.shard import expert_group
+from kilolayer.moe.shard import refuse_part
 from kilolayer.recipes.base import Plan, Side
 
 AnyModel = Encoder | Decoder | EncoderDecoder
@@ -78,11 +78,7 @@ def _first_eps(config: ModelConfig, side: Side, scale: Tensor | None) -> float |
 
 
 def _check(model: AnyModel) -> None:
-    if expert_group(model) is not None:
-        raise FoldError(
-            "this process has only its own part of the experts",
-            fix="load full_state_dict(model) into a whole model and fold that",
-        )
+    refuse_part(model)
     recipe = model.config.recipe
     for stack in model.stacks():
         plans = [sublayer.plan for sublayer in stack.sublayers()]

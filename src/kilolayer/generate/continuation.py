@@ -15,12 +15,13 @@ from torch import Tensor
 from kilolayer.export.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.modules import evaluation
 from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
-from kilolayer.generate.search import Choose, follow, make_reader, refuse_part
+from kilolayer.generate.search import Choose, follow, make_reader
 from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
+from kilolayer.models.modules import in_mode
+from kilolayer.moe.shard import refuse_part
 
 AT_ONCE = 64  # continuations that are written side by side
 
@@ -56,7 +57,7 @@ def continue_texts(
     lines = [_Line(text, sample, list(tokens[-context:])) for text, tokens in enumerate(texts) for sample in samples]
     numbers = uniforms(config.seed or 0, range(len(texts)) if indices is None else indices, config.n_best, config.max_length(0))
     refuse_part(model)
-    with evaluation(model):
+    with in_mode(model, training=False):
         _write_on(write_out(model), lines, config, numbers.to(next(model.parameters()).device), context, hear)
     found: list[list[Hypothesis]] = [[] for _ in texts]
     for line in lines:

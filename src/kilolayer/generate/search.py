@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kilolayer.errors import InputError
 from kilolayer.export.write_out import write_out
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.modules import evaluation
 from kilolayer.generate.reader import EOS, PAD, Reader, Reads, without_gaps
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.static import StaticReader
@@ -21,7 +20,8 @@ from kilolayer.generate.static_beam import static_beam_search
 from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.moe.shard import expert_group
+from kilolayer.models.modules import in_mode
+from kilolayer.moe.shard import refuse_part
 
 __all__ = ["Hypothesis", "beam_search", "generate", "greedy", "sample"]
 
@@ -50,22 +50,13 @@ def generate(
             f"row {lengths.index(0)} of the source is padding alone", fix="give each sentence at least its end token"
         )
     refuse_part(model)
-    with evaluation(model):
+    with in_mode(model, training=False):
         limits = [config.max_length(length) for length in lengths]
         if config.method == "beam" and isinstance(model, EncoderDecoder) and is_recorded(model):
             return static_beam_search(model, source, limits, **_beam_options(config))
         reader = make_reader(model, source, width=config.width, max_length=max(limits))
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
-
-
-def refuse_part(model: nn.Module) -> None:
-    """Refuse a model of which this process has only its own experts: it would wait for the others at each step."""
-    if expert_group(model) is not None:
-        raise InputError(
-            "processes share the experts of this model",
-            fix="load full_state_dict(model) into a whole model and search with that",
-        )
 
 
 def is_recorded(model: EncoderDecoder | Decoder) -> bool:

@@ -18,7 +18,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kilolayer.generate.modules import tensors_of
 from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilities, right_aligned
 from kilolayer.layers.attention import CrossAttention
 from kilolayer.layers.block import CrossBlock, View
@@ -26,6 +25,7 @@ from kilolayer.layers.cache import StaticKeys
 from kilolayer.layers.mask import Mask
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.modules import tensors_of
 from kilolayer.operators.graph import Graphs
 from kilolayer.operators.step_attention import serves
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from kilolayer.layers.stack import Sequences, Stack
 from kilolayer.layers.state import State
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.models.model import Model
+from kilolayer.models.modules import in_mode
 from kilolayer.moe.shard import expert_group
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
     probes = {stack.side: _Profile(stack, running=rule == "running") for stack in model.stacks()}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices), _training(model):
+        with torch.random.fork_rng(devices), in_mode(model, training=True):
             _run(model, batch)
         return Calibration(**{side: probe.finish() for side, probe in probes.items()})
     except BaseException:
@@ -145,14 +145,3 @@ def _run(model: Model, batch: Batch) -> None:
         model(**batch)
     else:
         model(*batch)
-
-
-@contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    before = {module: module.training for module in model.modules()}
-    model.train()
-    try:
-        yield
-    finally:
-        for module, mode in before.items():
-            module.training = mode

@@ -48,6 +48,15 @@ def expert_group(model: nn.Module) -> ExpertGroup | None:
     return next((layer.group for layer in sparse_layers(model).values()), None)
 
 
+def refuse_part(model: nn.Module) -> None:
+    """Refuse a model of which this process has only its own experts, where the whole is wanted."""
+    if expert_group(model) is not None:
+        raise InputError(
+            "this process has only its own part of the experts",
+            fix="load full_state_dict(model) into a whole model, and take that",
+        )
+
+
 def reduce_gradients(model: nn.Module) -> None:
     """Sum the gradients of all but the experts over the processes that share these; call it after the step's last backward."""
     group = expert_group(model)

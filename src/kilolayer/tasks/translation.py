@@ -20,10 +20,10 @@ from kilolayer.data.tokenizer import TokenizerConfig, Tokenizers, tokenizers_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.generate.config import SearchConfig
-from kilolayer.generate.modules import evaluation
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.modules import in_mode
 from kilolayer.tasks.loss import token_losses
 from kilolayer.tasks.translation_scores import score_test, write_translations
 
@@ -133,7 +133,7 @@ class TranslationTask:
         if not self.corpora.valid:
             return None
         parts: dict[str, tuple[float, int, TranslationValidation]] = {}
-        with evaluation(model):
+        with in_mode(model, training=False):
             for direction in self.corpora.directions:
                 texts = self.corpora.valid_of(direction)
                 if texts:

@@ -23,13 +23,13 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
 
 
 @contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Without dropout inside; afterwards each module is as it was."""
-    training = [module for module in modules_of(model) if module.training]
-    for module in training:
-        module.training = False
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """All modules in training, or none, inside; afterwards each is as it was."""
+    others = [module for module in modules_of(model) if module.training is not training]
+    for module in others:
+        module.training = training
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module in others:
+            module.training = not training
