@@ -34,13 +34,13 @@ from sacrebleu import BLEU
 from torch import Tensor
 
 import kilolayer as kl
+from kilolayer.convert.product import Product
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import Tokenizers
-from kilolayer.export.product import Product
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import translate_lines
 from kilolayer.tasks.translation import SidedTokenizer
-from kilolayer.train.run import Run
+from kilolayer.training.run import Run
 
 SHAPES = [(256, 256), (256, 768), (256, 1024), (1024, 256), (512, 512), (512, 1536), (512, 2048), (2048, 512)]
 VOCABULARIES = [(256, 8000), (512, 32_000)]
@@ -125,7 +125,7 @@ def translations(folder: Path, sentences: int) -> dict[str, Any]:
     run, tokenizer = Run.open(folder), SidedTokenizer(Tokenizers.load(folder))
     found: dict[str, list[str]] = {}
     times: dict[str, list[float]] = {}
-    with patch("kilolayer.export.write_out.LEAST_INT8", 0):
+    with patch("kilolayer.convert.write_out.LEAST_INT8", 0):
         models = {"int8, all matrices": run.load_reader(torch.device("cpu"), "int8")}
     models |= {name: run.load_reader(torch.device("cpu"), name) for name in ("int8", "fp32")}
     for _ in range(3):

@@ -19,10 +19,10 @@ import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.data.windows import TextBatch
 from kilolayer.layers.stack import Stack
-from kilolayer.train.config import TrainConfig
-from kilolayer.train.guard import Guard
-from kilolayer.train.optimizer import Optimizer
-from kilolayer.train.step import Stepper
+from kilolayer.training.config import TrainConfig
+from kilolayer.training.guard import Guard
+from kilolayer.training.optimizer import Optimizer
+from kilolayer.training.step import Stepper
 
 LR = 1e-4
 Step = Callable[[], Any]

@@ -46,9 +46,9 @@ from kilolayer.data.tokenizer import SHARED_FILE, TokenizerConfig, Tokenizers, t
 from kilolayer.evaluate.scores import Bleu, Chrf
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.tasks.translation import TranslationTask
-from kilolayer.train.checkpoint import step_of, steps
-from kilolayer.train.config import RunConfig
-from kilolayer.train.run import Run, cache_folder, choose_device
+from kilolayer.training.checkpoint import step_of, steps
+from kilolayer.training.config import RunConfig
+from kilolayer.training.run import Run, cache_folder, choose_device
 
 Pair = tuple[str, str]  # English, the other language
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kilolayer import recipes as recipes
-    from kilolayer.export.fold import fold as fold
+    from kilolayer.convert.fold import fold as fold
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
     from kilolayer.models.config import ModelConfig as ModelConfig
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from kilolayer.moe.balance import update_balance as update_balance
     from kilolayer.moe.clip import clip_grad_norm_ as clip_grad_norm_
     from kilolayer.moe.config import MoE as MoE
+    from kilolayer.moe.full_state import full_state_dict as full_state_dict
+    from kilolayer.moe.full_state import load_full_state_dict as load_full_state_dict
     from kilolayer.moe.layer import freeze_experts as freeze_experts
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
-    from kilolayer.moe.state import full_state_dict as full_state_dict
-    from kilolayer.moe.state import load_full_state_dict as load_full_state_dict
 
 __version__ = "0.1.0"
 
@@ -37,10 +37,10 @@ _HOMES = {
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
-    "fold": "kilolayer.export.fold",
+    "fold": "kilolayer.convert.fold",
     "freeze_experts": "kilolayer.moe.layer",
-    "full_state_dict": "kilolayer.moe.state",
-    "load_full_state_dict": "kilolayer.moe.state",
+    "full_state_dict": "kilolayer.moe.full_state",
+    "load_full_state_dict": "kilolayer.moe.full_state",
     "reduce_gradients": "kilolayer.moe.shard",
     "shard_experts": "kilolayer.moe.shard",
     "update_balance": "kilolayer.moe.balance",

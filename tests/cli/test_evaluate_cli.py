@@ -14,7 +14,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers.tokenizer_spm import TokenizerSPM
 from typed_commands import quietly, refused
 
-from kilolayer.train.run import Run
+from kilolayer.training.run import Run
 
 DIRECTIONS = ["en-de", "de-en", "en-up", "up-en"]
 

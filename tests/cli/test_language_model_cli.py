@@ -15,8 +15,8 @@ from typed_commands import quietly, refused
 
 from kilolayer.config import build, load
 from kilolayer.data.grammar import pairs
-from kilolayer.train.config import RunConfig
-from kilolayer.train.metrics import read_metrics
+from kilolayer.training.config import RunConfig
+from kilolayer.training.metrics import read_metrics
 
 CONFIG = """\
 task = "causal_lm"
@@ -193,7 +193,7 @@ def test_a_prompt_is_continued(written: tuple[Path, str, str]) -> None:
 
 
 def test_a_prompt_is_continued_in_int8(written: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.export.write_out.LEAST_INT8", 0)
+    monkeypatch.setattr("kilolayer.convert.write_out.LEAST_INT8", 0)
     words = ["generate", written[0], "--prompt", "Der Hund", "--greedy", "--max-tokens", "1", "--json", "--precision"]
     (exact,), (rounded,) = (json.loads(quietly(*words, precision)[1])[0]["continuations"] for precision in ("fp32", "int8"))
     assert rounded["log_probability"] != exact["log_probability"]

@@ -17,9 +17,9 @@ from typed_commands import quietly, refused, translate
 from kilolayer import recipes
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
-from kilolayer.train import checkpoint
-from kilolayer.train.config import RunConfig
-from kilolayer.train.metrics import read_metrics
+from kilolayer.training import checkpoint
+from kilolayer.training.config import RunConfig
+from kilolayer.training.metrics import read_metrics
 
 
 def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]) -> None:
@@ -151,7 +151,7 @@ def test_translations_come_one_a_line_in_order(
 def test_rounded_products_write_nearly_the_same(
     trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr("kilolayer.export.write_out.LEAST_INT8", 0)
+    monkeypatch.setattr("kilolayer.convert.write_out.LEAST_INT8", 0)
     typed = ["--n-best", "--search.method", "greedy"]
     lines = b"The dog sleeps.\nA cat sees the ball.\n"
     (code, exact, _), (other, rounded, err) = (

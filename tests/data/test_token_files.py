@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_pairs import make_pairs, write_pairs
 
-from kilolayer.data.cache import built, content_key, damage
+from kilolayer.data.cache_folder import built, content_key, damage
 from kilolayer.data.filters import FilterReport
 from kilolayer.data.store import PairWriter, TokenPairs
 from kilolayer.errors import InputError
@@ -151,7 +151,7 @@ def test_of_two_builders_one_wins_and_both_can_read(tmp_path: Path) -> None:
 
 def test_a_killed_build_leaves_no_folder_in_its_place(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from kilolayer.data.cache import built\n"
+        "import os, sys; from pathlib import Path; from kilolayer.data.cache_folder import built\n"
         "def build(draft):\n    (draft / 'one').write_text('1'); os.kill(os.getpid(), 9)\n"
         "built(Path(sys.argv[1]), build)"
     )
@@ -164,7 +164,7 @@ def test_a_killed_build_leaves_no_folder_in_its_place(tmp_path: Path) -> None:
 BUILDER = """
 import sys
 from pathlib import Path
-from kilolayer.data.cache import built
+from kilolayer.data.cache_folder import built
 
 def build(draft):
     (draft / "one").write_text("1")
@@ -209,7 +209,7 @@ def test_a_draft_that_is_taken_for_abandoned_before_its_lock_is_given_up(
             Path(file.name).unlink()  # what another process does that was quicker
         lock(file, how)
 
-    monkeypatch.setattr("kilolayer.data.cache.fcntl.flock", lose_the_first)
+    monkeypatch.setattr("kilolayer.data.cache_folder.fcntl.flock", lose_the_first)
     assert damage(built(tmp_path / "made", build)) is None
     assert stolen
     assert [path.name for path in tmp_path.iterdir()] == ["made"]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer import config
+from kilolayer.convert.write_out import write_out
 from kilolayer.errors import OptionError
-from kilolayer.export.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
 from kilolayer.layers.block import Block, SparseBlock

@@ -22,9 +22,9 @@ from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
 from kilolayer.layers.routing import Routing
+from kilolayer.moe.full_state import own_experts
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.shard import expert_group
-from kilolayer.moe.state import own_experts
 from kilolayer.parallel.collectives import exchange, gather, sum_gradients, sum_over
 from kilolayer.parallel.group import ExpertGroup
 

@@ -62,7 +62,7 @@ class ProcessPool:
         self.started += 1
         # One process imports everything, and the others are its forks.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "kilolayer.models.build", "kilolayer.moe.state"])
+        context.set_forkserver_preload(["torch.distributed", "kilolayer.models.build", "kilolayer.moe.full_state"])
         store = f"file://{self.folder}/store-{self.started}"
         for rank in range(max(self.sizes)):
             ours, theirs = context.Pipe()

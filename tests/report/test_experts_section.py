@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kilolayer.report import experts as section
-from kilolayer.report.experts import experts, state, unbalanced
+from kilolayer.report import experts_section as section
+from kilolayer.report.experts_section import experts, state, unbalanced
 from kilolayer.report.page import render
 from kilolayer.report.record import Record
 

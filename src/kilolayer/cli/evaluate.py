@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kilolayer.data.parallel import Direction
     from kilolayer.evaluate.scores import Metric
     from kilolayer.evaluate.significance import Comparison
-    from kilolayer.train.run import Run
+    from kilolayer.training.run import Run
 
 
 SAMPLES = 1000
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print scores, error analysis and comparisons."""
     from kilolayer.evaluate.scores import score_all
     from kilolayer.tasks.translation_scores import add_scores
-    from kilolayer.train.run import Run
+    from kilolayer.training.run import Run
 
     if typed:
         raise unknown(typed[0], ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu", "--stride"])
@@ -108,7 +108,7 @@ def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
     """What the run keeps, or with a stride of its own what that gives."""
     from kilolayer.models.decoder import Decoder
     from kilolayer.tasks.causal_lm import CausalLMTask
-    from kilolayer.train.run import cache_folder, choose_device
+    from kilolayer.training.run import cache_folder, choose_device
 
     path = run.folder / "scores.json"
     if stride is None and path.exists():
@@ -135,7 +135,7 @@ def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     from kilolayer.models.encoder_decoder import EncoderDecoder
     from kilolayer.tasks.translation import TranslationTask
     from kilolayer.tasks.translation_scores import hypotheses_path
-    from kilolayer.train.run import Run, cache_folder, choose_device
+    from kilolayer.training.run import Run, cache_folder, choose_device
 
     run = Run.open(folder)
     task = run.task(cache_folder())

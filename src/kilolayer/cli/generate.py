@@ -16,7 +16,7 @@ from kilolayer.errors import InputError, OptionError, unknown
 if TYPE_CHECKING:
     from kilolayer.generate.config import SearchConfig
     from kilolayer.models.model import Model
-    from kilolayer.train.run import Run
+    from kilolayer.training.run import Run
 
 PROMPTS_AT_ONCE = 64
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "samples")
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         raise unknown(
             typed[0].partition("=")[0], ["--temperature", "--top-k", "--top-p", "--samples", "--max-tokens", "--seed"]
         )
-    from kilolayer.train.run import Run, choose_device
+    from kilolayer.training.run import Run, choose_device
 
     opened = Run.open(options.run, "causal_lm")
     model = opened.load_reader(choose_device(options.device), options.precision)
@@ -100,7 +100,7 @@ class Writer:
     def stream(self, prompt: str) -> None:
         """Print the prompt, and its continuation as it is written."""
         from kilolayer.generate.continuation import continue_texts
-        from kilolayer.generate.stream import TextStream
+        from kilolayer.generate.text_stream import TextStream
 
         def write(text: str) -> None:
             sys.stdout.write(text)

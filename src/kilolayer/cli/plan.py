@@ -17,7 +17,7 @@ from kilolayer.recipes.base import Description
 
 if TYPE_CHECKING:
     from kilolayer.models.budget import Budget, Work
-    from kilolayer.train.config import RunConfig
+    from kilolayer.training.config import RunConfig
 
 
 LARGEST = 1_000_000  # of batch, length and beam; what is larger is a slip of the fingers
@@ -69,7 +69,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     tables = {*(load(path) if path is not None else {}), *overrides(typed)}
     if tables <= {"model"}:
         return read(PlanConfig, path, typed)
-    from kilolayer.train.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
+    from kilolayer.training.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
 
     return read(RunConfig, path, typed)
 

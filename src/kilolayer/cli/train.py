@@ -20,8 +20,8 @@ from kilolayer.errors import InputError, OptionError
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
     from kilolayer.tasks.task import Task
-    from kilolayer.train.config import RunConfig
-    from kilolayer.train.run import Run
+    from kilolayer.training.config import RunConfig
+    from kilolayer.training.run import Run
 
 HEADLINES = {"bleu": 1, "bits_per_byte": 4}  # the score that a task is told by, and its digits
 EMBEDDED = Path(str(files("kilolayer.tasks") / "quickstart.toml"))
@@ -29,7 +29,7 @@ EMBEDDED = Path(str(files("kilolayer.tasks") / "quickstart.toml"))
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    from kilolayer.train.config import RunConfig
+    from kilolayer.training.config import RunConfig
 
     add_options(parser, RunConfig)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
@@ -41,8 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Train, then score the test part and write the report. Of several processes the first makes, holds and ends the run."""
     from kilolayer.parallel.processes import Processes
-    from kilolayer.train.loop import train
-    from kilolayer.train.run import Run
+    from kilolayer.training.loop import train
+    from kilolayer.training.run import Run
 
     resume = options.resume is not None
     if resume and (options.config is not None or options.run is not None or typed):
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 @contextmanager
 def _old_run(folder: Path) -> Iterator[Run]:
     """A run that was created before, in its locked folder."""
-    from kilolayer.train.run import Run, locked
+    from kilolayer.training.run import Run, locked
 
     opened = Run.open(folder)
     with locked(folder):
@@ -80,8 +80,8 @@ def _old_run(folder: Path) -> Iterator[Run]:
 def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -> Iterator[Run]:
     """A run in a locked new folder. Everything that can be refused is refused here, before any work."""
     from kilolayer.data.grammar import write_corpus
-    from kilolayer.train.config import RunConfig
-    from kilolayer.train.run import Run, cache_folder, check_new, locked, prepare
+    from kilolayer.training.config import RunConfig
+    from kilolayer.training.run import Run, cache_folder, check_new, locked, prepare
 
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
@@ -104,7 +104,7 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
 def _check_start(start: Run, task: Task, config: RunConfig) -> None:
     """Refuse other tokens and another model than those of the run to start from."""
     from kilolayer.models.build import build_model
-    from kilolayer.train.run import check_fit
+    from kilolayer.training.run import check_fit
 
     if start.vocabulary().digest != task.vocabulary.digest:
         raise InputError(
@@ -125,8 +125,8 @@ def _check_start(start: Run, task: Task, config: RunConfig) -> None:
 
 def _check_means(config: RunConfig, processes: Processes) -> None:
     """Refuse what this machine does not have, a device for each process or a package, and what these processes cannot do."""
-    from kilolayer.train.metrics import summary_writer
-    from kilolayer.train.run import choose_device
+    from kilolayer.training.metrics import summary_writer
+    from kilolayer.training.run import choose_device
 
     processes.check(choose_device(config.train.device))
     if config.train.tensorboard:
@@ -143,7 +143,7 @@ def _check_means(config: RunConfig, processes: Processes) -> None:
 
 def _data_of(run: Run, processes: Processes) -> Task | None:
     """What the run trains on; None where it is finished."""
-    from kilolayer.train.run import cache_folder
+    from kilolayer.training.run import cache_folder
 
     if (run.folder / "scores.json").exists():
         if processes.first:
@@ -157,7 +157,7 @@ def _data_of(run: Run, processes: Processes) -> Task | None:
 def _finish(run: Run, as_json: bool) -> int:
     """Score the test part once, write the report, and show both."""
     from kilolayer.report.page import write_report
-    from kilolayer.train.run import KINDS, cache_folder, choose_device
+    from kilolayer.training.run import KINDS, cache_folder, choose_device
 
     path = run.folder / "scores.json"
     if not path.exists():

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.generate.translate import translate_lines
     from kilolayer.models.encoder_decoder import EncoderDecoder
     from kilolayer.tasks.translation import SidedTokenizer
-    from kilolayer.train.run import Run, choose_device
+    from kilolayer.training.run import Run, choose_device
 
     opened = Run.open(options.run, "translation")
     table = overrides(typed)
@@ -106,7 +106,7 @@ class Input:
     """Lines to translate, and on a terminal how many of them are done: with their speed and, of a file, the time left."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        from kilolayer.train.progress import LiveLine
+        from kilolayer.training.progress import LiveLine
 
         self.stream = stream
         self.size = _bytes_ahead(stream)

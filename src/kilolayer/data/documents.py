@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.config import check
-from kilolayer.data.cache import built, content_key
+from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import InputError, OptionError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from kilolayer.data.cache import built, content_key
+from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora, DataConfig
 from kilolayer.data.filters import FilterConfig, FilterReport, Seen, drop_empty, fits_length, fits_ratio
 from kilolayer.data.mixing import Mixture, Part

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kilolayer.data.cache import built, content_key
+from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import count_lines, read_lines
 from kilolayer.errors import InputError, OptionError
 

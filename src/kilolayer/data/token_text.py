@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kilolayer.data.cache import built, content_key
+from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
 from kilolayer.data.store import TOKEN_TYPES, TOKENS, damaged, read_spans
 from kilolayer.data.tokenizer import END

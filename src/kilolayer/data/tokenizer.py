@@ -20,7 +20,7 @@ from typing import Literal
 import sentencepiece
 
 from kilolayer.config import check
-from kilolayer.data.cache import built, content_key
+from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora
 from kilolayer.data.parallel import ParallelText
 from kilolayer.data.text import read_lines

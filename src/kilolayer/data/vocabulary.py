@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import sentencepiece
 
-from kilolayer.data.cache import built, content_key
+from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
 from kilolayer.data.tokenizer import END, SHARED_FILE, SPACE, Tokenizer, TokenizerConfig, train_tokenizer
 from kilolayer.errors import InputError

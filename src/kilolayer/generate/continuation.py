@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kilolayer.export.write_out import write_out
+from kilolayer.convert.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import PAD

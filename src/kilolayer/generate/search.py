@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kilolayer.convert.write_out import write_out
 from kilolayer.errors import InputError
-from kilolayer.export.write_out import write_out
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kilolayer.convert.write_out import write_out
 from kilolayer.errors import OptionError
-from kilolayer.export.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import EOS, PAD

@@ -15,7 +15,7 @@ from kilolayer.config import build
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import ModelConfig
 from kilolayer.report.depth import layers, unreached
-from kilolayer.report.experts import experts, state, unbalanced
+from kilolayer.report.experts_section import experts, state, unbalanced
 from kilolayer.report.markup import (
     bullets,
     folded,

@@ -1,0 +1,338 @@
+"""A model written out for decoding on the CPU, where calling modules costs as much as the arithmetic of a few rows.
+
+    y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
+
+What scales or shifts the input or output of a matrix is multiplied into it once: in_scale and the factors of heads into
+columns, branch into rows (or into N_post), shifts into biases.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kilolayer.convert.int8_product import Int8Product, why_not_int8
+from kilolayer.convert.product import Product
+from kilolayer.errors import OptionError
+from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
+from kilolayer.layers.block import Block, CrossBlock, View
+from kilolayer.layers.cache import KeptKeys
+from kilolayer.layers.embedding import Embedding, VocabularyProjection
+from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.mask import Mask
+from kilolayer.layers.projection import Projection
+from kilolayer.layers.scale import Constant, HeadScale, LearnedScale, Shift
+from kilolayer.layers.stack import Stack, StackOutput
+from kilolayer.layers.state import State
+from kilolayer.layers.sublayer import Sublayer
+from kilolayer.models.decoder import Decoder
+from kilolayer.models.encoder_decoder import EncoderDecoder
+
+AnyModel = TypeVar("AnyModel", bound=EncoderDecoder | Decoder)
+
+# A layer that holds another part than these is not written out.
+SUBLAYER_PARTS = {"f", "pre_norm", "post_norm", "out_norm", "in_scale", "skip", "branch", "dropout", "drop_path"}
+ATTENTION_PARTS = {"input_shift", "head_scale", "inner_norm", "output"}
+PARTS: dict[type[nn.Module], set[str]] = {
+    SelfAttention: ATTENTION_PARTS | {"query_key_value"},
+    CrossAttention: ATTENTION_PARTS | {"query", "key_value"},
+    FeedForward: {"input_shift", "input", "activation_shift", "activation", "dropout", "inner_norm", "output_shift", "output"},
+}
+
+LEAST_INT8 = 2**18  # elements; with a smaller matrix the product of few rows is no slower in fp32
+
+RowFunction = Callable[[Tensor], Tensor]
+Addition = Callable[[Tensor, Tensor], Tensor]
+WrittenFunction = Callable[[Tensor, int, View, KeptKeys | None], Tensor]
+
+
+@torch.no_grad()
+def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
+    """The same function of the same weights as they are now, without dropout, for decoding on the CPU.
+
+    A model that is not on the CPU, or holds modules that this does not know, comes back as it is; so does a written one.
+    int8: nearly the same function, its large matrices rounded to 8-bit integers, and so their inputs.
+    """
+    if int8 and not (_is_known(model) and model.embedding.weight.dtype == torch.float32):
+        raise OptionError(
+            "this model cannot be computed in int8", fix="use fp32: int8 knows dense fp32 models on the CPU alone"
+        )
+    if int8 and (reason := why_not_int8()) is not None:
+        raise OptionError(f"int8 cannot be used, because {reason}", fix="use fp32")
+    if isinstance(model.decoder, WrittenStack) or not _is_known(model):
+        return model
+    written = copy.copy(model)
+    written._modules = dict(model._modules)
+    for name, module in model.named_children():
+        if isinstance(module, Stack):
+            written._modules[name] = WrittenStack.of(module)
+    written.vocabulary = WrittenVocabulary(model.embedding if model.vocabulary is None else model.vocabulary)
+    if int8:
+        _round_products(written)
+    return written
+
+
+def _round_products(written: EncoderDecoder | Decoder) -> None:
+    """Large matrices in 8-bit integers."""
+    stacks = [stack for stack in written.stacks() if isinstance(stack, WrittenStack)]
+    functions = [sublayer.f for stack in stacks for sublayers in stack.layers for sublayer in sublayers]
+    large = [
+        (holder, name, part)
+        for holder in (*functions, written.vocabulary)
+        for name, part in vars(holder).items()
+        if isinstance(part, Product) and part.weight.numel() >= LEAST_INT8
+    ]
+    if not large:
+        raise OptionError(f"int8 has no effect: no matrix of the model has {LEAST_INT8:,} elements", fix="use fp32")
+    for holder, name, product in large:
+        setattr(holder, name, Int8Product(product.weight, product.bias))
+
+
+def _is_known(model: EncoderDecoder | Decoder) -> bool:
+    """Whether every layer is made of the parts that are written out here, in one dtype, with nothing hooked to them."""
+    kinds = {(parameter.device.type, parameter.dtype) for parameter in model.parameters()}
+    if kinds not in ({("cpu", torch.float32)}, {("cpu", torch.float64)}):
+        return False
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        return False
+    blocks = [block for stack in model.stacks() for block in stack.blocks]
+    return all(type(block) in (Block, CrossBlock) and all(map(_is_known_sublayer, _sublayers(block))) for block in blocks)
+
+
+def _sublayers(block: nn.Module) -> list[Sublayer]:
+    assert isinstance(block, Block)
+    return block.sublayers()
+
+
+def _is_known_sublayer(sublayer: Sublayer) -> bool:
+    parts, function = ({name for name, _ in module.named_children()} for module in (sublayer, sublayer.f))
+    scaled_before_norm = isinstance(sublayer.f, Attention) and not (
+        _is_absent(sublayer.f.head_scale) or _is_absent(sublayer.f.inner_norm)
+    )
+    return parts | {"branch"} == SUBLAYER_PARTS and function == PARTS.get(type(sublayer.f)) and not scaled_before_norm
+
+
+class WrittenVocabulary(VocabularyProjection):
+    """[batch, length, dim] to [batch, length, vocabulary]."""
+
+    def __init__(self, table: Embedding | VocabularyProjection) -> None:
+        nn.Module.__init__(self)
+        self.weight = table.weight
+        # The largest matrix: packed, it is read faster from two rows on.
+        self.product = Product(table.weight.detach(), None, fewest_rows=2)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.product(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+
+
+class WrittenStack(Stack):
+    """The same stack, its layers written out. Positions, masks, stream and top are the stack's own."""
+
+    layers: list[list[WrittenSublayer]]
+
+    @classmethod
+    def of(cls, stack: Stack) -> WrittenStack:
+        """Holds the modules of `stack`; what was folded or packed is a copy."""
+        written = cls.__new__(cls)
+        written.__dict__.update(stack.__dict__)
+        written.layers = [[WrittenSublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
+        return written
+
+    def run(
+        self, x: Tensor, view: View, caches: Sequence[KeptKeys] | None = None, *, hidden_states: bool = False
+    ) -> StackOutput:
+        if hidden_states or self.training or self.residuals is not None:
+            return super().run(x, view, caches, hidden_states=hidden_states)
+        batch, rows = len(x), x.flatten(0, 1)
+        history = self.stream.write([], State.of(rows))
+        for index, sublayers in enumerate(self.layers):
+            rows = self.stream.read(history).precise
+            for sublayer in sublayers:
+                rows = sublayer(rows, batch, view, caches[index] if caches else None)
+            history = self.stream.write(history, State.of(rows))
+        states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history).precise)))
+        return StackOutput(states.view(x.shape), None)
+
+
+class WrittenSublayer:
+    """One residual: rows [batch * length, dim] to the same."""
+
+    def __init__(self, sublayer: Sublayer) -> None:
+        branch = _scale(sublayer.branch)
+        self.f = _function(sublayer.f, _scale(sublayer.in_scale), branch if _is_absent(sublayer.post_norm) else 1.0)
+        self.pre_norm = _norm(sublayer.pre_norm)
+        self.post_norm = _norm(sublayer.post_norm, branch)
+        self.out_norm = _norm(sublayer.out_norm)
+        self.add = _addition(_scale(sublayer.skip))
+
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+        y = self.post_norm(self.f(self.pre_norm(x), batch, view, cache))
+        return self.out_norm(self.add(y, x))
+
+
+class WrittenAttention:
+    """What both kinds share: the mixing of heads and the output projection."""
+
+    def __init__(self, attention: Attention, branch: Tensor | float) -> None:
+        self.heads, self.key_heads, self.head_dim = attention.heads, attention.key_heads, attention.head_dim
+        self.inner_norm = _norm(attention.inner_norm)
+        columns: Tensor | float = 1.0
+        if isinstance(attention.head_scale, HeadScale):
+            columns = attention.head_scale.weight.flatten().repeat_interleave(self.head_dim)
+        self.output = _product(attention.output, columns=columns, rows=branch)
+
+    def split_heads(self, x: Tensor, batch: int) -> Tensor:
+        """[batch * length, heads * head width] to [batch, heads, length, head width]."""
+        return x.view(batch, -1, x.shape[1] // self.head_dim, self.head_dim).transpose(1, 2)
+
+    def attend(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
+        """To rows [batch * queries, dim]."""
+        heads_BHLD = F.scaled_dot_product_attention(
+            query_BHLD,
+            key_BHLD,
+            value_BHLD,
+            attn_mask=mask.values,
+            is_causal=mask.causal,
+            enable_gqa=self.key_heads != self.heads,
+        )
+        return self.output(self.inner_norm(heads_BHLD.transpose(1, 2).reshape(-1, self.heads * self.head_dim)))
+
+
+class WrittenSelfAttention(WrittenAttention):
+    """Every position looks at the positions that the mask allows."""
+
+    def __init__(self, attention: SelfAttention, in_scale: Tensor | float, branch: Tensor | float) -> None:
+        super().__init__(attention, branch)
+        self.query_key_value = _product(attention.query_key_value, columns=in_scale, before=attention.input_shift)
+
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+        parts = self.split_heads(self.query_key_value(x), batch)
+        query, key, value = parts.split((self.heads, self.key_heads, self.key_heads), dim=1)
+        if view.rotation is not None:
+            query, key = view.rotation.rotate_query(query), view.rotation.rotate_key(key)
+        if cache is not None:
+            key, value = cache.append(key, value, view.past)
+        return self.attend(query, key, value, view.mask)
+
+
+class WrittenCrossAttention(WrittenAttention):
+    """Every target position looks at the encoder's output."""
+
+    def __init__(self, attention: CrossAttention, in_scale: Tensor | float, branch: Tensor | float) -> None:
+        super().__init__(attention, branch)
+        self.query = _product(attention.query, columns=in_scale, before=attention.input_shift)
+        self.key_value = _product(attention.key_value)
+
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+        assert view.memory is not None
+        assert view.memory_mask is not None
+        query = self.split_heads(self.query(x), batch)
+        key, value = self.read(view.memory.read(), cache)
+        return self.attend(query, key, value, view.memory_mask)
+
+    def read(self, memory: Tensor, cache: KeptKeys | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source, from the cache after the first step, each head's in one piece."""
+        if cache is not None and cache.memory is not None:
+            return cache.memory
+        parts = self.split_heads(self.key_value(memory.flatten(0, 1)), len(memory)).contiguous()
+        key, value = parts.chunk(2, dim=1)
+        if cache is not None:
+            cache.memory = (key, value)
+        return key, value
+
+
+class WrittenFeedForward:
+    """W_2 N_inner(phi(W_1 x))."""
+
+    def __init__(self, feedforward: FeedForward, in_scale: Tensor | float, branch: Tensor | float) -> None:
+        self.input = _product(
+            feedforward.input, columns=in_scale, before=feedforward.input_shift, after=feedforward.activation_shift
+        )
+        relu = isinstance(feedforward.activation, nn.ReLU)
+        self.activation: RowFunction = torch.relu_ if relu else feedforward.activation.forward
+        self.inner_norm = _norm(feedforward.inner_norm)
+        self.output = _product(feedforward.output, rows=branch, before=feedforward.output_shift)
+
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+        return self.output(self.inner_norm(self.activation(self.input(x))))
+
+
+def _function(f: nn.Module, in_scale: Tensor | float, branch: Tensor | float) -> WrittenFunction:
+    match f:
+        case SelfAttention():
+            return WrittenSelfAttention(f, in_scale, branch)
+        case CrossAttention():
+            return WrittenCrossAttention(f, in_scale, branch)
+        case FeedForward():
+            return WrittenFeedForward(f, in_scale, branch)
+        case _:
+            raise TypeError(f"{type(f).__name__} is not written out")
+
+
+def _product(
+    projection: Projection,
+    *,
+    columns: Tensor | float = 1.0,
+    rows: Tensor | float = 1.0,
+    before: nn.Module | None = None,
+    after: nn.Module | None = None,
+) -> Product:
+    """rows . (W (columns . x + before) + b + after): vectors or numbers that scale, modules that shift by one number."""
+    weight, bias = projection.weight.detach(), None if projection.bias is None else projection.bias.detach()
+    shift = sum((each.bias * part for each, part in ((before, weight.sum(dim=1)), (after, 1.0)) if isinstance(each, Shift)))
+    if isinstance(shift, Tensor):
+        bias = shift.expand(len(weight)) if bias is None else bias + shift
+    if not _is_one(columns):
+        weight = weight * columns
+    if not _is_one(rows):
+        weight = weight * torch.as_tensor(rows, dtype=weight.dtype).reshape(-1, 1)
+        bias = None if bias is None else bias * rows
+    return Product(weight, bias)
+
+
+def _norm(norm: nn.Module, gain: Tensor | float = 1.0) -> RowFunction:
+    """The norm of rows, times `gain`."""
+    if _is_absent(norm):
+        return _unchanged
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    weight = norm.weight.detach() * gain
+    if isinstance(norm, nn.RMSNorm):
+        return partial(F.rms_norm, normalized_shape=norm.normalized_shape, weight=weight, eps=norm.eps)
+    shape, bias, eps = norm.normalized_shape, norm.bias.detach() * gain, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+def _is_absent(part: nn.Module) -> bool:
+    return isinstance(part, nn.Identity)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def _addition(skip: Tensor | float) -> Addition:
+    """y + skip . x, written over y."""
+    if isinstance(skip, Tensor):
+        return lambda y, x: y.addcmul_(x, skip)
+    return lambda y, x: y.add_(x, alpha=skip)
+
+
+def _scale(scale: nn.Module) -> Tensor | float:
+    """A vector [dim] or a number."""
+    match scale:
+        case Constant():
+            return scale.value
+        case LearnedScale():
+            return scale.weight.detach() if scale.weight.dim() else float(scale.weight)
+        case _:
+            return 1.0
+
+
+def _is_one(scale: Tensor | float) -> bool:
+    return not isinstance(scale, Tensor) and scale == 1.0

@@ -1,0 +1,385 @@
+"""The training loop: what happens in a run, in order."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from kilolayer.data.tokenizer import PAD
+from kilolayer.models.budget import idle_parameters
+from kilolayer.models.build import build_model
+from kilolayer.models.calibrate import calibrate
+from kilolayer.models.model import Model
+from kilolayer.moe.full_state import join_state, load_full_state_dict, own_state
+from kilolayer.moe.layer import expert_parameters, freeze_experts
+from kilolayer.moe.shard import expert_group, shard_experts
+from kilolayer.parallel.processes import Processes
+from kilolayer.tasks.task import Batch, Task
+from kilolayer.training import checkpoint
+from kilolayer.training.checkpoint import Checkpoint
+from kilolayer.training.guard import Guard
+from kilolayer.training.metrics import Metrics, Unwritten
+from kilolayer.training.norms import LayerNorms
+from kilolayer.training.optimizer import Optimizer
+from kilolayer.training.progress import Progress, Silence
+from kilolayer.training.routing_meter import RoutingMeter
+from kilolayer.training.run import Run, check_vocabulary, choose_device, load_weights
+from kilolayer.training.saver import Saver
+from kilolayer.training.schedule import learning_rate
+from kilolayer.training.step import Stepper, StepResult
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+RESIDUALS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Best:
+    """The best validation so far, `waited` validations ago; value: its quality."""
+
+    value: float | None = None
+    step: int | None = None
+    waited: int = 0
+
+    def update(self, quality: float, step: int) -> bool:
+        """Note a validation; True where it is the best."""
+        value = -math.inf if math.isnan(quality) else quality
+        if self.value is None or value > self.value:
+            self.value, self.step, self.waited = value, step, 0
+            return True
+        self.waited += 1
+        return False
+
+
+@dataclass
+class Stop:
+    """Why the loop should end at the next step."""
+
+    signal: int = 0
+
+
+@dataclass
+class Window:
+    """Sums since the last line of metrics; a skipped step adds to `skipped` and `seconds` alone."""
+
+    loss: float = 0.0
+    nll: float = 0.0
+    grad_norm: float = 0.0
+    dense_norm: float = 0.0
+    expert_norm: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    clipped: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        self.seconds += seconds
+        if result.fault is not None:
+            self.skipped += 1
+            return
+        self.loss += result.loss * result.tokens
+        self.nll += result.nll * result.tokens
+        self.grad_norm += result.gradient_norm
+        self.dense_norm += result.dense_norm
+        self.expert_norm += result.expert_norm
+        self.tokens += result.tokens
+        self.steps += 1
+        self.clipped += result.clipped
+
+    def summary(self) -> dict[str, float]:
+        tokens, steps = self.tokens or math.nan, self.steps or math.nan
+        return {
+            "loss": self.loss / tokens,
+            "nll": self.nll / tokens,
+            "grad_norm": self.grad_norm / steps,
+            "tokens_per_second": self.tokens / self.seconds,
+            "clipped": self.clipped,
+            "skipped": self.skipped,
+        }
+
+    def parts(self) -> dict[str, float]:
+        """The gradient's norm without weights: of experts, and of all else."""
+        steps = self.steps or math.nan
+        return {"dense_norm": self.dense_norm / steps, "expert_norm": self.expert_norm / steps, "clipped": self.clipped}
+
+
+class Trainer:
+    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side.
+
+    Of several processes each has a trainer of its own, and all have the same state but for their noise.
+    """
+
+    def __init__(self, run: Run, task: Task, processes: Processes | None = None) -> None:
+        config = run.config.train
+        self.run, self.task, self.config = run, task, config
+        self.processes = processes or Processes()
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.device = self.processes.place(choose_device(config.device))
+        torch.manual_seed(config.seed)
+        self.model = self._build(shared=run.config.model.moe is not None).train()
+        if config.freeze == "experts":
+            freeze_experts(self.model)
+        self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
+        self.guard = Guard(scaled=config.precision == "fp16")
+        with self.processes.in_turn():
+            self.batches = task.training_batches(config.seed)
+        self.best = Best()
+        self.window = Window()
+        self.step = 0
+        self.saved: int | None = None
+        self.seconds = 0.0
+
+    def _build(self, shared: bool) -> Model:
+        """The model at its start; with `shared`, each of several processes holds a part of the experts."""
+        group, config, seed = self.processes.group, self.run.config.model, self.config.seed
+        if group is None or not shared:
+            return build_model(config, device=self.device, seed=seed)
+        model = build_model(config, device="meta", seed=seed)
+        shard_experts(model, group.processes, one_batch=False)
+        return model.materialise(self.device)
+
+    def begin(self, saved: Checkpoint | None) -> None:
+        """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
+        if saved is None and self.config.start_from is not None:
+            other = Run.open(Path(self.config.start_from), self.run.config.task)
+            load_weights(self.model, own_state(self.model, other.weights(self.task.vocabulary)), other.folder)
+        elif saved is None:
+            self.calibrate()
+        else:
+            check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
+            load_weights(self.model, own_state(self.model, saved.model), self.run.folder)
+        experts = {name for name, _ in expert_parameters(self.model)}
+        self.processes.spread_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
+        dtype = DTYPES.get(self.config.precision)
+        precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
+        self.frozen = {
+            name: precise[weight].cpu()
+            for name, weight in self.model.named_parameters()
+            if weight in precise and not weight.requires_grad
+        }
+        sums = self.config.accumulate * self.processes.size > 1 or self.device.type == "cpu"
+        self.optimizer = Optimizer(self.model, self.config, precise or None, sums=sums)
+        if saved is not None:
+            self.restore(saved)
+
+    def state(self) -> Checkpoint:
+        """All that a resumed run needs to go on as if it had not stopped."""
+        random = {"random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        values = {
+            "guard": self.guard.state(),
+            "batches": self.batches.state(),
+            "best": asdict(self.best),
+            "window": asdict(self.window),
+            "routing": None if self.routing is None else self.routing.state(),
+            "seconds": self.seconds,
+            "vocabulary": self.task.vocabulary.digest,
+        }
+        weights = self.model.state_dict() | self.frozen | self.optimizer.precise()
+        moments = join_state(self.model, self.optimizer.tensors())
+        return Checkpoint(self.step, join_state(self.model, weights), moments | random, values)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Put back what `state` gave, but for the weights, which `begin` loads."""
+        tensors = dict(saved.optimizer)
+        torch.set_rng_state(tensors.pop("random.cpu"))
+        if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda, self.device)
+        self.optimizer.load(own_state(self.model, tensors))
+        self.guard.load_state(saved.state["guard"])
+        self.batches.load_state(saved.state["batches"])
+        self.best = Best(**saved.state["best"])
+        self.window = Window(**saved.state["window"])
+        if self.routing is not None:
+            self.routing.load_state(saved.state["routing"])
+        self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
+
+    def take_batches(self) -> list[Batch]:
+        """This process's share of the batches of a step: of n processes, the r-th takes those at r, r + n, ..."""
+        rank, size = self.processes.rank, self.processes.size
+        taken: list[Batch] = []
+        for place in range(self.config.accumulate * size):
+            if place % size == rank:
+                taken.append(next(self.batches))
+            else:
+                self.batches.skip()
+        return taken
+
+    def calibrate(self) -> None:
+        """Set the residual scales of a recipe that takes them from data; only before the first step."""
+        if self.model.config.recipe.calibration() is None:
+            return
+        position = self.batches.state()
+        *inputs, labels = next(self.batches).parts
+        self.batches.load_state(position)
+        real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
+        # Scales come from the whole model: where processes share the experts, each has all of them for a moment.
+        shares = expert_group(self.model) is not None
+        whole = self._build(shared=False).train() if shares else self.model
+        calibrate(whole, tuple(each[real].to(self.device) for each in inputs))
+        if shares:
+            load_full_state_dict(self.model, whole.state_dict())
+
+
+def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None) -> int:
+    """Train until the end, until it no longer gets better, or until a signal; return the exit code.
+
+    Called by each of several processes; the first alone writes and speaks.
+    """
+    processes = processes or Processes()
+    with _signals() as stop:
+        trainer = Trainer(run, task, processes)
+        newest = _newest(run, processes) if resume else None
+        trainer.begin(None if newest is None else checkpoint.load(newest))
+        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard) if processes.first else Unwritten()
+        kind = Progress if processes.first else Silence
+        progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
+        _introduce(trainer, progress)
+        if resume and newest is None:
+            progress.say("there is no whole checkpoint: the run starts from the beginning")
+        try:
+            with Saver(run.checkpoints, trainer.config.keep) as saver:
+                _loop(trainer, metrics, progress, stop, saver)
+                if stop.signal:
+                    progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
+                _save(trainer, saver)
+        finally:
+            progress.close()
+            metrics.close()
+    if stopped := processes.largest(stop.signal):
+        progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
+        return 128 + stopped
+    return 0
+
+
+def _newest(run: Run, processes: Processes) -> Path | None:
+    """The checkpoint to go on from: what the first process finds."""
+    found = checkpoint.newest(run.checkpoints) if processes.first else None
+    step = processes.of_first(-1 if found is None else checkpoint.step_of(found))
+    return None if step < 0 else checkpoint.path_of(run.checkpoints, int(step))
+
+
+def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, saver: Saver) -> None:
+    config = trainer.config
+    stepper = Stepper(
+        trainer.model,
+        trainer.optimizer,
+        config,
+        trainer.guard,
+        trainer.device,
+        progress.say,
+        trainer.routing,
+        trainer.processes,
+    )
+    while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
+        if config.patience and trainer.best.waited >= config.patience:
+            progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
+            return
+        step = trainer.step + 1
+        lr = learning_rate(config, step)
+        norms = LayerNorms() if config.layers_every and (step % config.layers_every == 0 or step == 1) else None
+        trainer.processes.seed_noise(config.seed, step)
+        started = time.monotonic()
+        result = stepper.step(trainer.take_batches(), lr, norms)
+        seconds = time.monotonic() - started
+        trainer.step = step
+        trainer.seconds += seconds
+        trainer.window.add(result, seconds)
+        if result.fault is None:
+            trainer.guard.accept()
+            if norms is not None:
+                metrics.write("layers", step, **asdict(norms))
+        else:
+            text = trainer.guard.skip(step, result.fault)
+            metrics.write("event", step, text=text)
+            progress.say(text)
+            trainer.guard.check(step)
+        if step % config.log_every == 0 or step == config.steps:
+            _log(trainer, lr, metrics, progress)
+        else:
+            progress.refresh(step, lambda: _shown(trainer.window.summary()))
+        due = step % config.valid_every == 0 or step == config.steps
+        improved = due and _validate(trainer, metrics, progress)
+        if (improved and config.save_best) or step % config.save_every == 0:
+            _save(trainer, saver)
+        saver.check()
+
+
+def _introduce(trainer: Trainer, progress: Progress) -> None:
+    size = trainer.processes.size
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    count += (size - 1) * sum(parameter.numel() for _, parameter in expert_parameters(trainer.model))
+    config = trainer.model.config
+    parts = [f"{config.recipe.title} {config.depths.title}", config.experts, f"{_millions(count)} parameters"]
+    if config.moe is not None:
+        parts.append(f"{_millions(count - idle_parameters(trainer.model, config.moe))} active")
+    progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
+    progress.say(trainer.batches.summary)
+    if size > 1:
+        progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
+    if trainer.step:
+        progress.say(f"resumed at step {trainer.step}")
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.{1 if count >= 1e6 else 2}f} M"
+
+
+def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> None:
+    window, trainer.window = trainer.window, Window()
+    summary = window.summary()
+    epoch = trainer.batches.epoch + trainer.batches.index / len(trainer.batches)
+    metrics.write("train", trainer.step, **summary, lr=lr, epoch=epoch, seconds=trainer.seconds)
+    if trainer.routing is not None:
+        metrics.write("routing", trainer.step, **window.parts(), **trainer.routing.read())
+    progress.update(trainer.step, _shown(summary), logged=True)
+
+
+def _shown(summary: dict[str, float]) -> dict[str, str]:
+    return {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
+
+
+def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
+    found = trainer.task.validate(trainer.model, trainer.config.valid_sentences)
+    if found is None:
+        return False
+    metrics.write("valid", trainer.step, **found.metrics())
+    progress.say(f"step {trainer.step}: validation {found}")
+    return trainer.best.update(trainer.processes.of_first(found.quality), trainer.step)
+
+
+def _save(trainer: Trainer, saver: Saver) -> None:
+    """Begin to write a checkpoint, unless this step has one."""
+    if trainer.saved != trainer.step:
+        state = trainer.state()
+        if trainer.processes.first:
+            saver.save(state, trainer.best.step)
+        trainer.saved = trainer.step
+
+
+@contextmanager
+def _signals() -> Iterator[Stop]:
+    """Turn SIGINT and SIGTERM into a wish to stop at the next step; a second one ends it at once."""
+    stop = Stop()
+
+    def note(number: int, _: FrameType | None) -> None:
+        if stop.signal:
+            raise KeyboardInterrupt
+        stop.signal = number
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

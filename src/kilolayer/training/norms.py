@@ -1,0 +1,91 @@
+"""What each layer does in a step: the size of its gradient, of its update and of the residual stream after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kilolayer.models.model import Model
+from kilolayer.training.optimizer import Optimizer
+
+ByLayer = dict[str, list[float]]
+
+
+@dataclass
+class LayerNorms:
+    """Norms by stack and layer: of the gradient and of the update of a layer's weights, and the residual's root mean square."""
+
+    gradient: ByLayer = field(default_factory=dict)
+    update: ByLayer = field(default_factory=dict)
+    residual: ByLayer = field(default_factory=dict)
+
+
+class Meter:
+    """Measures layers while a step runs, without reading anything back, so that a recorded step can do it too.
+
+    `found` [3, layers + 1]: squares of gradient and update norms, and sums over batches of the residual's root mean square, of
+    all stacks one after the other; the last column gathers what is in no layer.
+    """
+
+    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        self.stacks, self.optimizer = model.stacks(), optimizer
+        starts = {
+            stack.side: sum(len(other.blocks) for other in self.stacks[:index]) for index, stack in enumerate(self.stacks)
+        }
+        layers = sum(len(stack.blocks) for stack in self.stacks)
+        self.found = torch.zeros(3, layers + 1, dtype=torch.float64, device=optimizer.device)
+        self.columns = [
+            torch.tensor([_column(name, starts, layers) for name in group.names], device=optimizer.device)
+            for group in optimizer.groups
+        ]
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note the residual stream of the forward inside."""
+        for stack in self.stacks:
+            stack.residuals = []
+        try:
+            yield
+            sizes = [size for stack in self.stacks for size in stack.residuals or []]
+            self.residuals[:-1] += torch.stack(sizes)
+        finally:
+            for stack in self.stacks:
+                stack.residuals = None
+
+    @property
+    def residuals(self) -> Tensor:
+        """What `watch` has summed so far: [layers + 1]."""
+        return self.found[2]
+
+    def note_gradients(self) -> None:
+        """Before the update."""
+        self._note(0, self.optimizer.gradient_norms())
+
+    def note_update(self, factors: Tensor) -> None:
+        """After the update, with its coefficients."""
+        self._note(1, self.optimizer.update_norms(factors))
+
+    def read(self, norms: LayerNorms, batches: int, scale: float) -> None:
+        """Put what was found into `norms`, and forget it; gradients were `scale` times too large."""
+        gradient, update, residual = self.found.tolist()
+        self.found.zero_()
+        norms.gradient = self._by_stack([value**0.5 / scale for value in gradient])
+        norms.update = self._by_stack([value**0.5 for value in update])
+        norms.residual = self._by_stack([value / batches for value in residual])
+
+    def _note(self, row: int, norms: list[Tensor]) -> None:
+        for columns, each in zip(self.columns, norms, strict=True):
+            self.found[row].index_add_(0, columns, each.double().square())
+
+    def _by_stack(self, values: list[float]) -> ByLayer:
+        rest = iter(values)
+        return {stack.side: [next(rest) for _ in stack.blocks] for stack in self.stacks}
+
+
+def _column(name: str, starts: dict[str, int], layers: int) -> int:
+    side, *path = name.split(".")
+    return starts[side] + int(path[1]) if path[0] == "blocks" else layers

@@ -1,0 +1,314 @@
+"""Adam, AdamW and RAdam on all weights at once, with fp32 masters for weights that are held in less."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.moe.clip import exact_norm
+from kilolayer.moe.layer import expert_parameters
+from kilolayer.moe.shard import expert_group
+from kilolayer.operators.kernels import why_no_kernels
+from kilolayer.parallel.collectives import sum_over
+from kilolayer.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from kilolayer.training.update_kernel import UpdateKernel
+
+AT_ONCE = 64
+ALIGNMENT = 64  # elements: each tensor's part of a flat buffer starts where wide loads may start
+
+
+@dataclass
+class Group:
+    """Weights of one dtype that are decayed alike. Moments and masters lie in one buffer each, in the weights' order.
+
+    of_experts: weights of which each expert of a sparse model has its own.
+    """
+
+    names: list[str]
+    weights: list[nn.Parameter]
+    decay: float
+    of_experts: bool = False
+    starts: list[int] = field(init=False)
+    means: list[Tensor] = field(init=False)
+    squares: list[Tensor] = field(init=False)
+    masters: list[Tensor] | None = field(init=False, default=None)
+    sums: list[Tensor] | None = field(init=False, default=None)
+    buffers: dict[str, Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ends = torch.tensor([-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in self.weights]).cumsum(0).tolist()
+        self.starts, self.size = [0, *ends[:-1]], ends[-1]
+        self.means, self.squares = self._buffer("means"), self._buffer("squares")
+
+    def keep_masters(self, precise: Mapping[nn.Parameter, Tensor]) -> None:
+        """Hold a copy of each weight before it was rounded."""
+        self.masters = self._buffer("masters")
+        for master, weight in zip(self.masters, self.weights, strict=True):
+            master.copy_(precise[weight])
+
+    def keep_sums(self) -> None:
+        """Make room for gradients that are added up over batches."""
+        self.sums = self._buffer("sums")
+
+    def join_weights(self) -> None:
+        """Let the weights lie in one buffer too, so that an update is a few operations and not a few for each of them."""
+        for place, weight in zip(self._buffer("weights"), self.weights, strict=True):
+            weight.data = place.copy_(weight.data)
+
+    @property
+    def gradients(self) -> list[Tensor | None]:
+        """What the next update reads: the sums over batches where they are kept, else the last backward's."""
+        return list(self.sums) if self.sums is not None else [weight.grad for weight in self.weights]
+
+    def _buffer(self, name: str) -> list[Tensor]:
+        """A tensor for each weight, at least in fp32: views of one zeroed buffer."""
+        dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
+        flat = self.buffers[name] = torch.zeros(self.size, dtype=dtype, device=self.weights[0].device)
+        return [
+            flat[start : start + weight.numel()].view(weight.shape)
+            for start, weight in zip(self.starts, self.weights, strict=True)
+        ]
+
+
+class Optimizer:
+    """w <- (1 - lr decay) w - step * mean / (root * sqrt(square) + offset), the decay on matrices and tables alone.
+
+    mean and square are the running means of the gradient and of its square. With t updates, Adam has step = lr / (1 - beta1^t),
+    root = 1 / sqrt(1 - beta2^t), offset = eps. RAdam multiplies by its rectification and leaves the denominator out until that
+    is defined. AdamW decays as written; the others add decay * w to the gradient.
+    `lr` is a tensor, so that a captured step reads its value of the moment.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, precise: Mapping[nn.Parameter, Tensor] | None = None, sums: bool = False
+    ) -> None:
+        """precise: the weights of a lowered model before rounding.
+
+        sums: gradients are added up in one buffer: needed for several batches a step, and faster on the CPU. A weight that has
+        no gradient then has the gradient 0.
+        """
+        self.config = config
+        self.groups = _group(model, config)
+        self.sharing = expert_group(model)
+        self.device = self.groups[0].weights[0].device
+        for group in self.groups:
+            if precise is not None and group.weights[0] in precise:
+                group.keep_masters(precise)
+            if sums:
+                group.keep_sums()
+            if sums and group.masters is None and self.device.type == "cpu":
+                group.join_weights()
+        self.kernel = _make_kernel(self.groups, config) if self.device.type == "cuda" else None
+        self.lr = torch.tensor(config.lr, dtype=torch.float64, device=self.device)
+        self.taken = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def collect(self) -> None:
+        """Add the last backward's gradients to the sums."""
+        summed = [group for group in self.groups if group.sums is not None]
+        if self.kernel is not None and summed:
+            self.kernel.collect()
+        for group in summed:
+            if self.kernel is None:
+                add_lists(group)
+            for weight in group.weights:
+                weight.grad = None
+
+    def shared_sums(self) -> list[Tensor]:
+        """The sums of gradients to which every process adds: all but those of experts that processes share."""
+        joint = [group for group in self.groups if self.sharing is None or not group.of_experts]
+        return [group.buffers["sums"] for group in joint if group.sums is not None]
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for group in self.groups:
+            if group.sums is not None:
+                group.buffers["sums"].zero_()
+            for weight in group.weights:
+                weight.grad = None
+
+    def gradient_norms(self) -> list[Tensor]:
+        """The norm of each weight's gradient, group by group, 0 where there is none: fp32 [weights of the group] each."""
+        norms = []
+        for group in self.groups:
+            zero = torch.zeros((), dtype=group.means[0].dtype, device=self.device)
+            present = [gradient for gradient in group.gradients if gradient is not None]
+            found = iter(torch._foreach_norm(present, 2, dtype=zero.dtype) if present else ())
+            own = torch.stack([zero if gradient is None else next(found) for gradient in group.gradients])
+            norms.append(self._of_all(group, own))
+        return norms
+
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """The norm of all gradients but those of experts, and of those: [] each."""
+        if self.kernel is not None:
+            norms = [self._of_all(*pair) for pair in zip(self.groups, self.kernel.norms(), strict=True)]
+        elif all(group.sums is not None for group in self.groups):
+            norms = [self._of_all(group, exact_norm([group.buffers["sums"].view(-1, ALIGNMENT)])) for group in self.groups]
+        else:
+            norms = [norms.norm() for norms in self.gradient_norms()]
+        parts = [[torch.zeros_like(norms[0])], [torch.zeros_like(norms[0])]]
+        for norm, group in zip(norms, self.groups, strict=True):
+            parts[group.of_experts].append(norm)
+        dense, expert = (torch.stack(part).norm() for part in parts)
+        return dense, expert
+
+    def update_norms(self, factors: Tensor) -> list[Tensor]:
+        """The norm of what the update with these coefficients changed in each weight, from the moments that it left behind."""
+        return [
+            self._of_all(
+                group, torch.cat([self._changes(group, start, factors) for start in range(0, len(group.weights), AT_ONCE)])
+            )
+            for group in self.groups
+        ]
+
+    def _of_all(self, group: Group, norms: Tensor) -> Tensor:
+        """Norms over the weights that all processes hold, from those over the weights that are held here."""
+        if self.sharing is None or not group.of_experts:
+            return norms
+        return sum_over(norms.double().square(), self.sharing).sqrt().to(norms.dtype)
+
+    def _changes(self, group: Group, start: int, factors: Tensor) -> Tensor:
+        """Norms of the changes of a few weights: more at once would hold a second copy of the model."""
+        few = slice(start, start + AT_ONCE)
+        weights, means, squares = (group.masters or list(group.weights))[few], group.means[few], group.squares[few]
+        lr, step, root, offset, _ = factors.to(means[0].dtype)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(roots, root)
+        torch.ops.aten._foreach_add_.Tensor(roots, offset)  # by its short name it reads the number, which a recording must not
+        changes = torch._foreach_div(means, roots)
+        torch._foreach_mul_(changes, step)
+        if group.decay and self.config.optimizer == "adamw":
+            # w' = (1 - lr decay) w - change, so that w - w' = (change + lr decay w') / (1 - lr decay).
+            for change, weight in zip(changes, weights, strict=True):
+                change.add_(weight.detach() * (lr * group.decay)).div_(1 - lr * group.decay)
+        return torch.stack(torch._foreach_norm(changes, 2))
+
+    def coefficients(self, scale: Tensor) -> Tensor:
+        """lr, step, root, offset and the factor on the gradient, for the update after `taken` ones: fp64 [5]."""
+        beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
+        count = self.taken + 1
+        left1, left2 = 1 - beta1**count, 1 - beta2**count
+        if self.config.optimizer != "radam":
+            return torch.stack([self.lr, self.lr / left1, left2.rsqrt(), torch.full_like(count, eps), scale.double()])
+        longest = 2 / (1 - beta2) - 1
+        length = longest - 2 * count * beta2**count / left2
+        rectified = length > 5
+        ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        step = self.lr / left1 * torch.where(rectified, (ratio.clamp(min=0) * left2).sqrt(), 1.0)
+        return torch.stack([self.lr, step, rectified.double(), torch.where(rectified, eps, 1.0), scale.double()])
+
+    def update(self, scale: Tensor, finite: Tensor) -> Tensor:
+        """Change the weights by the gradients times `scale`, where `finite`; otherwise nothing. Both are tensors [].
+
+        Returns the coefficients, for `update_norms`.
+        """
+        factors = self.coefficients(scale)
+        if self.kernel is not None:
+            self.kernel.update(factors.float(), finite)
+            self.taken += finite
+        elif bool(finite):
+            for group in self.groups:
+                update_lists(group, factors.tolist(), self.config)
+            self.taken += 1
+        return factors
+
+    def precise(self) -> dict[str, Tensor]:
+        """Every trained weight by name, as exact as it is held."""
+        return {
+            name: weight.detach()
+            for group in self.groups
+            for name, weight in zip(group.names, group.masters or group.weights, strict=True)
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state but for the masters: `embedding.weight/mean`, `embedding.weight/square`, and `updates`."""
+        slots = {"mean": lambda group: group.means, "square": lambda group: group.squares}
+        named = {
+            f"{name}/{slot}": tensor
+            for group in self.groups
+            for slot, of in slots.items()
+            for name, tensor in zip(group.names, of(group), strict=True)
+        }
+        return named | {"updates": self.taken}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        ours = self.tensors()
+        if missing := sorted(set(ours) ^ set(tensors)):
+            raise InputError(
+                f"the optimizer's state does not fit the model: {missing[0]!r} is in one of them alone",
+                fix="resume with the configuration of the run",
+            )
+        for name, tensor in ours.items():
+            tensor.copy_(tensors[name])
+
+
+def add_lists(group: Group) -> None:
+    """The last backward's gradients of one group to its sums: what runs on the CPU, and what the kernel is tested against."""
+    assert group.sums is not None
+    found = [(total, weight.grad) for total, weight in zip(group.sums, group.weights, strict=True)]
+    present = [(total, gradient) for total, gradient in found if gradient is not None]
+    torch._foreach_add_([total for total, _ in present], [gradient for _, gradient in present])
+
+
+def update_lists(group: Group, factors: list[float], config: TrainConfig) -> None:
+    """The update of one group, in buffers or tensor by tensor: what runs on the CPU, and what the kernel is tested against."""
+    lr, step, root, offset, scale = factors
+    present = [index for index, gradient in enumerate(group.gradients) if gradient is not None]
+    if not present:
+        return
+    joined = group.buffers.get("masters", group.buffers.get("weights"))
+    if group.sums is not None and joined is not None:
+        weights, means, squares, gradients = ([joined], *([group.buffers[name]] for name in ("means", "squares", "sums")))
+    else:
+        weights, means, squares = (
+            [tensors[index] for index in present] for tensors in (group.masters or group.weights, group.means, group.squares)
+        )
+        gradients = [gradient.to(group.means[0].dtype) for gradient in group.gradients if gradient is not None]
+    with torch.no_grad():
+        if scale != 1.0:
+            gradients = torch._foreach_mul(gradients, scale)
+        if group.decay and config.optimizer == "adamw":
+            torch._foreach_mul_(weights, 1 - lr * group.decay)
+        elif group.decay:
+            gradients = torch._foreach_add(gradients, weights, alpha=group.decay)
+        torch._foreach_lerp_(means, gradients, 1 - config.beta1)
+        torch._foreach_mul_(squares, config.beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - config.beta2)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(roots, root)
+        torch._foreach_add_(roots, offset)
+        torch._foreach_addcdiv_(weights, means, roots, -step)
+        if group.masters is not None:
+            rounded: list[Tensor] = [group.weights[index] for index in present]
+            torch._foreach_copy_(rounded, [group.masters[index] for index in present])
+
+
+def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | None:
+    if why_no_kernels() is not None:
+        return None
+    from kilolayer.training.update_kernel import UpdateKernel
+
+    return UpdateKernel(groups, config)
+
+
+def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
+    experts = {name for name, _ in expert_parameters(model)}
+    members: dict[tuple[torch.dtype, bool, bool], list[tuple[str, nn.Parameter]]] = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            of_experts = name in experts
+            is_matrix = weight.dim() > (2 if of_experts else 1)
+            members.setdefault((weight.dtype, is_matrix, of_experts), []).append((name, weight))
+    return [
+        Group([name for name, _ in few], [weight for _, weight in few], config.weight_decay if is_matrix else 0.0, of_experts)
+        for (_, is_matrix, of_experts), few in members.items()
+    ]

@@ -1,0 +1,230 @@
+"""A run is a folder: its configuration, vocabulary, metrics, log and checkpoints.
+
+runs/NAME/  config.toml  tokenizer.model  metrics.jsonl  log.txt  checkpoints/  scores.json  samples.json  report.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kilolayer import config as configuration
+from kilolayer.convert.fold import AnyModel, FoldError, fold
+from kilolayer.convert.write_out import write_out
+from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
+from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
+from kilolayer.errors import InputError, OptionError
+from kilolayer.models.build import build_model
+from kilolayer.models.decoder import Decoder
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.model import Model
+from kilolayer.tasks.causal_lm import CausalLMTask
+from kilolayer.tasks.task import Task, Vocabulary
+from kilolayer.tasks.translation import TranslationTask
+from kilolayer.training import checkpoint
+from kilolayer.training.config import RunConfig, TaskName, TrainConfig
+
+Precision = Literal["fp32", "bf16", "int8"]
+KINDS: dict[TaskName, tuple[str, str]] = {
+    "translation": ("a translator", "translate {} < text"),
+    "causal_lm": ("a language model", 'generate {} --prompt "..."'),
+}
+"""What a run of each task is, and how it is used."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and the configuration in it."""
+
+    folder: Path
+    config: RunConfig
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @classmethod
+    def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
+        """Write configuration and vocabulary into a new or empty folder; from then on the precision is that of this device."""
+        check_new(folder)
+        config = replace(config, train=replace(config.train, precision=choose_precision(config.train)))
+        vocabulary.save(folder)
+        # Last and at once: a folder with this file is a run.
+        partial = folder / "config.partial"
+        partial.write_text(configuration.dump(config.table()), encoding="utf-8")
+        partial.replace(folder / "config.toml")
+        return cls(folder, config)
+
+    @classmethod
+    def open(cls, folder: Path, task: TaskName | None = None) -> Run:
+        """A run that was created before; with `task`, of this task alone."""
+        path = folder / "config.toml"
+        if not path.is_file():
+            raise InputError(
+                "this is not a run", where=str(folder), fix="name a folder that `kilolayer train` made: it holds config.toml"
+            )
+        try:
+            run = cls(folder, configuration.build(RunConfig, configuration.load(path)))
+        except OptionError as error:
+            raise error.at(f"in {path}") from None
+        if task not in (None, run.config.task):
+            kind, use = KINDS[run.config.task]
+            raise InputError(f"this run is {kind}", where=str(folder), fix=f"use it so: kilolayer {use.format(folder)}")
+        return run
+
+    def task(self, cache: Path) -> Task:
+        """The run's data, with the vocabulary that the run keeps."""
+        return prepare(self.config, cache, self.vocabulary())
+
+    def vocabulary(self) -> Tokenizers | TextVocabulary:
+        """What the run keeps."""
+        if self.config.task == "causal_lm":
+            return load_vocabulary(self.folder, self.config.tokenizer)
+        return Tokenizers.load(self.folder)
+
+    def load_model(self, device: torch.device) -> Model:
+        """The trained model."""
+        model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
+        load_weights(model, self.weights(self.vocabulary()), self.folder)
+        return model.to(device).eval()
+
+    def load_reader(self, device: torch.device, precision: Precision = "fp32") -> Model:
+        """The trained model for inference: in its plain form where the recipe has one, its products in `precision`."""
+        if precision == "int8" and device.type != "cpu":
+            raise OptionError("int8 is for the CPU alone", where="--precision", fix="use bf16, or add --device cpu")
+        model = self.load_model(device)
+        assert isinstance(model, AnyModel)
+        with suppress(FoldError):
+            model = fold(model)
+        if precision == "bf16":
+            model.lower(torch.bfloat16)
+        if precision == "int8":
+            assert isinstance(model, EncoderDecoder | Decoder)
+            return write_out(model, int8=True)
+        return model
+
+    def weights(self, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+        """The trained weights: the mean of the last checkpoints where the run averages, else the best ones.
+
+        vocabulary: whose tokens they are meant for.
+        """
+        newest = checkpoint.newest(self.checkpoints)
+        if newest is None:
+            raise InputError("the run has no whole checkpoint", where=str(self.checkpoints), fix="train it first")
+        state = checkpoint.load_state(newest)
+        check_vocabulary(state["vocabulary"], vocabulary, self.folder)
+        if self.config.train.average:
+            whole = [path for path in checkpoint.steps(self.checkpoints) if checkpoint.find_fault(path) is None]
+            return checkpoint.average(whole[-self.config.train.average :])
+        best = newest if state["best"]["step"] is None else checkpoint.path_of(self.checkpoints, state["best"]["step"])
+        chosen = best if checkpoint.find_fault(best) is None else newest
+        # The weights alone: the optimizer's state is twice their size.
+        return checkpoint.load_tensors(chosen / "model.safetensors")
+
+
+def prepare(config: RunConfig, cache: Path, vocabulary: Tokenizers | TextVocabulary | None = None) -> Task:
+    """The data of a configuration; without a vocabulary, one is trained unless the configuration names it."""
+    if config.task == "causal_lm":
+        assert not isinstance(vocabulary, Tokenizers)
+        return CausalLMTask.prepare(config.text, config.tokenizer, config.batches, cache, vocabulary)
+    assert vocabulary is None or isinstance(vocabulary, Tokenizers)
+    return TranslationTask.prepare(
+        config.data, config.tokenizer, config.batches, cache, vocabulary, config.search, config.train.valid_bleu
+    )
+
+
+def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
+    """Put weights into a model; a mismatch is told in words."""
+    check_fit(model, weights, where)
+    model.load_state_dict(weights)
+
+
+def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
+    """Refuse weights of another model."""
+    ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if ours != theirs:
+        name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+        there, here = (shapes.get(name, "missing") for shapes in (theirs, ours))
+        raise InputError(
+            f"the checkpoint does not fit the configuration: {name} is {there} there and {here} here",
+            where=str(where),
+            fix="use the config.toml and the vocabulary that the checkpoint was trained with",
+        )
+
+
+def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
+    """Refuse a vocabulary that is not the one of a checkpoint: its tokens would mean something else."""
+    if vocabulary.digest != digest:
+        raise InputError(
+            "the vocabulary is not the one that the checkpoint was trained with",
+            where=str(where),
+            fix="put the run's own tokenizer files back",
+        )
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that holds something, that is a file, or that cannot be written: before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.touch()
+        probe.unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise InputError("the run folder is a file", where=str(folder), fix="choose another: --run runs/NAME") from None
+    except OSError as error:
+        reason = str(error.strerror or error).lower()
+        raise InputError(f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another") from None
+    # What a start that was killed leaves behind is no hindrance.
+    unfinished = {"data", "lock", "config.partial", SHARED_FILE, *SIDE_FILES}
+    if any(path.name not in unfinished for path in folder.iterdir()):
+        raise InputError(
+            "the run folder is not empty", where=str(folder), fix="choose another with --run, or go on with --resume"
+        )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the lock of a dead process is gone with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise InputError(
+                f"the run folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
+            ) from None
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def cache_folder() -> Path:
+    """Where vocabularies and token files are kept: KILOLAYER_CACHE, or .cache/kilolayer at home."""
+    return Path(os.environ.get("KILOLAYER_CACHE") or Path.home() / ".cache" / "kilolayer")
+
+
+def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
+    """The precision that a configuration names, or that suits its device."""
+    if config.precision != "auto":
+        return config.precision
+    device = choose_device(config.device)
+    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a configuration names."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise OptionError("there is no CUDA device", where="train.device", fix='set it to "auto" or "cpu"')
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

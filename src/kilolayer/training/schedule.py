@@ -1,0 +1,28 @@
+"""The learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+
+from kilolayer.training.config import TrainConfig
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The learning rate of `step`, counted from 1: a linear rise over the warm-up, then the schedule."""
+    warmup = config.warmup_steps
+    if step <= warmup:
+        return config.lr * step / warmup
+    after, length = step - warmup, max(1, config.steps - warmup)
+    fall = config.lr - config.min_lr
+    match config.schedule:
+        case "inverse_sqrt":
+            return config.lr * math.sqrt(max(1, warmup) / step)
+        case "cosine":
+            return config.min_lr + fall * 0.5 * (1 + math.cos(math.pi * min(1.0, after / length)))
+        case "linear":
+            return config.lr - fall * min(1.0, after / length)
+        case "warmup_stable_decay":
+            decayed = max(0, step - (config.steps - config.decay_steps))
+            return config.lr - fall * min(1.0, decayed / config.decay_steps)
+        case "constant":
+            return config.lr

@@ -1,0 +1,328 @@
+"""The optimizer's work on many tensors in one launch: update, sum and norm of gradients. optimizer.py has their references.
+
+Each program takes one chunk of one tensor. Gradients and weights are found through tables of addresses, because they are
+thousands of tensors; moments, masters and sums of gradients lie in flat buffers. A program reads and writes each number once.
+"""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kilolayer.training.config import TrainConfig
+from kilolayer.training.optimizer import Group
+
+Use = Literal["collect", "update"]
+"""Of gradients: those of one batch, to be added up, or those of the whole step."""
+CHUNK = 2048
+CHUNKS_AT_ONCE = 8
+"""Of a program that only reads: one chunk would be too little work for it."""
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+class UpdateKernel:
+    """The launches of an optimizer's groups.
+
+    The addresses of the gradients go into tables. While a step is recorded no table can be written: `recording` gives it tables
+    of its own and writes them afterwards.
+    """
+
+    def __init__(self, groups: list[Group], config: TrainConfig) -> None:
+        self.groups, self.config = groups, config
+        self.chunks = [Chunks(group) for group in groups]
+        self.tables = self._new_tables()
+        self.noted: dict[Use, list[Tensor]] = {}
+        self.recorded: list[dict[Use, list[Tensor]]] = []
+
+    def update(self, factors: Tensor, finite: Tensor) -> None:
+        """One launch a group. factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
+        self._note("update", [group.gradients for group in self.groups])
+        for group, chunks, table in zip(self.groups, self.chunks, self.tables["update"], strict=True):
+            update_chunks(group, chunks, table, factors, finite, self.config)
+
+    def norms(self) -> list[Tensor]:
+        """The norm of each group's gradients: fp64 [] each."""
+        self._note("update", [group.gradients for group in self.groups])
+        return [
+            sums_of_squares(group, chunks, table).sum(dtype=torch.float64).sqrt()
+            for group, chunks, table in zip(self.groups, self.chunks, self.tables["update"], strict=True)
+        ]
+
+    def collect(self) -> None:
+        """Add the last backward's gradients to the sums: one launch a group."""
+        self._note("collect", [[weight.grad for weight in group.weights] for group in self.groups])
+        for group, chunks, table in zip(self.groups, self.chunks, self.tables["collect"], strict=True):
+            add_gradients(group, chunks, table)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Around the recording of a step, or of one batch of it."""
+        usual, self.tables = self.tables, self._new_tables()
+        self.noted = {}
+        try:
+            yield
+            for use in self.noted:
+                self._write(use)
+            self.recorded.append(self.tables)
+        finally:
+            self.tables = usual
+
+    def _new_tables(self) -> dict[Use, list[Tensor]]:
+        return {use: [torch.zeros_like(chunks.weights) for chunks in self.chunks] for use in get_args(Use)}
+
+    def _note(self, use: Use, gradients: list[list[Tensor | None]]) -> None:
+        self.noted[use] = [addresses(each) for each in gradients]
+        if not torch.cuda.is_current_stream_capturing():
+            self._write(use)
+
+    def _write(self, use: Use) -> None:
+        for table, noted in zip(self.tables[use], self.noted[use], strict=True):
+            table.copy_(noted)
+
+
+class Chunks:
+    """Where the chunks of a group are."""
+
+    def __init__(self, group: Group) -> None:
+        device = group.weights[0].device
+        chunks = [(index, start) for index, weight in enumerate(group.weights) for start in range(0, weight.numel(), CHUNK)]
+        self.tensor_of, self.start_of = (torch.tensor(column, device=device) for column in zip(*chunks, strict=True))
+        self.sizes = torch.tensor([weight.numel() for weight in group.weights], device=device)
+        self.places = torch.tensor(group.starts, device=device)
+        self.weights = addresses(list(group.weights)).to(device)
+
+
+def addresses(tensors: list[Tensor | None]) -> Tensor:
+    """int64 [tensors], 0 where a tensor is absent."""
+    return torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+
+
+def update_chunks(
+    group: Group, chunks: Chunks, gradients: Tensor, factors: Tensor, finite: Tensor, config: TrainConfig
+) -> None:
+    """One launch. gradients: the addresses, on the device; factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
+    gradient = next((each for each in group.gradients if each is not None), None)
+    if gradient is None:
+        return
+    means, squares = group.buffers["means"], group.buffers["squares"]
+    _update[(len(chunks.tensor_of),)](
+        chunks.tensor_of,
+        chunks.start_of,
+        chunks.sizes,
+        chunks.places,
+        gradients,
+        chunks.weights,
+        means,
+        squares,
+        group.buffers.get("masters", means),
+        factors,
+        finite,
+        config.beta1,
+        config.beta2,
+        group.decay,
+        GRADIENT=TYPES[gradient.dtype],
+        WEIGHT=TYPES[group.weights[0].dtype],
+        HAS_MASTER=group.masters is not None,
+        DECOUPLED=config.optimizer == "adamw",
+        SIZE=CHUNK,
+        num_warps=8,
+    )
+
+
+def add_gradients(group: Group, chunks: Chunks, gradients: Tensor) -> None:
+    """One launch: sums <- sums + gradients. gradients: the addresses of the last backward's, on the device."""
+    gradient = next((weight.grad for weight in group.weights if weight.grad is not None), None)
+    if gradient is not None:
+        _add_gradients[(len(chunks.tensor_of),)](
+            chunks.tensor_of,
+            chunks.start_of,
+            chunks.sizes,
+            chunks.places,
+            gradients,
+            group.buffers["sums"],
+            GRADIENT=TYPES[gradient.dtype],
+            SIZE=CHUNK,
+            num_warps=8,
+        )
+
+
+def sums_of_squares(group: Group, chunks: Chunks, gradients: Tensor) -> Tensor:
+    """One launch: fp32 [programs], the sums over some chunks each. gradients: the addresses, on the device."""
+    gradient = next((each for each in group.gradients if each is not None), None)
+    count = len(chunks.tensor_of)
+    sums = torch.zeros(triton.cdiv(count, CHUNKS_AT_ONCE), device=gradients.device)
+    if gradient is not None:
+        _add_squares[(len(sums),)](
+            chunks.tensor_of,
+            chunks.start_of,
+            chunks.sizes,
+            gradients,
+            sums,
+            count,
+            GRADIENT=TYPES[gradient.dtype],
+            AT_ONCE=CHUNKS_AT_ONCE,
+            SIZE=CHUNK,
+            num_warps=4,
+        )
+    return sums
+
+
+@triton.jit
+def _add_gradients(tensor_of, start_of, sizes, places, gradients, sums, GRADIENT: tl.constexpr, SIZE: tl.constexpr):
+    index = tl.load(tensor_of + tl.program_id(0))
+    address = tl.load(gradients + index)
+    if address != 0:
+        start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
+        sum_at = sums + tl.multiple_of(tl.load(places + index), 64) + start
+        gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
+        offsets = tl.arange(0, SIZE)
+        left = tl.load(sizes + index) - start
+        if left >= SIZE:
+            tl.store(sum_at + offsets, tl.load(sum_at + offsets) + tl.load(gradient_at + offsets).to(tl.float32))
+        else:
+            inside = offsets < left
+            gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32)
+            tl.store(sum_at + offsets, tl.load(sum_at + offsets, mask=inside) + gradient, mask=inside)
+
+
+@triton.jit
+def _add_squares(
+    tensor_of,
+    start_of,
+    sizes,
+    gradients,
+    sums,
+    count,
+    GRADIENT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    first = tl.program_id(0) * AT_ONCE
+    offsets = tl.arange(0, SIZE)
+    total = tl.zeros([SIZE], dtype=tl.float32)
+    for chunk in range(first, min(first + AT_ONCE, count)):
+        index = tl.load(tensor_of + chunk)
+        address = tl.load(gradients + index)
+        if address != 0:
+            start = tl.multiple_of(tl.load(start_of + chunk), 64)
+            gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
+            left = tl.load(sizes + index) - start
+            if left >= SIZE:
+                gradient = tl.load(gradient_at + offsets).to(tl.float32)
+            else:
+                gradient = tl.load(gradient_at + offsets, mask=offsets < left, other=0.0).to(tl.float32)
+            total += gradient * gradient
+    tl.store(sums + tl.program_id(0), tl.sum(total))
+
+
+@triton.jit
+def _update_chunk(
+    gradient_at,
+    weight_at,
+    mean_at,
+    square_at,
+    master_at,
+    factors,
+    beta1,
+    beta2,
+    decay,
+    left,
+    HAS_MASTER: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    offsets = tl.arange(0, SIZE)
+    inside = None if left is None else offsets < left
+    lr, step, root = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+    offset, scale = tl.load(factors + 3), tl.load(factors + 4)
+
+    gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32) * scale
+    weight = tl.load((master_at if HAS_MASTER else weight_at) + offsets, mask=inside).to(tl.float32)
+    if DECOUPLED:
+        weight = weight * (1 - lr * decay)
+    else:
+        gradient = gradient + decay * weight
+    mean = tl.load(mean_at + offsets, mask=inside)
+    mean = mean + (1 - beta1) * (gradient - mean)
+    square = beta2 * tl.load(square_at + offsets, mask=inside) + (1 - beta2) * gradient * gradient
+    weight = weight - step * mean / (root * tl.sqrt(square) + offset)
+
+    tl.store(mean_at + offsets, mean, mask=inside)
+    tl.store(square_at + offsets, square, mask=inside)
+    if HAS_MASTER:
+        tl.store(master_at + offsets, weight, mask=inside)
+    tl.store(weight_at + offsets, weight.to(weight_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _update(
+    tensor_of,
+    start_of,
+    sizes,
+    places,
+    gradients,
+    weights,
+    means,
+    squares,
+    masters,
+    factors,
+    finite,
+    beta1,
+    beta2,
+    decay,
+    GRADIENT: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    HAS_MASTER: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    index = tl.load(tensor_of + tl.program_id(0))
+    address = tl.load(gradients + index)
+    if (tl.load(finite) != 0) & (address != 0):
+        start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
+        place = tl.multiple_of(tl.load(places + index), 64) + start
+        gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
+        weight_at = tl.multiple_of(tl.load(weights + index).to(tl.pointer_type(WEIGHT)) + start, 16)
+        mean_at, square_at, master_at = means + place, squares + place, masters + place
+        left = tl.load(sizes + index) - start
+        if left >= SIZE:
+            # Without a mask, loads and stores are 16 bytes wide.
+            _update_chunk(
+                gradient_at,
+                weight_at,
+                mean_at,
+                square_at,
+                master_at,
+                factors,
+                beta1,
+                beta2,
+                decay,
+                None,
+                HAS_MASTER,
+                DECOUPLED,
+                SIZE,
+            )
+        else:
+            _update_chunk(
+                gradient_at,
+                weight_at,
+                mean_at,
+                square_at,
+                master_at,
+                factors,
+                beta1,
+                beta2,
+                decay,
+                left,
+                HAS_MASTER,
+                DECOUPLED,
+                SIZE,
+            )

@@ -1,0 +1,164 @@
+"""Real processes, really killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import new_run, record, task_of, train_in_child
+
+from kilolayer.cli.main import main
+from kilolayer.errors import InputError
+from kilolayer.training import checkpoint
+from kilolayer.training.loop import train
+from kilolayer.training.metrics import read_metrics
+from kilolayer.training.run import Run, locked
+
+SERVER = multiprocessing.get_context("forkserver")  # one process imports torch, the others are forked from it
+MODULES = ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train"]
+SERVER.set_forkserver_preload([*MODULES, "torch._dynamo"])  # torch itself imports the last at the first step
+
+POINTS = [
+    *(f"{when} {name}" for name in (*checkpoint.FILES, "manifest.json") for when in ("half of", "after")),
+    "before the rename",
+    "after the rename",
+    "in the delete",
+]
+LONG: dict[str, Any] = {
+    "train": {"steps": 30, "save_every": 2, "valid_every": 9, "log_every": 4, "layers_every": 3, "accumulate": 2, "keep": 2}
+}
+
+
+def start(run: Run, point: str | None = None) -> ForkServerProcess:
+    process = SERVER.Process(target=train_in_child, args=(str(run.folder), point))
+    process.start()
+    return process
+
+
+def wait_for_steps(run: Run, count: int, process: ForkServerProcess) -> None:
+    end = time.monotonic() + 60
+    while sum(row["kind"] == "train" for row in read_metrics(run.folder)) < count:
+        assert process.is_alive(), Path(f"{run.folder}.out").read_text()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def assert_resumable(run: Run) -> None:
+    """Nothing but whole checkpoints has a checkpoint's name."""
+    assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(run.checkpoints))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, Any]:
+    run = new_run(tmp_path_factory.mktemp("short") / "run", corpus, train={"save_every": 2, "keep": 1})
+    train(run, task_of(run))
+    return record(run)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_inside_a_save_the_run_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, corpus: Path, short: dict[str, Any], point: str
+) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"save_every": 2, "keep": 1})
+    process = start(run, point)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL, Path(f"{run.folder}.out").read_text()
+    assert_resumable(run)
+    newest = checkpoint.newest(run.checkpoints)
+    assert newest is not None
+    assert checkpoint.step_of(newest) == (4 if point in ("after the rename", "in the delete") else 2)
+    assert train(run, task_of(run), resume=True) == 0
+    assert record(run) == short
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000006"]  # and nothing half
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Run, float]:
+    """A run in a process of its own, and its seconds."""
+    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **LONG)
+    before = time.monotonic()
+    process = start(run)
+    process.join(60)
+    assert process.exitcode == 0, Path(f"{run.folder}.out").read_text()
+    return run, time.monotonic() - before
+
+
+def disturb(run: Run, undisturbed: tuple[Run, float], kills: int, seed: int) -> None:
+    """Kill a run at moments spread over its whole life, then let it end: it must be as if it had never been disturbed."""
+    dice = random.Random(seed)
+    for _ in range(kills):
+        process = start(run)
+        process.join(dice.uniform(0.1, 0.7) * undisturbed[1])
+        process.kill()
+        process.join(60)
+        assert process.exitcode in (-signal.SIGKILL, 0)
+        assert_resumable(run)
+    process = start(run)
+    process.join(60)
+    assert process.exitcode == 0, Path(f"{run.folder}.out").read_text()
+    assert record(run) == record(undisturbed[0])
+    for name in ("scores.json", "samples.json", "test.en-de.txt"):
+        assert (run.folder / name).read_bytes() == (undisturbed[0].folder / name).read_bytes()
+
+
+def test_killed_four_times_the_run_ends_with_the_same_bits(
+    tmp_path: Path, corpus: Path, undisturbed: tuple[Run, float]
+) -> None:
+    disturb(new_run(tmp_path / "run", corpus, **LONG), undisturbed, kills=4, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_killed_at_random_moments_the_run_ends_with_the_same_bits(
+    tmp_path: Path, corpus: Path, undisturbed: tuple[Run, float], seed: int
+) -> None:
+    disturb(new_run(tmp_path / "run", corpus, **LONG), undisturbed, kills=seed % 3 + 1, seed=seed)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_with_a_checkpoint_and_its_own_code(
+    tmp_path: Path, corpus: Path, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"steps": 100_000, "save_every": 50_000, "valid_every": 50_000})
+    process = start(run)
+    wait_for_steps(run, 3, process)
+
+    # Meanwhile the folder is taken.
+    assert main(["train", "--resume", str(run.folder)]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 3
+    assert f"in use by process {process.pid}" in shown[0]
+    assert str(run.folder) in shown[1]
+    with pytest.raises(InputError, match="in use"), locked(run.folder):
+        pass
+
+    before = time.monotonic()
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
+    assert time.monotonic() - before < 30
+    assert [checkpoint.find_fault(path) for path in checkpoint.steps(run.checkpoints)] == [None]
+    last = checkpoint.load(checkpoint.steps(run.checkpoints)[-1])
+    assert last.step == read_metrics(run.folder)[-1]["step"] >= 3
+    assert f"--resume {run.folder}" in Path(f"{run.folder}.out").read_text()
+    with locked(run.folder):  # and now it is free
+        assert (run.folder / "lock").read_text() == str(os.getpid())
+
+
+def test_the_lock_of_a_killed_run_is_taken_over(tmp_path: Path, corpus: Path) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"steps": 100_000})
+    process = start(run)
+    wait_for_steps(run, 1, process)
+    process.kill()
+    process.join(60)
+    assert (run.folder / "lock").read_text() == str(process.pid)
+    with locked(run.folder):
+        assert (run.folder / "lock").read_text() == str(os.getpid())

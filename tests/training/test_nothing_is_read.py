@@ -1,0 +1,65 @@
+"""A step that is recorded reads no number back from the device, which a recording must not do: seen on the CPU too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from read_nothing import NothingIsRead
+from torch import Tensor
+
+import kilolayer as kl
+from kilolayer.layers.embedding import Embedding
+from kilolayer.training.config import TrainConfig
+from kilolayer.training.guard import Guard
+from kilolayer.training.optimizer import Optimizer, add_lists
+from kilolayer.training.step import Stepper
+
+
+class StandIn:
+    """For the kernels of update_kernel.py: sums and norms as they give them, and no update."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.groups = optimizer.groups
+
+    def collect(self) -> None:
+        for group in self.groups:
+            add_lists(group)
+
+    def norms(self) -> list[Tensor]:
+        lists = [[each for each in group.gradients if each is not None] for group in self.groups]
+        return [torch.stack([each.double().norm() for each in present]).norm() for present in lists]
+
+    def update(self, factors: Tensor, finite: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize(
+    ("options", "train"),
+    [
+        ({"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.1}, {"optimizer": "adamw", "weight_decay": 0.1}),
+        ({"recipe": kl.recipes.get("dlcl")}, {"optimizer": "radam", "clip_norm": 1.0, "accumulate": 2}),
+        ({"recipe": kl.recipes.get("sub_ln"), "positions": "t5", "kv_heads": 1}, {"label_smoothing": 0.1}),
+        ({"positions": "rotary", "moe": kl.MoE(experts=4, every=1)}, {"clip_norm": 1.0}),
+        ({"moe": kl.MoE(experts=4, every=1, capacity=1.0, second="random", loss_free=1e-3, z_loss=1e-3)}, {}),
+    ],
+)
+def test_a_step_reads_nothing_back(
+    options: dict[str, Any], train: dict[str, Any], measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Embedding, "_check", lambda *_: None)  # reads on the CPU alone
+    config = TrainConfig(lr=1e-3, warmup_steps=0, **train)
+    model = kl.build_model(kl.ModelConfig(layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=40, **options), seed=1).train()
+    optimizer = Optimizer(model, config, sums=config.accumulate > 1)
+    optimizer.kernel = StandIn(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"))
+    stepper.measures = measured
+    stepper.share.fill_(0.1)
+    source, labels = torch.randint(4, 40, (3, 5)), torch.randint(4, 40, (3, 6))
+    source[0, -2:], labels[0, -2:] = 0, 0
+    with NothingIsRead():
+        stepper._read_and_update(source, labels.clone(), labels)
+    assert stepper.measured.isfinite().all()
+    assert float(optimizer.taken) == 1

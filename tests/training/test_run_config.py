@@ -1,0 +1,80 @@
+"""A run's configuration: what each task needs, and what contradicts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kilolayer.config import build, dump, merge, table_of
+from kilolayer.errors import OptionError
+from kilolayer.training.config import RunConfig
+
+TEXT: dict[str, Any] = {"task": "causal_lm", "text": {"train": "book.txt", "valid_share": 0.1, "length": 64}}
+BYTES: dict[str, Any] = {**TEXT, "tokenizer": {"kind": "bytes"}}
+
+
+def test_a_configuration_without_a_task_is_a_translators() -> None:
+    config = build(RunConfig, {})
+    assert (config.task, config.model.shape, config.train.label_smoothing) == ("translation", "encoder_decoder", 0.1)
+    assert config == RunConfig()
+
+
+def test_a_language_model_has_defaults_of_its_own() -> None:
+    pieces, of_bytes = build(RunConfig, TEXT), build(RunConfig, BYTES)
+    for config in (pieces, of_bytes):
+        assert (config.model.shape, config.model.pad_id, config.model.tie_embeddings) == ("decoder", None, False)
+        assert config.train.label_smoothing == 0.0
+    assert (pieces.model.vocab_size, pieces.tokenizer.normalization) == (8000, "identity")
+    assert of_bytes.model.vocab_size == 260
+    small = build(RunConfig, merge(TEXT, {"tokenizer": {"vocab_size": 500}}))
+    assert small.model.vocab_size == 500
+    typed = build(RunConfig, merge(BYTES, {"model": {"tie_embeddings": True}, "train": {"label_smoothing": 0.1}}))
+    assert (typed.model.tie_embeddings, typed.train.label_smoothing) == (True, 0.1)
+    foreign = build(RunConfig, merge(TEXT, {"tokenizer": {"path": "some.model"}, "model": {"vocab_size": 99}}))
+    assert foreign.model.vocab_size == 99
+
+
+@pytest.mark.parametrize("table", [TEXT, BYTES, {"data": {"directions": ["en-de"]}}])
+def test_what_a_run_keeps_reads_back_and_names_no_foreign_tables(table: dict[str, Any]) -> None:
+    config = build(RunConfig, table)
+    kept = config.table()
+    assert build(RunConfig, kept) == config
+    assert kept.keys() ^ table_of(config).keys() == ({"data", "search"} if config.task == "causal_lm" else {"text"})
+    assert dump(kept).startswith(f'task = "{config.task}"\n')
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    (BYTES, {"model": {"shape": "encoder_decoder"}}, "cannot be trained in the shape 'encoder_decoder'", '"decoder"'),
+    (BYTES, {"model": {"pad_id": 0}}, "pad_id has no effect", "remove it"),
+    (BYTES, {"model": {"vocab_size": 300}}, "vocab_size is 300, and the vocabulary has 260", "remove"),
+    (TEXT, {"model": {"vocab_size": 300}}, "vocab_size is 300, and the vocabulary has 8000", "remove"),
+    (BYTES, {"model": {"positions": "learned", "max_length": 32}}, "32 positions", "text.length"),
+    (BYTES, {"data": {"directions": ["en-de"]}}, "data.directions has no effect on the task 'causal_lm'", '"translation"'),
+    (BYTES, {"data": {"filters": {"max_tokens": 9}}}, "data.filters has no effect", '"translation"'),
+    (BYTES, {"search": {"beam": 4}}, "search.beam has no effect", '"translation"'),
+    (BYTES, {"batches": {"shapes": 3}}, "shapes has no effect", "remove it"),
+    (BYTES, {"batches": {"tokens": 63}}, "63 tokens cannot hold a window of 64", "batches.tokens"),
+    (TEXT, {"tokenizer": {"shared": False}}, "shared has no effect", "remove it"),
+    (TEXT, {"tokenizer": {"byte_fallback": False}}, "give every text back", "byte_fallback"),
+    (TEXT, {"tokenizer": {"normalization": "nfkc"}}, "give every text back", "normalization"),
+    (BYTES, {"tokenizer": {"vocab_size": 300}}, "vocab_size has no effect on bytes", "remove it"),
+    (BYTES, {"train": {"valid_bleu": True}}, "valid_bleu has no effect", "remove it"),
+    (BYTES, {"train": {"patience": 2}, "text": {"valid_share": 0.0}}, "patience has no effect", "text.valid"),
+    (BYTES, {"text": {"stride": 8}}, "stride has no effect without a test part", "test_share"),
+    ({}, {"model": {"shape": "decoder"}}, "a translator cannot be trained", '"causal_lm"'),
+    ({}, {"text": {"train": "book.txt"}}, "text.train has no effect on the task 'translation'", '"causal_lm"'),
+    ({}, {"tokenizer": {"kind": "bytes"}}, "not bytes", "unigram"),
+    ({}, {"task": "causal_ml"}, "did you mean 'causal_lm'", "translation"),
+    ({}, {"task": "causal_lm", "tokenizer": 5}, "tokenizer is 5", "table"),
+]
+
+
+@pytest.mark.parametrize(("base", "wrong", "what", "fix"), CONTRADICTIONS, ids=[what for _, _, what, _ in CONTRADICTIONS])
+def test_contradictions_and_options_without_effect_are_told(
+    base: dict[str, Any], wrong: dict[str, Any], what: str, fix: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        build(RunConfig, merge(base, wrong))
+    assert what in caught.value.what
+    assert fix in caught.value.fix

@@ -1,0 +1,90 @@
+"""The processes that torchrun starts: killed, stopped, and told of mistakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import last_checkpoint, new_run, record
+
+from kilolayer.training.metrics import read_metrics
+from kilolayer.training.run import Run
+
+pytestmark = pytest.mark.slow
+
+SPARSE: dict[str, Any] = {
+    "model": {"dropout": 0.1, "moe": {"experts": 4}},
+    "train": {"steps": 40, "save_every": 3, "valid_every": 9, "layers_every": 5},
+}
+
+
+def start(*words: str, restarts: int = 2) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", str(restarts)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*command, "-m", "--", "kilolayer", "train", *words], env=environment, stderr=-1, stdout=-1, text=True
+    )
+
+
+def wait_for_step(run: Run, step: int, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while max((row["step"] for row in read_metrics(run.folder)), default=0) < step:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, Any]:
+    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **SPARSE)
+    process = start("--resume", str(run.folder))
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    return record(run)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_killed_they_start_again_and_end_with_the_same_bits(
+    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any], first: bool
+) -> None:
+    run = new_run(tmp_path / "run", corpus, **SPARSE)
+    process = start("--resume", str(run.folder))
+    wait_for_step(run, 5, process)
+    holder = int((run.folder / "lock").read_text())
+    others = [pid for pid in children_of(process.pid) if pid != holder]
+    os.kill(holder if first else others[0], signal.SIGKILL)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert "resumed at step" in told
+    assert record(run) == undisturbed
+
+
+def children_of(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
+    run = new_run(tmp_path / "run", corpus, **SPARSE)
+    process = start("--resume", str(run.folder))
+    wait_for_step(run, 5, process)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert told.count("stopped by a signal") == 1
+    assert last_checkpoint(run).step == read_metrics(run.folder)[-1]["step"] >= 5
+    _, told = (process := start("--resume", str(run.folder))).communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert record(run) == undisturbed
+
+
+def test_a_mistake_is_told_once() -> None:
+    process = start("--rin", "runs/a", restarts=0)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert told.count("unknown option '--rin'; did you mean '--run'?") == 1
