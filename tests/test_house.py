@@ -13,7 +13,20 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["errors", "config", "parallel", "recipes", "operators", "layers", "moe", "models", "convert", "data", "generate"]
+ORDER = [
+    "errors",
+    "config",
+    "parallel",
+    "recipes",
+    "layers",
+    "moe",
+    "models",
+    "convert",
+    "operators",
+    "speed",
+    "data",
+    "generate",
+]
 ORDER += ["evaluate", "tasks", "training", "probe", "report", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.convert.write_out import write_out
+from kilolayer.speed.written import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
 from kilolayer.layers.position import sinusoids

@@ -34,7 +34,7 @@ from sacrebleu import BLEU
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.convert.product import Product
+from kilolayer.speed.packed_product import Product
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.generate.config import SearchConfig
@@ -125,7 +125,7 @@ def translations(folder: Path, sentences: int) -> dict[str, Any]:
     run, tokenizer = Run.open(folder), SidedTokenizer(Tokenizers.load(folder))
     found: dict[str, list[str]] = {}
     times: dict[str, list[float]] = {}
-    with patch("kilolayer.convert.write_out.LEAST_INT8", 0):
+    with patch("kilolayer.speed.written.LEAST_INT8", 0):
         models = {"int8, all matrices": run.load_reader(torch.device("cpu"), "int8")}
     models |= {name: run.load_reader(torch.device("cpu"), name) for name in ("int8", "fp32")}
     for _ in range(3):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import kilolayer as kl
-from kilolayer.models.budget import Work, budget
+from kilolayer.speed.budget import Work, budget
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 from jobs import JOBS, ROWS, Job

@@ -193,7 +193,7 @@ def test_a_prompt_is_continued(written: tuple[Path, str, str]) -> None:
 
 
 def test_a_prompt_is_continued_in_int8(written: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.convert.write_out.LEAST_INT8", 0)
+    monkeypatch.setattr("kilolayer.speed.written.LEAST_INT8", 0)
     words = ["generate", written[0], "--prompt", "Der Hund", "--greedy", "--max-tokens", "1", "--json", "--precision"]
     (exact,), (rounded,) = (json.loads(quietly(*words, precision)[1])[0]["continuations"] for precision in ("fp32", "int8"))
     assert rounded["log_probability"] != exact["log_probability"]

@@ -151,7 +151,7 @@ def test_translations_come_one_a_line_in_order(
 def test_rounded_products_write_nearly_the_same(
     trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr("kilolayer.convert.write_out.LEAST_INT8", 0)
+    monkeypatch.setattr("kilolayer.speed.written.LEAST_INT8", 0)
     typed = ["--n-best", "--search.method", "greedy"]
     lines = b"The dog sleeps.\nA cat sees the ball.\n"
     (code, exact, _), (other, rounded, err) = (

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.layers.attention import CrossAttention
-from kilolayer.layers.memory import Memory
-from kilolayer.layers.recompute import Recompute
+from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.memory import Memory
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 

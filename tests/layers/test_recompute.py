@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kilolayer as kl
-from kilolayer.layers.recompute import Recompute
+from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import kilolayer as kl
-from kilolayer.models.budget import Work, budget
+from kilolayer.speed.budget import Work, budget
 
 WORK = Work(batch=3, length=10, beam=2, precision="fp32")
 SHAPES = ["encoder", "decoder", "encoder_decoder"]

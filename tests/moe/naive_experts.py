@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kilolayer as kl
+from kilolayer.layers.initialise import new_tensors
 from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.recipes.base import Plan
@@ -34,7 +35,8 @@ class Naive:
 def make_layer(moe: kl.MoE, plan: Plan | None = None, dtype: torch.dtype = torch.float64, **options: Any) -> SparseFeedForward:
     """A small layer, every weight random, so that none is at a start that would hide a mistake."""
     sizes = LayerOptions(**{"dim": 6, "heads": 2, "ffn_dim": 10, **options})
-    layer = SparseFeedForward(moe, sizes, plan or Plan(), dtype=dtype)
+    with new_tensors(dtype=dtype):
+        layer = SparseFeedForward(moe, sizes, plan or Plan())
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, tensor in layer.state_dict().items():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.initialise import new_tensors
 from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.recipes.base import Plan
@@ -70,7 +71,8 @@ def test_experts_have_what_the_plan_gives_a_network(plan: Plan, options: dict[st
 
 
 def dense_like(layer: SparseFeedForward, options: LayerOptions, plan: Plan, expert: int = 0) -> FeedForward:
-    dense = FeedForward(options, plan, dtype=torch.float64)
+    with new_tensors(dtype=torch.float64):
+        dense = FeedForward(options, plan)
     weights = {name.removeprefix("experts."): value for name, value in layer.state_dict().items() if "experts" in name}
     dense.load_state_dict({name: value[expert] for name, value in weights.items()})
     return dense

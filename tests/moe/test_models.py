@@ -12,7 +12,6 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer import config
-from kilolayer.convert.write_out import write_out
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
@@ -20,6 +19,7 @@ from kilolayer.layers.block import Block, SparseBlock
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.probe.propagation import gradient_profile
+from kilolayer.speed.written import write_out
 
 MOE = kl.MoE(experts=4)
 SOURCE = torch.tensor([[3, 5, 2, 9, 4, 0], [0, 0, 7, 1, 8, 6]])

@@ -10,12 +10,14 @@ from naive_experts import cosine, softmax
 from torch import Tensor
 
 import kilolayer as kl
+from kilolayer.layers.initialise import new_tensors
 from kilolayer.moe.router import Choice, CosineRouter, Router, make_router
 from kilolayer.recipes.base import Plan
 
 
 def router(dim: int = 8, **options: Any) -> Router:
-    made = make_router(kl.MoE(**{"experts": 6, **options}), dim, Plan(), dtype=torch.float64)
+    with new_tensors(dtype=torch.float64):
+        made = make_router(kl.MoE(**{"experts": 6, **options}), dim, Plan())
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(0, 0.7)
@@ -172,11 +174,13 @@ def test_evaluation_takes_no_chance_and_changes_nothing(second: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_router_stays_in_fp32(dtype: torch.dtype) -> None:
-    made = make_router(kl.MoE(experts=6, loss_free=1e-3), 8, Plan(), dtype=torch.float32)
+    made = make_router(kl.MoE(experts=6, loss_free=1e-3), 8, Plan())
     for tensor in made.state_dict().values():
         tensor.normal_()
     before = {name: value.clone() for name, value in made.state_dict().items()}
-    for converted in (made.to(dtype), made.half(), make_router(kl.MoE(experts=6), 8, Plan(), dtype=dtype)):
+    with new_tensors(dtype=dtype):
+        rounded = make_router(kl.MoE(experts=6), 8, Plan())
+    for converted in (made.to(dtype), made.half(), rounded):
         assert {value.dtype for value in converted.state_dict().values()} == {torch.float32}
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
     assert made.double().weight.dtype == torch.float64
@@ -190,9 +194,7 @@ def test_a_router_stays_in_fp32(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("options", [{"gate": "sigmoid"}, {"router": "linear", "loss_free": 1e-3}], ids=str)
 def test_the_chosen_share_a_token_also_where_their_gates_are_nothing(options: dict[str, Any]) -> None:
-    made = make_router(
-        kl.MoE(experts=3, router_dim=None if "router" in options else 1, **options), 1, Plan(), dtype=torch.float32
-    )
+    made = make_router(kl.MoE(experts=3, router_dim=None if "router" in options else 1, **options), 1, Plan())
     with torch.no_grad():
         if isinstance(made, CosineRouter):  # both sides have one dimension: all experts are opposite to a token above 0
             made.weight.fill_(1.0)
@@ -209,7 +211,7 @@ def test_the_chosen_share_a_token_also_where_their_gates_are_nothing(options: di
 
 
 def test_selection_reads_scores_where_gates_are_all_nothing() -> None:
-    made = make_router(kl.MoE(experts=4, top_k=2, router="linear"), 1, Plan(), dtype=torch.float32)
+    made = make_router(kl.MoE(experts=4, top_k=2, router="linear"), 1, Plan())
     with torch.no_grad():
         made.weight.copy_(torch.tensor([[0.0], [300.0], [100.0], [200.0]]))
     choice = made(torch.ones(1, 1), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kilolayer.operators.grouped import Groups
+from kilolayer.moe.groups import Groups
 
 # Rows of each group, and how many belong to none.
 SIZES = [

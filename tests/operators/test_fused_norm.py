@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kilolayer.layers.state import State
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
 from kilolayer.layers.norm import LayerNorm, RMSNorm
-from kilolayer.layers.recompute import Recompute
-from kilolayer.layers.state import State
 from kilolayer.operators.fused_norm import (
     inner_norm,
     inner_norm_backward,
@@ -23,6 +22,7 @@ from kilolayer.operators.fused_norm import (
     residual_norm_backward,
     serves,
 )
+from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance

@@ -16,12 +16,12 @@ from with_and_without import assert_same
 
 import kilolayer as kl
 from kilolayer.layers.options import LayerOptions
-from kilolayer.layers.recompute import Recompute
+from kilolayer.moe.groups import Groups
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.operators import kernels
-from kilolayer.operators.grouped import Groups
 from kilolayer.operators.grouped_norm import grouped_relu_norm, grouped_relu_norm_backward
 from kilolayer.recipes.base import Plan
+from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance

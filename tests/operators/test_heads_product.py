@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.layers.recompute import Recompute
 from kilolayer.operators.heads_product import heads_product, join_heads, serves
+from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.layers.recompute import Recompute
 from kilolayer.operators import relu_network as unit
 from kilolayer.operators.relu_network import masked_product, relu_network
 from kilolayer.operators.relu_product import relu_backward, relu_product
+from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -16,8 +16,8 @@ from small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record,
 
 from kilolayer.config import dump, merge
 from kilolayer.errors import OptionError
-from kilolayer.models.budget import Work, budget
 from kilolayer.parallel.processes import Processes
+from kilolayer.speed.budget import Work, budget
 from kilolayer.training import checkpoint
 from kilolayer.training.loop import Trainer, train
 from kilolayer.training.metrics import read_metrics

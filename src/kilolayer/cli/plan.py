@@ -16,7 +16,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
 
 if TYPE_CHECKING:
-    from kilolayer.models.budget import Budget, Work
+    from kilolayer.speed.budget import Budget, Work
     from kilolayer.training.config import RunConfig
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         if value is not None and not 1 <= value <= LARGEST:
             raise OptionError(f"--{name} is {value}", fix=f"--{name} must be 1 to {LARGEST:,}")
 
-    from kilolayer.models.budget import budget
+    from kilolayer.speed.budget import budget
 
     work = usual_work(whole, options.length)
     work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=options.precision)
@@ -76,7 +76,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
 
 def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
     """A batch of a run, in sequences of `length` tokens a side, with the hypotheses of its search; for a model, Work's own."""
-    from kilolayer.models.budget import Work
+    from kilolayer.speed.budget import Work
 
     if isinstance(config, PlanConfig):
         return Work(length=length or Work.length)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kilolayer.convert.write_out import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import PAD
@@ -22,6 +21,7 @@ from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.modules import in_mode
 from kilolayer.moe.shard import refuse_part
+from kilolayer.speed.written import write_out
 
 AT_ONCE = 64  # continuations that are written side by side
 

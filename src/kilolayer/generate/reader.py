@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kilolayer.errors import InputError
 from kilolayer.layers.cache import Cache
-from kilolayer.layers.stack import Sequences
+from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.convert.write_out import write_out
 from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
@@ -21,7 +20,9 @@ from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.modules import in_mode
-from kilolayer.moe.shard import refuse_part
+from kilolayer.moe.shard import expert_group, refuse_part
+from kilolayer.speed.inspection import has_hooks
+from kilolayer.speed.written import write_out
 
 __all__ = ["Hypothesis", "beam_search", "generate", "greedy", "sample"]
 
@@ -60,9 +61,9 @@ def generate(
 
 
 def is_recorded(model: EncoderDecoder | Decoder) -> bool:
-    """Whether work is recorded as graphs, in memory of fixed shape: on a GPU, where the layers' own shapes are fixed."""
+    """Whether work is recorded as graphs, in memory of fixed shape: on a GPU, where no hook has to be called."""
     on_gpu = next(model.parameters()).device.type == "cuda"
-    return on_gpu and all(stack.has_fixed_shapes for stack in model.stacks())
+    return on_gpu and expert_group(model) is None and not has_hooks(model)
 
 
 def make_reader(model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:

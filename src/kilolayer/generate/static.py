@@ -20,14 +20,17 @@ from torch import Tensor
 
 from kilolayer.generate.reader import BOS, PAD, allowed_length, log_probabilities, right_aligned
 from kilolayer.layers.attention import CrossAttention
-from kilolayer.layers.block import CrossBlock, View
-from kilolayer.layers.cache import StaticKeys
+from kilolayer.layers.block import CrossBlock
 from kilolayer.layers.mask import Mask
+from kilolayer.layers.view import Placed, make_rotation, make_view
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.modules import tensors_of
 from kilolayer.operators.graph import Graphs
 from kilolayer.operators.step_attention import serves
+from kilolayer.speed.fast import fast_form
+from kilolayer.speed.static_keys import StaticKeys
+from kilolayer.speed.view import FastView
 
 ROOMS = 4  # kept of each model
 
@@ -53,7 +56,7 @@ class Room:
     """The memory of a batch of one size, and in it the encoder's pass and one step of a model."""
 
     def __init__(self, model: EncoderDecoder | Decoder, size: Size) -> None:
-        self._model, self.size = weakref.ref(model), size  # the model's rooms do not keep it
+        self.model, self.size = model, size
         self.vocabulary, self.device = model.embedding.weight.shape[0], model.embedding.weight.device
         self.dtype = model.decoder.product_dtype
         reads_source = isinstance(model, EncoderDecoder)
@@ -82,13 +85,6 @@ class Room:
         self.ready: set[str] = set()
         """What was done in it already, so that its kernels are there."""
 
-    @property
-    def model(self) -> EncoderDecoder | Decoder:
-        """Whose room this is."""
-        model = self._model()
-        assert model is not None
-        return model
-
     def enter(self, source: Tensor) -> None:
         """Begin anew with a batch of sources, int64 [rows, length]; `read_source` must follow before the first step."""
         assert self.source is not None
@@ -110,7 +106,7 @@ class Room:
             attention = block.cross_attention.f
             assert isinstance(attention, CrossAttention)
             assert keys.memory is not None
-            for place, part in zip(keys.memory, attention.read(states, None), strict=True):
+            for place, part in zip(keys.memory, attention.project_memory(states), strict=True):
                 place.copy_(part)
 
     def enter_text(self, text: Tensor) -> None:
@@ -155,16 +151,15 @@ class Room:
         new = self.before + self.step * width + self.itself[0]
         self.seen.scatter_(2, new[None, :, None].expand(self.size.rows, -1, -1), True)
         decoder, places = self.model.decoder, (self.begun + self.step).expand(-1, width)
-        mask = Mask(values=self.seen[:, None], step=self.by_kernel)
-        reading = Mask(values=self.real, step=self.by_kernel)
-        positions = decoder.positions
-        if positions.bias is not None:
-            mask = mask.with_bias(positions.bias(places, self.places))
-        if not self.by_kernel:
-            mask, reading = mask.as_bias(self.dtype), reading.as_bias(self.dtype)
-        rotation = None if positions.rotary is None else positions.rotary(places, self.dtype)
-        x = positions.at_input(self.model.embedding(self.tokens), places)
-        logits = self.model.scores(decoder.run(x, View(mask, rotation, new, None, reading), self.layers).states)
+        placed, of_source = Placed(places, self.places, Mask(values=self.seen[:, None])), Mask(values=self.real)
+        x = decoder.positions.at_input(self.model.embedding(self.tokens), places)
+        if self.by_kernel:
+            rotation = make_rotation(decoder.positions, placed, self.dtype)
+            view = FastView(placed.mask, rotation, new, memory_mask=of_source, step=True)
+        else:
+            plain = make_view(decoder.positions, placed, self.dtype, past=new, memory_mask=of_source)
+            view = FastView(plain.mask, plain.rotation, plain.past, memory_mask=plain.memory_mask)
+        logits = self.model.scores(decoder.run(x, view, self.layers).states)
         self.step += 1
         return logits
 
@@ -188,7 +183,8 @@ AnyRoom = TypeVar("AnyRoom", bound=Room)
 class Rooms:
     """The rooms of one model, the last used ones kept, and their recordings in one memory pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: EncoderDecoder | Decoder) -> None:
+        self.form = fast_form(model)
         self.rooms: OrderedDict[Hashable, Room] = OrderedDict()
         self.graphs: Graphs | None = None
         self.records = True
@@ -200,12 +196,12 @@ class Rooms:
             while len(self.rooms) >= ROOMS:
                 self._leave()
             try:
-                self.rooms[key] = kind(model, size)
+                self.rooms[key] = kind(self.form, size)
             except torch.OutOfMemoryError:
                 while self.rooms:
                     self._leave()
                 torch.cuda.empty_cache()
-                self.rooms[key] = kind(model, size)
+                self.rooms[key] = kind(self.form, size)
         self.rooms.move_to_end(key)
         room = self.rooms[key]
         assert isinstance(room, kind)
@@ -264,7 +260,9 @@ _rooms: weakref.WeakKeyDictionary[EncoderDecoder | Decoder, Rooms] = weakref.Wea
 
 def rooms_of(model: EncoderDecoder | Decoder) -> Rooms:
     """The rooms that are kept as long as the model."""
-    return _rooms.setdefault(model, Rooms())
+    if model not in _rooms:
+        _rooms[model] = Rooms(model)
+    return _rooms[model]
 
 
 class StaticReader:

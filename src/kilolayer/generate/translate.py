@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kilolayer.convert.write_out import write_out
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import EOS, PAD
 from kilolayer.generate.search import generate
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.speed.written import write_out
 
 BREAKS = str.maketrans("\r\n", "  ")  # byte fallback can spell them, and they would add lines to the output
 

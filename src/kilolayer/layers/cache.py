@@ -10,7 +10,7 @@ from torch import Tensor
 from kilolayer.errors import InputError
 
 
-class KeptKeys(Protocol):
+class KeyCache(Protocol):
     """What attention asks of one layer's cache. `memory`: cross-attention's keys and values, once they are computed."""
 
     memory: tuple[Tensor, Tensor] | None
@@ -46,20 +46,6 @@ class LayerCache:
         if self.memory is not None:
             key, value = self.memory
             self.memory = (_moved(key, rows, key.shape[2]), _moved(value, rows, value.shape[2]))
-
-
-class StaticKeys:
-    """One layer's keys and values: [rows, key heads, entries, head width] each; and a source's, if any. Nothing here moves."""
-
-    def __init__(self, entries: Tensor, memory: Tensor | None) -> None:
-        self.keys, self.values = entries
-        self.memory: tuple[Tensor, Tensor] | None = None if memory is None else (memory[0], memory[1])
-
-    def append(self, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Write into the entries int64 [new] of `past`; return all entries, also those that hold nothing yet."""
-        self.keys.index_copy_(2, past, key)
-        self.values.index_copy_(2, past, value)
-        return self.keys, self.values
 
 
 class Cache:

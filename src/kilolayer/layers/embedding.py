@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.layers.initialise import Noise
-from kilolayer.operators.few_rows import linear
 
 
 class Embedding(nn.Module):
@@ -25,14 +24,12 @@ class Embedding(nn.Module):
         *,
         scaled: bool = True,
         gain: float = 1.0,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.pad_id, self.gain = pad_id, gain
         self.states_dtype: torch.dtype | None = None
         self.scale = dim**0.5 if scaled else 1.0
-        self.weight = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim))
 
     def fill(self, noise: Noise) -> None:
         noise.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
@@ -74,12 +71,10 @@ class VocabularyProjection(nn.Module):
         dim: int,
         *,
         gain: float = 1.0,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.gain = gain
-        self.weight = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim))
 
     def fill(self, noise: Noise) -> None:
         noise.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
@@ -97,7 +92,5 @@ def scores_of(states: Tensor, table: Tensor) -> Tensor:
     """
     states = states.to(table.dtype)
     if torch.is_grad_enabled() or table.dtype not in (torch.bfloat16, torch.float16):
-        return linear(states, table)
-    if states.device.type == "cuda":
-        return torch.mm(states.flatten(0, -2), table.t(), out_dtype=torch.float32).unflatten(0, states.shape[:-1])
+        return F.linear(states, table)
     return F.linear(states.float(), table.float())

@@ -7,6 +7,8 @@ order of construction, on the other parameters, or on whether the model was buil
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -73,3 +75,15 @@ def initialise(model: nn.Module, seed: int) -> None:
 def draw_seed() -> int:
     """One number from torch's default generator: the only random number that building a model takes."""
     return int(torch.randint(2**62, (), device="cpu"))
+
+
+@contextmanager
+def new_tensors(device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Inside, new tensors are on `device` and floats are of `dtype`; where they are None, as torch has it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        with nullcontext() if device is None else torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -14,15 +13,10 @@ class Mask:
     """`causal` alone lets SDPA choose its fastest kernel.
 
     `values` broadcasts to [batch, heads, queries, keys]: bool, True where a query may look, or a float bias.
-    `short`: the view is causal, or not, on keys with the bias `keys` [batch, keys], and short_attention.py serves it.
-    `step`: the view is that of hypotheses side by side on kept entries, `values` are bool, and step_attention.py serves it.
     """
 
     causal: bool = False
     values: Tensor | None = None
-    short: bool = False
-    keys: Tensor | None = None
-    step: bool = False
 
     def with_bias(self, bias: Tensor) -> Mask:
         """The same view with a float bias [1, heads, queries, keys] on the scores."""
@@ -35,26 +29,13 @@ class Mask:
         return Mask(values=bias.masked_fill(~allowed, float("-inf")))
 
     def as_bias(self, dtype: torch.dtype) -> Mask:
-        """The same view as a float bias: SDPA would turn a bool mask into one in every layer.
-
-        Its rows start at multiples of 16 elements, as the fused kernels want; they would copy it in every layer too. There is
-        always a gap between rows, so that a compiled layer sees one layout for all lengths.
-        """
+        """The same view as a float bias: SDPA would turn a bool mask into one in every layer."""
         if self.values is None or self.values.dtype == dtype:
             return self
-        values = self.values
-        if values.dtype == torch.bool:
-            values = torch.zeros(values.shape, dtype=dtype, device=values.device).masked_fill_(~values, float("-inf"))
-        keys = values.shape[-1]
-        return Mask(values=F.pad(values.to(dtype), (0, 16 - keys % 16))[..., :keys])
-
-
-def short_mask(*, causal: bool, real: Tensor | None, dtype: torch.dtype) -> Mask:
-    """The view of short sequences on keys of which some are padding; real: bool [batch, keys]."""
-    if real is None:
-        return Mask(causal=causal, short=True)
-    bias = torch.zeros(real.shape, dtype=dtype, device=real.device).masked_fill_(~real, float("-inf"))
-    return Mask(causal=causal, short=True, keys=bias)
+        if self.values.dtype != torch.bool:
+            return Mask(values=self.values.to(dtype))
+        zeros = torch.zeros(self.values.shape, dtype=dtype, device=self.values.device)
+        return Mask(values=zeros.masked_fill_(~self.values, float("-inf")))
 
 
 def causal_grid(queries: int, keys: int, past: int, device: torch.device) -> Tensor:

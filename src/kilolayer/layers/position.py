@@ -64,9 +64,9 @@ class Sinusoidal(nn.Module):
 class LearnedPositions(nn.Module):
     """x + table[position], N(0, 1/dim) at the start."""
 
-    def __init__(self, max_length: int, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, max_length: int, dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(max_length, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(max_length, dim))
 
     def fill(self, noise: Noise) -> None:
         noise.normal_(self.weight, self.weight.shape[1] ** -0.5)
@@ -126,12 +126,10 @@ class Rotary(nn.Module):
 class RelativeBias(nn.Module):
     """T5's bias: one learned number a head and bucket of distance, shared by all layers of a stack."""
 
-    def __init__(
-        self, heads: int, causal: bool, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, heads: int, causal: bool, dim: int) -> None:
         super().__init__()
         self.causal, self.std = causal, dim**-0.5
-        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, heads, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, heads))
 
     def fill(self, noise: Noise) -> None:
         noise.normal_(self.weight, self.std)
@@ -162,8 +160,6 @@ class Positions(nn.Module):
         self,
         options: LayerOptions,
         side: Side,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         kind, causal = options.positions, side == "decoder"
@@ -174,12 +170,12 @@ class Positions(nn.Module):
         if kind == "sinusoidal":
             self.at_input = Sinusoidal()
         elif kind == "learned" and options.max_length is not None:
-            self.at_input = LearnedPositions(options.max_length, options.dim, device, dtype)
+            self.at_input = LearnedPositions(options.max_length, options.dim)
         elif kind in ("rotary", "xpos"):
             # xPos decays with the distance into the past; attention that also looks ahead takes the rotation alone.
             self.rotary = Rotary(options.head_dim, decays=kind == "xpos" and causal)
         elif kind == "t5":
-            self.bias = RelativeBias(options.heads, causal, options.dim, device, dtype)
+            self.bias = RelativeBias(options.heads, causal, options.dim)
 
     def check_length(self, length: int | Tensor) -> None:
         """Raise where the learned table is too short for this many positions, or for the positions in a tensor."""

@@ -28,11 +28,11 @@ class LearnedScale(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, scale: Learned, size: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, scale: Learned, size: int) -> None:
         super().__init__()
         self.start = scale.start
         shape = () if scale.shape == "scalar" else (size,)
-        weight = torch.empty(shape, device=device, dtype=dtype)
+        weight = torch.empty(shape)
         if scale.trainable:
             self.weight = nn.Parameter(weight)
         else:
@@ -48,9 +48,9 @@ class LearnedScale(nn.Module):
 class HeadScale(nn.Module):
     """Attention's output times one learned factor a head, starting at 1."""
 
-    def __init__(self, heads: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(heads, 1, 1, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(heads, 1, 1))
 
     def fill(self, noise: Noise) -> None:
         self.weight.fill_(1.0)
@@ -62,9 +62,9 @@ class HeadScale(nn.Module):
 class Shift(nn.Module):
     """x plus one learned number, starting at 0."""
 
-    def __init__(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(()))
 
     def fill(self, noise: Noise) -> None:
         self.bias.zero_()
@@ -73,10 +73,10 @@ class Shift(nn.Module):
         return x + self.bias
 
 
-def make_scale(scale: Scale, size: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> nn.Module:
+def make_scale(scale: Scale, size: int) -> nn.Module:
     """The module of a plan's scale; the identity where it is the number 1."""
     if isinstance(scale, Learned):
-        return LearnedScale(scale, size, device, dtype)
+        return LearnedScale(scale, size)
     return nn.Identity() if scale == 1.0 else Constant(scale)
 
 
@@ -91,6 +91,6 @@ def factor_of(scale: nn.Module) -> float | Tensor:
             return 1.0
 
 
-def make_shift(present: bool, device: torch.device | None = None, dtype: torch.dtype | None = None) -> nn.Module:
+def make_shift(present: bool) -> nn.Module:
     """A shift, or the identity where the recipe has none."""
-    return Shift(device, dtype) if present else nn.Identity()
+    return Shift() if present else nn.Identity()

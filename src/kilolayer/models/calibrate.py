@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.layers.stack import Sequences, Stack
-from kilolayer.layers.state import State
+from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
+from kilolayer.layers.view import Sequences
 from kilolayer.models.model import Model
 from kilolayer.models.modules import in_mode
 from kilolayer.moe.shard import expert_group
@@ -104,16 +104,16 @@ class _Profile:
         self.branch = output
 
     def _before(self, index: int) -> Any:
-        def apply(sublayer: Sublayer, inputs: tuple[State, ...]) -> None:
+        def apply(sublayer: Sublayer, inputs: tuple[Tensor, ...]) -> None:
             if self.running:
                 _scale_of(sublayer).fill_(self.scales[index])
 
         return apply
 
-    def _after(self, sublayer: Sublayer, inputs: tuple[State, ...], output: object) -> None:
+    def _after(self, sublayer: Sublayer, inputs: tuple[Tensor, ...], output: object) -> None:
         if self.running:
             # w_{i+1}^2 = Var(w_i x_i) + Var(f_i(x_i)), as the released code computes it.
-            variance = self._variance(sublayer.skip(inputs[0].precise)) + self._variance(self.branch)
+            variance = self._variance(sublayer.skip(inputs[0])) + self._variance(self.branch)
         else:
             # w_{i+1}^2 = sum over j <= i of Var f_j (Very Deep Transformers, section 3).
             self.total += self._variance(self.branch)

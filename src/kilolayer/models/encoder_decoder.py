@@ -13,7 +13,7 @@ from kilolayer.config import strict
 from kilolayer.errors import InputError
 from kilolayer.layers.cache import Cache
 from kilolayer.layers.options import Activation, Norm, Positions
-from kilolayer.layers.stack import Sequences
+from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput

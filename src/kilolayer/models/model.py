@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
-from kilolayer.layers.initialise import draw_seed, initialise
+from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
 from kilolayer.layers.projection import Projection
-from kilolayer.layers.stack import Sequences, Stack
+from kilolayer.layers.stack import Stack
+from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import make_sparsity
@@ -49,9 +50,8 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.seed = draw_seed() if seed is None else seed
-        self._device = None if device is None else torch.device(device)
-        self._dtype = dtype
-        self._allocate()
+        with new_tensors(device, dtype):
+            self._allocate()
         if not any(parameter.is_meta for parameter in self.parameters()):
             self.initialise()
 
@@ -93,8 +93,6 @@ class Model(nn.Module):
             final_norm=config.final_norm,
             first_eps=config.first_eps(side),
             sparsity=make_sparsity(config.moe),
-            device=self._device,
-            dtype=self._dtype,
         )
 
     def _embedding(self, vocab_size: int, side: Side) -> Embedding:
@@ -105,13 +103,11 @@ class Model(nn.Module):
             config.pad_id,
             scaled=config.scale_embeddings,
             gain=config.recipe.embedding_gain(side, config.depths),
-            device=self._device,
-            dtype=self._dtype,
         )
 
     def _vocabulary(self, vocab_size: int) -> VocabularyProjection:
         gain = self.config.recipe.vocabulary_gain()
-        return VocabularyProjection(vocab_size, self.config.dim, gain=gain, device=self._device, dtype=self._dtype)
+        return VocabularyProjection(vocab_size, self.config.dim, gain=gain)
 
     def _read(
         self,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kilolayer.operators.grouped import Groups
+from kilolayer.moe.groups import Groups
 
 
 class Dispatch(NamedTuple):

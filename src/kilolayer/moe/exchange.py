@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.moe.dispatch import Dispatch
-from kilolayer.operators.grouped import Groups
+from kilolayer.moe.groups import Groups
 from kilolayer.parallel.collectives import exchange, gather
 from kilolayer.parallel.group import ExpertGroup
 

@@ -12,9 +12,7 @@ from kilolayer.layers.feedforward import ACTIVATIONS
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_shift
-from kilolayer.operators.fused_norm import serves
-from kilolayer.operators.grouped import Groups, grouped_product, multiply_groups, spread
-from kilolayer.operators.grouped_norm import grouped_relu_norm
+from kilolayer.moe.groups import Groups, multiply_groups, spread
 from kilolayer.recipes.base import Plan, Role
 
 
@@ -31,14 +29,12 @@ class ExpertProjection(nn.Module):
         inputs: int,
         parts: Sequence[tuple[Role, int]],
         plan: Plan,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.parts, self.plan, self.first = tuple(parts), plan, 0
         self.rows = [rows for _, rows in parts]
-        self.weight = nn.Parameter(torch.empty(experts, sum(self.rows), inputs, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(experts, sum(self.rows), device=device, dtype=dtype)) if plan.bias else None
+        self.weight = nn.Parameter(torch.empty(experts, sum(self.rows), inputs))
+        self.bias = nn.Parameter(torch.empty(experts, sum(self.rows))) if plan.bias else None
 
     def fill(self, noise: Noise) -> None:
         for expert, matrices in enumerate(self.weight, self.first):
@@ -65,14 +61,12 @@ class ExpertNorm(nn.Module):
         experts: int,
         size: int,
         options: LayerOptions,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.eps = options.norm_eps
-        self.weight = nn.Parameter(torch.empty(experts, size, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(experts, size))
         layer = options.norm == "layer"
-        self.bias = nn.Parameter(torch.empty(experts, size, device=device, dtype=dtype)) if layer else None
+        self.bias = nn.Parameter(torch.empty(experts, size)) if layer else None
 
     def fill(self, noise: Noise) -> None:
         self.weight.fill_(1.0)
@@ -87,10 +81,6 @@ class ExpertNorm(nn.Module):
             return F.rms_norm(rows, size, eps=self.eps) * gain
         return F.layer_norm(rows, size, eps=self.eps) * gain + spread(self.bias, groups)
 
-    def is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether grouped_norm.py serves it behind products in `dtype`."""
-        return serves(device, self.weight.dtype, dtype, self.weight.shape[1])
-
 
 class Unnormed(nn.Module):
     """The rows as they are, where the recipe has no norm inside."""
@@ -100,27 +90,24 @@ class Unnormed(nn.Module):
 
 
 class Experts(nn.Module):
-    """W_2e phi(W_1e x) for the rows x of expert e, with the inner norm and the shifts of the plan."""
+    """W_2e N_e( phi(W_1e x) ) for the rows x of expert e, with the inner norm N_e and the shifts of the plan."""
 
     def __init__(
         self,
         experts: int,
         options: LayerOptions,
         plan: Plan,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         parts = [(Role.FFN_IN, options.ffn_dim)] * (2 if options.activation == "swiglu" else 1)
-        self.input_shift = make_shift(plan.shifts, device, dtype)
-        self.input = ExpertProjection(experts, options.dim, parts, plan, device, dtype)
-        self.activation_shift = make_shift(plan.shifts, device, dtype)
+        self.input_shift = make_shift(plan.shifts)
+        self.input = ExpertProjection(experts, options.dim, parts, plan)
+        self.activation_shift = make_shift(plan.shifts)
         self.activation = ACTIVATIONS[options.activation]()
         self.dropout = nn.Dropout(options.activation_dropout) if options.activation_dropout else nn.Identity()
-        self.inner_norm = ExpertNorm(experts, options.ffn_dim, options, device, dtype) if plan.inner_norm else Unnormed()
-        self.is_bare_relu = options.activation == "relu" and not plan.shifts and not options.activation_dropout
-        self.output_shift = make_shift(plan.shifts, device, dtype)
-        self.output = ExpertProjection(experts, options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan, device, dtype)
+        self.inner_norm = ExpertNorm(experts, options.ffn_dim, options) if plan.inner_norm else Unnormed()
+        self.output_shift = make_shift(plan.shifts)
+        self.output = ExpertProjection(experts, options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -129,13 +116,5 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         """[rows, dim] to the same."""
-        return self.output(self.output_shift(self._widen(self.input_shift(rows), groups)), groups)
-
-    def _widen(self, rows: Tensor, groups: Groups) -> Tensor:
-        """N_e( phi(W_1e x) ), with dropout before the norm."""
-        norm, weight = self.inner_norm, self.input.weight
-        if not (self.is_bare_relu and isinstance(norm, ExpertNorm) and norm.is_fused(rows.device, weight.dtype)):
-            hidden = self.activation(self.activation_shift(self.input(rows, groups)))
-            return norm(self.dropout(hidden), groups)
-        product = grouped_product(rows.to(weight.dtype), weight, groups.ends, True)
-        return grouped_relu_norm(product, *groups, self.input.bias, norm.weight, norm.bias, norm.eps)[0]
+        hidden = self.activation(self.activation_shift(self.input(self.input_shift(rows), groups)))
+        return self.output(self.output_shift(self.inner_norm(self.dropout(hidden), groups)), groups)

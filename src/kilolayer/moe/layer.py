@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from kilolayer.moe.config import MoE
 from kilolayer.moe.dispatch import Dispatch, capacity_of
 from kilolayer.moe.exchange import SharedDispatch, make_dispatch
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
+from kilolayer.moe.groups import Groups
 from kilolayer.moe.router import make_router
 from kilolayer.parallel.collectives import sum_over
 from kilolayer.parallel.group import ExpertGroup
@@ -35,23 +36,20 @@ class SparseFeedForward(nn.Module):
         moe: MoE,
         options: LayerOptions,
         plan: Plan,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.moe = moe
         self.group: ExpertGroup | None = None
         self.joint: ExpertGroup | None = None
-        self.router = make_router(moe, options.dim, plan, device, dtype)
-        self.experts = Experts(moe.experts, options, plan, device, dtype)
-
-    @property
-    def has_fixed_shapes(self) -> bool:
-        """Whether the number of tokens alone tells all shapes: not where rows come from other processes."""
-        return self.group is None
+        self.router = make_router(moe, options.dim, plan)
+        self.experts = Experts(moe.experts, options, plan)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Routing]:
         """real: bool [batch, length], False at padding, which no expert reads and whose output is 0."""
+        return self.dispatch(x, real, self.experts)
+
+    def dispatch(self, x: Tensor, real: Tensor | None, experts: Callable[[Tensor, Groups], Tensor]) -> tuple[Tensor, Routing]:
+        """As `forward`, the rows of all experts computed by `experts`: [rows, dim] to the same."""
         tokens = x.flatten(0, 1)
         if real is not None:
             real = real.flatten()
@@ -60,7 +58,7 @@ class SparseFeedForward(nn.Module):
         dispatch = make_dispatch(choice.experts, self.moe.experts, self.group)
         counted = dispatch.own if isinstance(dispatch, SharedDispatch) and self.joint is None else dispatch
         weights, dropped = self._within_capacity(counted, choice.weights, real)
-        rows = self.experts(dispatch.gather(tokens.to(self.experts.dtype)), dispatch.groups)
+        rows = experts(dispatch.gather(tokens.to(self.experts.dtype)), dispatch.groups)
         y = dispatch.combine(rows, weights).view(x.shape)
         found = statistics(choice, real, self.joint)
         loss = self.moe.balance_weight * found.balance + self.moe.z_loss * found.z

@@ -41,10 +41,10 @@ class Router(nn.Module):
     weight: nn.Parameter
     selection_bias: Tensor | None
 
-    def __init__(self, moe: MoE, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, moe: MoE, plan: Plan) -> None:
         super().__init__()
         self.moe, self.plan = moe, plan
-        bias = torch.empty(moe.experts, device=device, dtype=_precise(dtype)) if moe.loss_free else None
+        bias = torch.empty(moe.experts, dtype=_precise()) if moe.loss_free else None
         self.register_buffer("selection_bias", bias)
 
     def fill(self, noise: Noise) -> None:
@@ -115,13 +115,11 @@ class CosineRouter(Router):
     The balance loss reads s / t_0, t_0 the starting temperature. weight: [compared, dim]; embeddings: [experts, compared].
     """
 
-    def __init__(
-        self, moe: MoE, dim: int, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__(moe, plan, device, dtype)
-        self.weight = nn.Parameter(torch.empty(moe.compared_dim, dim, device=device, dtype=_precise(dtype)))
-        self.embeddings = nn.Parameter(torch.empty(moe.experts, moe.compared_dim, device=device, dtype=_precise(dtype)))
-        self.log_temperature = nn.Parameter(torch.empty((), device=device, dtype=_precise(dtype)))
+    def __init__(self, moe: MoE, dim: int, plan: Plan) -> None:
+        super().__init__(moe, plan)
+        self.weight = nn.Parameter(torch.empty(moe.compared_dim, dim, dtype=_precise()))
+        self.embeddings = nn.Parameter(torch.empty(moe.experts, moe.compared_dim, dtype=_precise()))
+        self.log_temperature = nn.Parameter(torch.empty((), dtype=_precise()))
 
     def fill(self, noise: Noise) -> None:
         super().fill(noise)
@@ -142,11 +140,9 @@ class CosineRouter(Router):
 class LinearRouter(Router):
     """The logits W h. weight: [experts, dim]."""
 
-    def __init__(
-        self, moe: MoE, dim: int, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__(moe, plan, device, dtype)
-        self.weight = nn.Parameter(torch.empty(moe.experts, dim, device=device, dtype=_precise(dtype)))
+    def __init__(self, moe: MoE, dim: int, plan: Plan) -> None:
+        super().__init__(moe, plan)
+        self.weight = nn.Parameter(torch.empty(moe.experts, dim, dtype=_precise()))
 
     def fill(self, noise: Noise) -> None:
         super().fill(noise)
@@ -165,10 +161,10 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def _precise(dtype: torch.dtype | None) -> torch.dtype:
+def _precise(dtype: torch.dtype | None = None) -> torch.dtype:
     return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
 
 
-def make_router(moe: MoE, dim: int, plan: Plan, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Router:
+def make_router(moe: MoE, dim: int, plan: Plan) -> Router:
     """The router that the options ask for."""
-    return {"xmoe": CosineRouter, "linear": LinearRouter}[moe.router](moe, dim, plan, device, dtype)
+    return {"xmoe": CosineRouter, "linear": LinearRouter}[moe.router](moe, dim, plan)

@@ -7,23 +7,17 @@ and elsewhere blocks of equal size.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.moe.groups import Groups
 from kilolayer.operators import kernels
 
 WIDTH = 16  # bytes: the kernels load this much at once, so rows and matrices must start at multiples of it
 MOST_GROUPS = 1023  # of one launch
-
-
-class Groups(NamedTuple):
-    """ends: int32 [groups]; of_row: int64 [rows], the group of each row; rows behind the last group name any."""
-
-    ends: Tensor
-    of_row: Tensor
 
 
 def multiply_groups(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:

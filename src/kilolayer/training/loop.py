@@ -14,7 +14,6 @@ from types import FrameType
 import torch
 
 from kilolayer.data.tokenizer import PAD
-from kilolayer.models.budget import idle_parameters
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
 from kilolayer.models.model import Model
@@ -22,6 +21,7 @@ from kilolayer.moe.full_state import join_state, load_full_state_dict, own_state
 from kilolayer.moe.layer import expert_parameters, freeze_experts
 from kilolayer.moe.shard import expert_group, shard_experts
 from kilolayer.parallel.processes import Processes
+from kilolayer.speed.budget import idle_parameters
 from kilolayer.tasks.task import Batch, Task
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint

@@ -17,7 +17,6 @@ import torch
 
 from kilolayer import config as configuration
 from kilolayer.convert.fold import AnyModel, FoldError, fold
-from kilolayer.convert.write_out import write_out
 from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
 from kilolayer.errors import InputError, OptionError
@@ -25,6 +24,7 @@ from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model
+from kilolayer.speed.written import write_out
 from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.translation import TranslationTask

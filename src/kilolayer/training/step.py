@@ -106,7 +106,7 @@ class Stepper:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
         for stack in self.model.stacks():
             stack.compile_layer()
-        if all(stack.has_fixed_shapes for stack in self.model.stacks()):
+        if expert_group(self.model) is None:
             self.graphs = Graphs()
             torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
         else:

@@ -1,25 +1,27 @@
-"""Layers that keep less for the backward pass and compute the rest again.
-
-Run one operation at a time they do it by torch's checkpoints, and compiled by the compiler's own plan.
-"""
+"""Layers compiled once for all of a kind, and layers that keep less for the backward pass and compute the rest again."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._functorch import config as partition_config
+from torch.fx.experimental import _config as shape_config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import kilolayer.operators.grouped
 import kilolayer.operators.short_attention  # noqa: F401, registers its operators
-from kilolayer.layers.block import LayerOutput
+from kilolayer.speed.layer import run_layer
 
 Recompute = Literal["none", "selective", "layer"]
+RunLayer = Callable[..., Any]
+"""As `run_layer`."""
 
 # Shares of what a compiled layer would keep. At 0 the compiler keeps inputs alone, whatever is marked to be kept.
 BUDGETS: dict[Recompute, float] = {"none": 1.0, "selective": 0.5, "layer": 0.0}
@@ -39,7 +41,34 @@ ATTENTION = {
 }
 
 
-def recomputed(run: Callable[..., LayerOutput], what: Recompute) -> Callable[..., LayerOutput]:
+@contextmanager
+def compiler_settings(recompute: Recompute) -> Iterator[None]:
+    """Around every call of a compiled layer, because any call may compile; afterwards the settings are as they were."""
+    settings = torch._dynamo.config
+    with ExitStack() as stack:
+        # A number that all layers share is a constant; layers of all models of a process count together.
+        limit = settings.accumulated_recompile_limit
+        stack.enter_context(settings.patch(specialize_float=True, recompile_limit=limit))
+        # Sizes that happen to be equal are still two sizes.
+        stack.enter_context(shape_config.patch(use_duck_shape=False))
+        stack.enter_context(partition_config.patch(activation_memory_budget=BUDGETS[recompute]))
+        yield
+
+
+def compile_layer(kind: type[nn.Module], recompute: Recompute, backend: str = "inductor") -> RunLayer:
+    """`run_layer` compiled for this kind of layer and all batch shapes: what differs between layers is a tensor."""
+    options = {"joint_custom_post_pass": draws_are_kept()} if backend == "inductor" else None
+    return torch.compile(_code_of_its_own(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
+
+
+@functools.cache
+def _code_of_its_own(kind: type[nn.Module], recompute: Recompute) -> RunLayer:
+    """By the code of a function the compiler finds what it has made before; so each kind has a copy."""
+    assert isinstance(run_layer, FunctionType)
+    return FunctionType(run_layer.__code__.replace(), run_layer.__globals__, run_layer.__name__, run_layer.__defaults__)
+
+
+def recomputed(run: RunLayer, what: Recompute) -> RunLayer:
     """`run` of a layer, keeping its input alone ("layer"), or also what attention and narrowing products gave ("selective")."""
     if what == "none":
         return run

@@ -10,7 +10,7 @@ FEWEST_ROWS = 8  # below, packing gains nothing
 NOMINAL_ROWS = 64  # MKL asks for a number when it packs; the packed matrix serves any
 
 
-class Product:
+class PackedProduct:
     """x W^T + b: [rows, inputs] to [rows, outputs].
 
     From `fewest_rows` on, the matrix is used in MKL's own order, into which it is packed once: an ordinary call packs it anew

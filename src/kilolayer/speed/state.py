@@ -1,4 +1,4 @@
-"""The residual stream between sublayers."""
+"""The residual stream between sublayers as kernels write it."""
 
 from __future__ import annotations
 

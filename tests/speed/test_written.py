@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import kilolayer as kl
-from kilolayer.convert.int8_product import Int8Product
-from kilolayer.convert.product import Product
-from kilolayer.convert.write_out import WrittenStack, WrittenVocabulary, write_out
 from kilolayer.errors import OptionError
 from kilolayer.generate import search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.search import generate
+from kilolayer.speed.int8_product import Int8Product
+from kilolayer.speed.packed_product import PackedProduct
+from kilolayer.speed.written import WrittenStack, WrittenVocabulary, write_out
 
 PAD, EOS = 0, 3
 VOCABULARY = 23
@@ -144,7 +144,7 @@ def test_a_packed_matrix_gives_the_product(rows: int, biased: bool) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(20, 12), torch.randn(20) if biased else None, torch.randn(rows, 12)
     exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
-    torch.testing.assert_close(Product(weight, bias)(x).double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(PackedProduct(weight, bias)(x).double(), exact, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -182,7 +182,7 @@ def test_the_int8_product_is_as_near_as_its_steps_allow() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
 def test_int8_logits_are_near_those_of_fp32(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.convert.write_out.LEAST_INT8", 0)
+    monkeypatch.setattr("kilolayer.speed.written.LEAST_INT8", 0)
     model, tokens = translator(torch.float32, recipe=recipe), sources()
     written = write_out(model, int8=True)
     found, expected = written(tokens, tokens).logits, model(tokens, tokens).logits
@@ -197,8 +197,8 @@ def test_int8_is_for_large_matrices_alone() -> None:
     written = write_out(model, int8=True)
     assert isinstance(written.decoder, WrittenStack)
     assert isinstance(written.vocabulary, WrittenVocabulary)
-    attention, feedforward = (sublayer.f for sublayer in written.decoder.layers[0])
-    assert isinstance(vars(written.vocabulary)["product"], Product)
+    attention, feedforward = (sublayer.f for sublayer in written.decoder.written[0])
+    assert isinstance(vars(written.vocabulary)["product"], PackedProduct)
     assert {type(vars(attention)[name]) for name in ("query_key_value", "output")} == {Product}
     assert {type(vars(feedforward)[name]) for name in ("input", "output")} == {Int8Product}
 

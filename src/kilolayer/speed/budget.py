@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import View, make_block
 from kilolayer.layers.mask import cross_mask, self_mask
-from kilolayer.layers.memory import Memory
 from kilolayer.layers.position import Positions, position_ids
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
@@ -28,6 +27,7 @@ from kilolayer.moe.layer import expert_parameters, make_sparsity
 from kilolayer.moe.router import Router
 from kilolayer.operators import kernels
 from kilolayer.recipes.base import Side
+from kilolayer.speed.memory import Memory
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

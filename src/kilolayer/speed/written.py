@@ -17,22 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kilolayer.convert.int8_product import Int8Product, why_not_int8
-from kilolayer.convert.product import Product
 from kilolayer.errors import OptionError
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
-from kilolayer.layers.block import Block, CrossBlock, View
-from kilolayer.layers.cache import KeptKeys
+from kilolayer.layers.block import Block, CrossBlock
+from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LearnedScale, Shift
 from kilolayer.layers.stack import Stack, StackOutput
-from kilolayer.layers.state import State
 from kilolayer.layers.sublayer import Sublayer
+from kilolayer.layers.view import View
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.speed.int8_product import Int8Product, why_not_int8
+from kilolayer.speed.packed_product import PackedProduct
 
 AnyModel = TypeVar("AnyModel", bound=EncoderDecoder | Decoder)
 
@@ -49,7 +49,7 @@ LEAST_INT8 = 2**18  # elements; with a smaller matrix the product of few rows is
 
 RowFunction = Callable[[Tensor], Tensor]
 Addition = Callable[[Tensor, Tensor], Tensor]
-WrittenFunction = Callable[[Tensor, int, View, KeptKeys | None], Tensor]
+WrittenFunction = Callable[[Tensor, int, View, KeyCache | None], Tensor]
 
 
 @torch.no_grad()
@@ -81,12 +81,12 @@ def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
 def _round_products(written: EncoderDecoder | Decoder) -> None:
     """Large matrices in 8-bit integers."""
     stacks = [stack for stack in written.stacks() if isinstance(stack, WrittenStack)]
-    functions = [sublayer.f for stack in stacks for sublayers in stack.layers for sublayer in sublayers]
+    functions = [sublayer.f for stack in stacks for sublayers in stack.written for sublayer in sublayers]
     large = [
         (holder, name, part)
         for holder in (*functions, written.vocabulary)
         for name, part in vars(holder).items()
-        if isinstance(part, Product) and part.weight.numel() >= LEAST_INT8
+        if isinstance(part, PackedProduct) and part.weight.numel() >= LEAST_INT8
     ]
     if not large:
         raise OptionError(f"int8 has no effect: no matrix of the model has {LEAST_INT8:,} elements", fix="use fp32")
@@ -125,7 +125,7 @@ class WrittenVocabulary(VocabularyProjection):
         nn.Module.__init__(self)
         self.weight = table.weight
         # The largest matrix: packed, it is read faster from two rows on.
-        self.product = Product(table.weight.detach(), None, fewest_rows=2)
+        self.product = PackedProduct(table.weight.detach(), None, fewest_rows=2)
 
     def forward(self, states: Tensor) -> Tensor:
         return self.product(states.flatten(0, 1)).unflatten(0, states.shape[:2])
@@ -134,30 +134,29 @@ class WrittenVocabulary(VocabularyProjection):
 class WrittenStack(Stack):
     """The same stack, its layers written out. Positions, masks, stream and top are the stack's own."""
 
-    layers: list[list[WrittenSublayer]]
+    written: list[list[WrittenSublayer]]
 
     @classmethod
     def of(cls, stack: Stack) -> WrittenStack:
         """Holds the modules of `stack`; what was folded or packed is a copy."""
         written = cls.__new__(cls)
         written.__dict__.update(stack.__dict__)
-        written.layers = [[WrittenSublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
+        written.written = [[WrittenSublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
         return written
 
     def run(
-        self, x: Tensor, view: View, caches: Sequence[KeptKeys] | None = None, *, hidden_states: bool = False
+        self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
-        if hidden_states or self.training or self.residuals is not None:
+        if hidden_states or self.training:
             return super().run(x, view, caches, hidden_states=hidden_states)
         batch, rows = len(x), x.flatten(0, 1)
-        history = self.stream.write([], State.of(rows))
-        for index, sublayers in enumerate(self.layers):
-            rows = self.stream.read(history).precise
+        history = self.stream.write([], rows)
+        for index, sublayers in enumerate(self.written):
+            rows = self.stream.read(history)
             for sublayer in sublayers:
                 rows = sublayer(rows, batch, view, caches[index] if caches else None)
-            history = self.stream.write(history, State.of(rows))
-        states = self.top_scale(self.top_shift(self.top_norm(self.stream.read(history).precise)))
-        return StackOutput(states.view(x.shape), None)
+            history = self.stream.write(history, rows)
+        return StackOutput(self.top(self.stream.read(history)).view(x.shape))
 
 
 class WrittenSublayer:
@@ -171,7 +170,7 @@ class WrittenSublayer:
         self.out_norm = _norm(sublayer.out_norm)
         self.add = _addition(_scale(sublayer.skip))
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
         y = self.post_norm(self.f(self.pre_norm(x), batch, view, cache))
         return self.out_norm(self.add(y, x))
 
@@ -211,7 +210,7 @@ class WrittenSelfAttention(WrittenAttention):
         super().__init__(attention, branch)
         self.query_key_value = _product(attention.query_key_value, columns=in_scale, before=attention.input_shift)
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
         parts = self.split_heads(self.query_key_value(x), batch)
         query, key, value = parts.split((self.heads, self.key_heads, self.key_heads), dim=1)
         if view.rotation is not None:
@@ -229,14 +228,14 @@ class WrittenCrossAttention(WrittenAttention):
         self.query = _product(attention.query, columns=in_scale, before=attention.input_shift)
         self.key_value = _product(attention.key_value)
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
         assert view.memory is not None
         assert view.memory_mask is not None
         query = self.split_heads(self.query(x), batch)
-        key, value = self.read(view.memory.read(), cache)
+        key, value = self.project_memory(view.memory, cache)
         return self.attend(query, key, value, view.memory_mask)
 
-    def read(self, memory: Tensor, cache: KeptKeys | None) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor, cache: KeyCache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, from the cache after the first step, each head's in one piece."""
         if cache is not None and cache.memory is not None:
             return cache.memory
@@ -259,7 +258,7 @@ class WrittenFeedForward:
         self.inner_norm = _norm(feedforward.inner_norm)
         self.output = _product(feedforward.output, rows=branch, before=feedforward.output_shift)
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeptKeys | None) -> Tensor:
+    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
         return self.output(self.inner_norm(self.activation(self.input(x))))
 
 
@@ -282,7 +281,7 @@ def _product(
     rows: Tensor | float = 1.0,
     before: nn.Module | None = None,
     after: nn.Module | None = None,
-) -> Product:
+) -> PackedProduct:
     """rows . (W (columns . x + before) + b + after): vectors or numbers that scale, modules that shift by one number."""
     weight, bias = projection.weight.detach(), None if projection.bias is None else projection.bias.detach()
     shift = sum((each.bias * part for each, part in ((before, weight.sum(dim=1)), (after, 1.0)) if isinstance(each, Shift)))
@@ -293,7 +292,7 @@ def _product(
     if not _is_one(rows):
         weight = weight * torch.as_tensor(rows, dtype=weight.dtype).reshape(-1, 1)
         bias = None if bias is None else bias * rows
-    return Product(weight, bias)
+    return PackedProduct(weight, bias)
 
 
 def _norm(norm: nn.Module, gain: Tensor | float = 1.0) -> RowFunction:

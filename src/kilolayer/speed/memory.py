@@ -1,4 +1,4 @@
-"""The encoder's output as the layers of a decoder read it."""
+"""The encoder's output, rounded once for all layers of a decoder."""
 
 from __future__ import annotations
 

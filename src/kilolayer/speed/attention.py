@@ -1,0 +1,109 @@
+"""Attention through operators: what layers/attention.py computes, on the same modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
+from kilolayer.layers.cache import KeyCache
+from kilolayer.layers.mask import Mask
+from kilolayer.layers.projection import Projection
+from kilolayer.operators.heads_product import heads_product, serves
+from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
+from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
+from kilolayer.speed.product import normalise, project
+from kilolayer.speed.static_keys import StaticKeys
+from kilolayer.speed.view import FastView
+
+
+def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
+    """What the output projection reads: [batch, length, dim] to the same. seed: of the dropout on the weights."""
+    x = f.input_shift(x)
+    if view.short:
+        packed = project(f.query_key_value, x)
+        mixed = short_self_attention(packed, view.key_bias, f.heads, f.key_heads, view.causal, seed, _chance(f))
+        return _join(f, _split(f, mixed))
+    straight = view.rotation is None and cache is None
+    query, key, value = _project(f, x, f.query_key_value, straight=straight)
+    if view.rotation is not None:
+        query, key = view.rotation.rotate_query(query), view.rotation.rotate_key(key)
+    if view.step:
+        assert isinstance(cache, StaticKeys)
+        assert isinstance(view.past, Tensor)
+        assert view.mask.values is not None
+        mixed = step_self_attention(query, key, value, cache.keys, cache.values, view.mask.values, view.past)
+        return _join(f, _split(f, mixed))
+    if cache is not None:
+        key, value = cache.append(key, value, view.past)
+    return _join(f, _mix(f, query, key, value, view.mask))
+
+
+def cross_attention(f: CrossAttention, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
+    """What the output projection reads: [batch, target, dim] to the same. seed: of the dropout on the weights."""
+    query = project(f.query, f.input_shift(x))
+    if view.short:
+        assert view.source is not None
+        packed = project(f.key_value, view.source.read())
+        mixed = short_cross_attention(query, packed, view.source_key_bias, f.heads, f.key_heads, seed, _chance(f))
+        return _join(f, _split(f, mixed))
+    key, value = source_keys(f, view, cache)
+    assert view.memory_mask is not None
+    if view.step:
+        assert view.memory_mask.values is not None
+        return _join(f, _split(f, step_cross_attention(_split(f, query), key, value, view.memory_mask.values)))
+    return _join(f, _mix(f, _split(f, query), key, value, view.memory_mask))
+
+
+def source_keys(f: CrossAttention, view: FastView, cache: KeyCache | None) -> tuple[Tensor, Tensor]:
+    """Keys and values of the source, [batch, key heads, source, head width] each; from the cache after the first step."""
+    if cache is not None and cache.memory is not None:
+        return cache.memory
+    assert view.source is not None
+    key, value = _project(f, view.source.read(), f.key_value, straight=cache is None)
+    if cache is not None:
+        cache.memory = (key, value)
+    return key, value
+
+
+def _project(f: Attention, x: Tensor, projection: Projection, *, straight: bool) -> Sequence[Tensor]:
+    """The parts of a projection, each split into heads.
+
+    straight: SDPA reads them as they are, and hands their gradients back as they go into the backward of the product.
+    """
+    weight, bias = projection.weight, projection.bias
+    if straight and f.training and bias is not None and serves(x.device, weight.dtype, f.head_dim):
+        return heads_product(x.to(weight.dtype), weight, bias, projection.rows, f.head_dim)
+    return [_split(f, part) for part in project(projection, x).split(projection.rows, dim=-1)]
+
+
+def _mix(f: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+    grouped = f.key_heads != f.heads
+    if grouped and not _takes_groups(query, mask):
+        key, value = (part.repeat_interleave(f.heads // f.key_heads, dim=1) for part in (key, value))
+        grouped = False
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask.values, is_causal=mask.causal, dropout_p=_chance(f), enable_gqa=grouped
+    )
+
+
+def _takes_groups(query: Tensor, mask: Mask) -> bool:
+    """Whether a fused kernel takes fewer key heads; on CUDA the others fall back to the whole score matrix."""
+    return query.device.type == "cpu" or (mask.values is None and query.dtype in (torch.float16, torch.bfloat16))
+
+
+def _chance(f: Attention) -> float:
+    return f.dropout if f.training else 0.0
+
+
+def _split(f: Attention, x_BLD: Tensor) -> Tensor:
+    """[batch, length, heads * head width] to [batch, heads, length, head width]."""
+    return x_BLD.unflatten(-1, (-1, f.head_dim)).transpose(1, 2)
+
+
+def _join(f: Attention, heads_BHLD: Tensor) -> Tensor:
+    """LN(concat(g_h head_h)); the norm and the g_h where the plan has them."""
+    return normalise(f.inner_norm, f.head_scale(heads_BHLD).transpose(1, 2).flatten(2))

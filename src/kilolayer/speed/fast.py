@@ -1,0 +1,104 @@
+"""The fast form of a model: the same parameters under the same names, run through operators and compiled layers."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.layers.embedding import Embedding, VocabularyProjection, scores_of
+from kilolayer.layers.stack import Stack
+from kilolayer.operators import kernels
+from kilolayer.operators.few_rows import linear
+from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.stack import FastStack
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+logger = logging.getLogger(__name__)
+
+
+def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none") -> AnyModule:  # noqa: A002, as in torch
+    """A form of `model` that runs its own parameters faster: nothing is copied, and the state dict is the same.
+
+    model: an Encoder, Decoder or EncoderDecoder, or a module that holds one, on the device where it will run. compile: compile
+    the layers for training, once a kind, at their first step; on a GPU alone. recompute: keep less of each layer for the
+    backward pass and compute the rest again: "selective", or "layer" for its input alone.
+    Layers that hold modules of your own, or that a hook is registered on, run as they are; a log line says so once.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    if not stacks:
+        raise InputError("this model has no stack of layers to run faster", fix="give an Encoder, Decoder or EncoderDecoder")
+    device = next(stacks[0].parameters()).device
+    form = fast_form(model, recompute)
+    reason = why_not_fast(device)
+    if reason is not None:
+        logger.warning("layers run as plain modules, because %s", reason)
+    elif compile:
+        compile_layers(form)
+    return form
+
+
+def why_not_fast(device: torch.device) -> str | None:
+    """What is missing for kernels and compiled layers on this device; None where nothing is."""
+    return f"the model is on {device.type}" if device.type != "cuda" else kernels.why_no_kernels()
+
+
+def compile_layers(form: nn.Module, backend: str = "inductor") -> None:
+    """Compile the layers of all stacks of a fast form."""
+    # Advice to the compiler's authors is not for the user.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
+    for module in form.modules():
+        if isinstance(module, FastStack):
+            module.compile(backend)
+
+
+class FastEmbedding(Embedding):
+    """The same table, its scores through operators."""
+
+    def scores(self, states: Tensor) -> Tensor:
+        return fast_scores(states, self.weight)
+
+
+class FastVocabularyProjection(VocabularyProjection):
+    """The same table, its scores through operators."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return fast_scores(states, self.weight)
+
+
+def fast_scores(states: Tensor, table: Tensor) -> Tensor:
+    """As `scores_of`; a table in 16 bits on a GPU is not converted for scores in fp32."""
+    if torch.is_grad_enabled() or states.device.type != "cuda":
+        return scores_of(states, table)
+    states = states.to(table.dtype)
+    if table.dtype not in (torch.bfloat16, torch.float16):
+        return linear(states, table)
+    return torch.mm(states.flatten(0, -2), table.t(), out_dtype=torch.float32).unflatten(0, states.shape[:-1])
+
+
+def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
+    """The module, or where a stack or table is inside, a second one on the same parts with the fast ones in their place."""
+    if isinstance(module, FastStack):
+        return module
+    if isinstance(module, Stack):
+        return cast("AnyModule", FastStack.of(module, recompute))
+    for plain, kind in ((Embedding, FastEmbedding), (VocabularyProjection, FastVocabularyProjection)):
+        if type(module) is plain:
+            return cast("AnyModule", _as(kind, module))
+    parts = {name: None if part is None else fast_form(part, recompute) for name, part in module._modules.items()}
+    if all(part is module._modules[name] for name, part in parts.items()):
+        return module
+    form = copy.copy(module)
+    form._modules = parts
+    return form
+
+
+def _as(kind: type[nn.Module], module: nn.Module) -> nn.Module:
+    form = kind.__new__(kind)
+    form.__dict__.update(module.__dict__)
+    return form

@@ -1,0 +1,81 @@
+"""The feed-forward network and the experts through operators: what the plain modules compute."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
+from kilolayer.moe.groups import Groups
+from kilolayer.operators.fused_norm import serves as fuses_norm
+from kilolayer.operators.grouped import grouped_product, multiply_groups, spread
+from kilolayer.operators.grouped_norm import grouped_relu_norm
+from kilolayer.operators.relu_network import relu_network
+from kilolayer.operators.relu_product import normed_relu_product, relu_dropout_product, relu_product, serves
+from kilolayer.speed.product import chance_of, is_fused_norm, normalise, project
+
+
+def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool) -> Tensor:
+    """W_2 N( drop(phi(W_1 x)) ): [batch, length, dim] to the same; with `biased=False` without the bias of W_2."""
+    weight, bias, norm, chance = f.input.weight, f.input.bias, f.inner_norm, chance_of(f.dropout)
+    x = f.input_shift(x).to(weight.dtype)
+    if bias is None or not _rectifies_in_product(f, x):
+        hidden = normalise(norm, f.dropout(f.activation(f.activation_shift(project(f.input, x)))))
+    elif _is_one_unit(f):
+        return relu_network(x, weight, bias, f.output.weight, f.output.bias if biased else None, seed, chance)
+    elif is_fused_norm(norm, x.device, x.dtype):
+        assert isinstance(norm, LayerNorm | RMSNorm)
+        hidden = normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]
+    elif chance and seed is not None:
+        hidden = normalise(norm, relu_dropout_product(x, weight, bias, seed, chance))
+    else:
+        hidden = normalise(norm, relu_product(x, weight, bias))
+    return project(f.output, f.output_shift(hidden), biased=biased)
+
+
+def _rectifies_in_product(f: FeedForward, x: Tensor) -> bool:
+    """Whether the first product can apply its bias and a ReLU where it is written."""
+    plain = isinstance(f.activation, nn.ReLU) and isinstance(f.activation_shift, nn.Identity)
+    return plain and serves(x.device, f.input.weight.dtype)
+
+
+def _is_one_unit(f: FeedForward) -> bool:
+    """Whether nothing but ReLU and dropout stands between the products, and gradients are asked."""
+    return isinstance(f.inner_norm, nn.Identity) and isinstance(f.output_shift, nn.Identity) and torch.is_grad_enabled()
+
+
+def run_experts(f: Experts, rows: Tensor, groups: Groups, seed: Tensor | None) -> Tensor:
+    """W_2e N_e( drop(phi(W_1e x)) ) for the rows x of expert e: [rows, dim] to the same."""
+    norm, weight = f.inner_norm, f.input.weight
+    rows = f.input_shift(rows)
+    if _fuses_expert_norm(f, rows.device):
+        assert isinstance(norm, ExpertNorm)
+        product = grouped_product(rows.to(weight.dtype), weight, groups.ends, True)
+        chance = chance_of(f.dropout)
+        hidden = grouped_relu_norm(product, *groups, f.input.bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]
+    else:
+        hidden = f.dropout(f.activation(f.activation_shift(_project_groups(f.input, rows, groups))))
+        hidden = _normalise_groups(norm, hidden, groups) if isinstance(norm, ExpertNorm) else hidden
+    return _project_groups(f.output, f.output_shift(hidden), groups)
+
+
+def _fuses_expert_norm(f: Experts, device: torch.device) -> bool:
+    norm, dtype = f.inner_norm, f.input.weight.dtype
+    bare = isinstance(f.activation, nn.ReLU) and isinstance(f.activation_shift, nn.Identity)
+    return bare and isinstance(norm, ExpertNorm) and fuses_norm(device, norm.weight.dtype, dtype, norm.weight.shape[1])
+
+
+def _project_groups(projection: ExpertProjection, rows: Tensor, groups: Groups) -> Tensor:
+    product = multiply_groups(rows.to(projection.weight.dtype), projection.weight, groups)
+    return product if projection.bias is None else product + spread(projection.bias, groups)
+
+
+def _normalise_groups(norm: ExpertNorm, rows: Tensor, groups: Groups) -> Tensor:
+    rows, size = rows.to(norm.weight.dtype), norm.weight.shape[1:]
+    gain = spread(norm.weight, groups)
+    if norm.bias is None:
+        return F.rms_norm(rows, size, eps=norm.eps) * gain
+    return F.layer_norm(rows, size, eps=norm.eps) * gain + spread(norm.bias, groups)

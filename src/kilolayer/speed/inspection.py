@@ -1,0 +1,81 @@
+"""Whether the fast form of a layer may run in its place: it calls no module of the layer, so a hook would not be called."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from kilolayer.layers.attention import CrossAttention, SelfAttention
+from kilolayer.layers.block import Block, CrossBlock, SparseBlock, SparseCrossBlock
+from kilolayer.layers.feedforward import FeedForward, SwiGLU
+from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.projection import Projection
+from kilolayer.layers.scale import Constant, HeadScale, LearnedScale, Shift
+from kilolayer.layers.sublayer import DropPath, RoutedSublayer, Sublayer
+from kilolayer.models.modules import modules_of
+from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts, Unnormed
+from kilolayer.moe.layer import SparseFeedForward
+from kilolayer.moe.router import Router
+
+LAYERS: set[type[nn.Module]] = {Block, CrossBlock, SparseBlock, SparseCrossBlock}
+PARTS: set[type[nn.Module]] = LAYERS | {
+    *(Sublayer, RoutedSublayer, SelfAttention, CrossAttention, FeedForward, SparseFeedForward),
+    *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection, LayerNorm, RMSNorm),
+    *(Constant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
+    *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU),
+}
+
+
+class Inspection:
+    """What stands in the way of a layer's fast form. Cheap to ask before each forward: hooks and parts may come later."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        modules = dict(layer.named_modules())
+        self.layer = layer
+        self.names = [f"{type(layer).__name__}{'.' * bool(name)}{name}" for name in modules for _ in range(4)]
+        self.hooks = [hooks for module in modules.values() for hooks in _hooks(module)]
+        self.children = [(module._modules, tuple(module._modules.values())) for module in modules.values() if module._modules]
+        self.foreign = _foreign_part(layer, modules)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the layer still holds the modules that were inspected."""
+        return all(tuple(modules.values()) == seen for modules, seen in self.children)
+
+    def reason(self) -> str | None:
+        """Why the layer must run as it is; None where its fast form may."""
+        if self.foreign is not None:
+            return self.foreign
+        if not any(self.hooks):
+            return None
+        return f"a hook is registered on {next(name for name, hooks in zip(self.names, self.hooks, strict=True) if hooks)}"
+
+
+def global_hook() -> str | None:
+    """Why all modules must run as they are: a hook on every module of the process."""
+    hooks = (
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    )
+    return "a hook is registered on all modules" if any(hooks) else None
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether a hook is registered on any of its modules."""
+    return global_hook() is not None or any(hooks for module in modules_of(model) for hooks in _hooks(module))
+
+
+def _hooks(module: nn.Module) -> tuple[dict, ...]:
+    return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+
+
+def _foreign_part(layer: nn.Module, modules: dict[str, nn.Module]) -> str | None:
+    for name, module in modules.items():
+        known = type(module) in (PARTS if name else LAYERS) or (isinstance(module, Router) and name)
+        if not known:
+            return f"{name or 'a layer'} is a {type(module).__name__}"
+        if "forward" in vars(module):
+            return f"the forward of {name or 'a layer'} was replaced"
+    return None

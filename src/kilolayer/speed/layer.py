@@ -1,0 +1,162 @@
+"""A layer through operators: the equation of layers/sublayer.py, on the same modules, cut where kernels join its parts.
+
+    y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
+
+Scales, dropout, addition and norm are one kernel forward and one backward. Where the next sublayer begins with a norm (Pre-LN),
+that kernel writes the sum and its norm: each layer is handed the norm that the next one begins with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.layers.attention import CrossAttention, SelfAttention
+from kilolayer.layers.block import Block
+from kilolayer.layers.cache import KeyCache
+from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.routing import Routing
+from kilolayer.layers.scale import factor_of
+from kilolayer.layers.sublayer import DropPath, Sublayer
+from kilolayer.moe.layer import SparseFeedForward
+from kilolayer.operators.fused_norm import residual_norm
+from kilolayer.speed.attention import cross_attention, self_attention
+from kilolayer.speed.feedforward import feedforward, run_experts
+from kilolayer.speed.product import chance_of, is_fused_norm, normalise, project
+from kilolayer.speed.state import State
+from kilolayer.speed.view import FastView
+
+DRAWS = 2
+"""Seeds that a sublayer takes: for the dropout inside f, and for that on the branch."""
+
+
+def run_layer(
+    block: Block, x: State, view: FastView, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
+) -> tuple[State, Routing | None]:
+    """What `block` computes, and how its experts were chosen.
+
+    following: the norm that the next layer begins with, to be applied where the state is written. seeds: int64 [sublayers,
+    DRAWS], from which dropout is drawn; None where nothing is dropped.
+    """
+    sublayers, routing = block.sublayers(), None
+    norms = [opening_norm(sublayer) for sublayer in sublayers[1:]] + [following]
+    for index, sublayer in enumerate(sublayers):
+        own = None if seeds is None else seeds[index]
+        x, routing = run_sublayer(sublayer, x, view, cache, norms[index], own)
+    return x, routing
+
+
+def first_state(block: Block, x: Tensor, dtype: torch.dtype, following: nn.Module | None) -> State:
+    """What the first layer of a stack reads, prepared as layers do it for each other: so one compiled layer serves all."""
+    first, *_, last = block.sublayers()
+    if not _is_fused(last, x, dtype, _norm_of_sum(last, following)):
+        return State.of(x)
+    opening = opening_norm(first)
+    return State(x, x.to(dtype)) if opening is None else State.of(x, opening(x).to(dtype))
+
+
+def opening_norm(sublayer: Sublayer) -> nn.Module | None:
+    """The norm that f begins with, where the sublayer before may apply it: where f reads nothing else.
+
+    A router reads what is precise: experts are chosen by small differences.
+    """
+    plan = sublayer.plan
+    return sublayer.pre_norm if plan.pre_norm and plan.in_scale == 1.0 and type(sublayer) is Sublayer else None
+
+
+def run_sublayer(
+    sublayer: Sublayer,
+    x: State,
+    view: FastView,
+    cache: KeyCache | None,
+    following: nn.Module | None,
+    seeds: Tensor | None,
+) -> tuple[State, Routing | None]:
+    """One residual. following: the next one's `opening_norm`; seeds: int64 [DRAWS]."""
+    f, routing, norm = sublayer.f, None, _norm_of_sum(sublayer, following)
+    inside, on_branch = (None, None) if seeds is None else (seeds[0], seeds[1])
+    shift: Tensor | None = None
+    if isinstance(f, SparseFeedForward):
+        fused = _is_fused(sublayer, x.precise, f.experts.dtype, norm)
+        read = sublayer.in_scale(sublayer.pre_norm(x.precise))
+        y, routing = f.dispatch(read, view.real, lambda rows, groups: run_experts(f.experts, rows, groups, inside))
+    else:
+        fused = _is_fused(sublayer, x.precise, f.output.weight.dtype, norm)
+        biased = not fused or not isinstance(sublayer.post_norm, nn.Identity)
+        shift = None if biased else f.output.bias
+        y = _run_function(f, _read(sublayer, x), view, cache, inside, biased=biased)
+    y = normalise(sublayer.post_norm, y)
+    if not fused:
+        branch = sublayer.branch(sublayer.drop_path(sublayer.dropout(y)))
+        return State.of(normalise(sublayer.out_norm, sublayer.skip(x.precise) + branch)), routing
+    return _join(sublayer, x.precise, y, shift, norm, on_branch, keeps_sum=norm is following), routing
+
+
+def _read(sublayer: Sublayer, x: State) -> Tensor:
+    """in_scale * N_pre(x), what f reads."""
+    if x.normed is not None:
+        return x.normed
+    prepared = sublayer.plan.pre_norm or sublayer.plan.in_scale != 1.0
+    return sublayer.in_scale(sublayer.pre_norm(x.precise if prepared else x.rounded))
+
+
+def _run_function(
+    f: nn.Module, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None, *, biased: bool
+) -> Tensor:
+    if isinstance(f, SelfAttention):
+        return project(f.output, self_attention(f, x, view, cache, seed), biased=biased)
+    if isinstance(f, CrossAttention):
+        return project(f.output, cross_attention(f, x, view, cache, seed), biased=biased)
+    assert isinstance(f, FeedForward)
+    return feedforward(f, x, seed, biased=biased)
+
+
+def _join(
+    sublayer: Sublayer,
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    norm: nn.Module | None,
+    seed: Tensor | None,
+    *,
+    keeps_sum: bool,
+) -> State:
+    """N( skip * x + branch * drop(y + shift) ) in one pass; with `keeps_sum` the sum and its norm.
+
+    y: after N_post; shift: the bias of f's last product, where y does not have it yet.
+    """
+    assert isinstance(norm, LayerNorm | RMSNorm)
+    skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
+    assert not isinstance(branch, Tensor)
+    number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
+    path, chance = sublayer.drop_path, chance_of(sublayer.dropout)
+    samples = path.factors(x.shape[0]) if isinstance(path, DropPath) and path.training else None
+    precise, rounded, _ = residual_norm(
+        x, y, shift, vector, number, branch, norm.weight, norm.bias, norm.eps, keeps_sum, seed, chance, samples
+    )
+    return State.of(precise, rounded) if keeps_sum else State(precise, rounded)
+
+
+def _norm_of_sum(sublayer: Sublayer, following: nn.Module | None) -> nn.Module | None:
+    """Of the sum of skip and branch: this sublayer's own, or the next one's."""
+    return following if isinstance(sublayer.out_norm, nn.Identity) else sublayer.out_norm
+
+
+def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module | None) -> bool:
+    """Whether one kernel adds what f computes in `dtype` to x and normalises it."""
+    skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
+    return (
+        is_fused_norm(norm, x.device, dtype)
+        and isinstance(norm, LayerNorm | RMSNorm)
+        and norm.weight.dtype == x.dtype
+        and not (isinstance(skip, Tensor) and skip.dim() == 0)
+        and not isinstance(branch, Tensor)
+    )
+
+
+def drops(block: Block) -> bool:
+    """Whether this layer draws dropout from seeds now."""
+    attends = any(sublayer.f.training and getattr(sublayer.f, "dropout", 0.0) for sublayer in block.sublayers()[:-1])
+    modules = [module for module in block.modules() if isinstance(module, nn.Dropout)]
+    return bool(attends) or any(chance_of(module) for module in modules)

@@ -1,0 +1,152 @@
+"""A stack whose layers run through operators, compiled where they train."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.layers.block import Block
+from kilolayer.layers.cache import Cache, KeyCache
+from kilolayer.layers.routing import Routing
+from kilolayer.layers.stack import Stack, StackOutput
+from kilolayer.layers.stream import Latest
+from kilolayer.layers.view import Sequences, View
+from kilolayer.operators import kernels
+from kilolayer.operators.short_attention import serves
+from kilolayer.speed.compiler import Recompute, RunLayer, compile_layer, compiler_settings, recomputed
+from kilolayer.speed.inspection import Inspection, global_hook
+from kilolayer.speed.layer import DRAWS, drops, first_state, opening_norm, run_layer
+from kilolayer.speed.state import State
+from kilolayer.speed.view import FastView, fast_view
+
+logger = logging.getLogger(__name__)
+
+
+class FastStack(Stack):
+    """The same stack: it holds the modules of a plain one, and runs each layer in the fastest form that serves it."""
+
+    recompute: Recompute
+    compiled: dict[type[nn.Module], RunLayer]
+
+    @classmethod
+    def of(cls, stack: Stack, recompute: Recompute = "none") -> Self:
+        """A second stack on the modules of `stack`, parameters and hooks included."""
+        fast = cls.__new__(cls)
+        fast.__dict__.update(stack.__dict__)
+        fast.recompute, fast.compiled = recompute, {}
+        fast._inspections = [Inspection(block) for block in stack.blocks]
+        fast._logged = set()
+        return fast
+
+    _inspections: list[Inspection]
+    _logged: set[str]
+
+    def compile(self, backend: str = "inductor") -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Compile the layers for training, once for all of a kind and all batch shapes, with `recompute` as it is.
+
+        Layers that share experts with other processes find out shapes in their forward and run one operation at a time.
+        """
+        kinds = {type(block) for block in self.layers() if _has_fixed_shapes(block)}
+        self.compiled = {kind: compile_layer(kind, self.recompute, backend) for kind in kinds}
+
+    def look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastView]:
+        x, view = super().look(inputs, memory, cache)
+        short = cache is None and self._is_short(inputs, memory)
+        fast = fast_view(
+            view,
+            self.product_dtype,
+            inputs,
+            memory,
+            short=short,
+            causal=self.side == "decoder",
+            cached=cache is not None,
+        )
+        return x, fast
+
+    def run(
+        self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
+    ) -> StackOutput:
+        assert isinstance(view, FastView)
+        kept, routing, history = [x], [], self.stream.write([], x)
+        following, seeds = self._norms_that_follow(), self._draw_seeds(x.device)
+        state = first_state(self.layers()[0], x, self.product_dtype, following[-1])
+        with compiler_settings(self.recompute) if self.compiled else nullcontext():
+            for index, block in enumerate(self.blocks):
+                if not isinstance(self.stream, Latest):
+                    state = State.of(self.stream.read(history))
+                run = self._form_of(index, caches)
+                own = None if seeds is None else seeds[index]
+                state, found = run(block, state, view, caches[index] if caches else None, following[index], own)
+                # A layer that keeps nothing but its input is handed one tensor and not two.
+                state = State.of(state.precise) if self.recompute == "layer" else state
+                history = self.stream.write(history, state.precise)
+                kept += [state.precise] if hidden_states else []
+                routing += [found] if found is not None else []
+        states = self.top(self.stream.read(history))
+        return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
+
+    def _form_of(self, index: int, caches: Sequence[KeyCache] | None) -> RunLayer:
+        """How this layer runs: compiled, through operators, or as the plain module that it is."""
+        block, trains = self.blocks[index], self.blocks.training and caches is None
+        if (reason := self._why_plain(index)) is not None:
+            if reason not in self._logged:
+                self._logged.add(reason)
+                logger.warning("layers of the %s run as plain modules, because %s", self.side, reason)
+            return recomputed(_run_plain, self.recompute) if trains else _run_plain
+        if not self.compiled and not kernels.run_on(next(block.parameters()).device):
+            return recomputed(_run_plain, self.recompute) if trains else _run_plain
+        if not trains:
+            return run_layer
+        compiled = self.compiled.get(type(block))
+        return recomputed(run_layer, self.recompute) if compiled is None else compiled
+
+    def _why_plain(self, index: int) -> str | None:
+        if not self._inspections[index].is_current or self._inspections[index].layer is not self.blocks[index]:
+            self._inspections[index] = Inspection(self.blocks[index])
+        return global_hook() or self._inspections[index].reason()
+
+    def _norms_that_follow(self) -> list[nn.Module | None]:
+        """For each layer, the norm that the next one begins with; none where that one does not read just what this one wrote.
+
+        The last layer gets the first's and normalises for no reader, so that one compiled layer serves all.
+        """
+        if self.recompute == "layer" or not isinstance(self.stream, Latest):
+            return [None] * len(self.blocks)
+        first, *others = [opening_norm(block.sublayers()[0]) for block in self.layers()]
+        return [*others, first]
+
+    def _draw_seeds(self, device: torch.device) -> Tensor | None:
+        """Of all draws of a forward: int64 [layers, sublayers, DRAWS]; None where nothing is dropped.
+
+        From torch's generator, which a recorded step draws from anew at each replay, and a checkpoint keeps.
+        """
+        first = self.layers()[0]
+        if not drops(first):
+            return None
+        return torch.randint(2**62, (len(self.blocks), len(first.sublayers()), DRAWS), device=device)
+
+    def _is_short(self, inputs: Sequences, memory: Sequences | None) -> bool:
+        """Whether short_attention.py serves all attention of this forward."""
+        if inputs.segments is not None or self.positions.rotary is not None or self.positions.bias is not None:
+            return False
+        longest = max(inputs.states.shape[1], 0 if memory is None else memory.states.shape[1])
+        head_dim = self.layers()[0].self_attention.f.head_dim
+        return serves(inputs.states.device, self.product_dtype, longest, head_dim)
+
+
+def _run_plain(
+    block: Block, x: State, view: View, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
+) -> tuple[State, Routing | None]:
+    """As `run_layer`, by the plain module."""
+    states, routing = block(x.precise, view, cache)
+    return State.of(states), routing
+
+
+def _has_fixed_shapes(block: Block) -> bool:
+    """Whether shapes inside the layer follow from those of its input: not where processes share its experts."""
+    return getattr(block.feedforward.f, "group", None) is None
