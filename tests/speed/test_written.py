@@ -199,7 +199,7 @@ def test_int8_is_for_large_matrices_alone() -> None:
     assert isinstance(written.vocabulary, WrittenVocabulary)
     attention, feedforward = (sublayer.f for sublayer in written.decoder.written[0])
     assert isinstance(vars(written.vocabulary)["product"], PackedProduct)
-    assert {type(vars(attention)[name]) for name in ("query_key_value", "output")} == {Product}
+    assert {type(vars(attention)[name]) for name in ("query_key_value", "output")} == {PackedProduct}
     assert {type(vars(feedforward)[name]) for name in ("input", "output")} == {Int8Product}
 
 
