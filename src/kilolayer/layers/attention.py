@@ -16,7 +16,7 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import HeadScale, make_shift
-from kilolayer.operators.heads_product import heads_product, serves
+from kilolayer.operators.heads_product import can_fuse_heads_product, heads_product
 from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
 from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
 from kilolayer.recipes.base import Plan, Role
@@ -46,7 +46,7 @@ class Attention(Function):
         straight: SDPA reads them as they are, and hands their gradients back as they go into the backward of the product.
         """
         weight, bias = projection.weight, projection.bias
-        if straight and self.training and bias is not None and serves(x.device, weight.dtype, self.head_dim):
+        if straight and self.training and bias is not None and can_fuse_heads_product(x.device, weight.dtype, self.head_dim):
             return heads_product(x.to(weight.dtype), weight, bias, projection.rows, self.head_dim)
         return [self.split_heads(part) for part in projection(x).split(projection.rows, dim=-1)]
 

@@ -15,7 +15,7 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import make_shift
 from kilolayer.operators.relu_network import relu_network
-from kilolayer.operators.relu_product import normed_relu_product, relu_product, serves
+from kilolayer.operators.relu_product import can_fuse_relu_product, normed_relu_product, relu_product
 from kilolayer.recipes.base import Plan, Role
 
 
@@ -70,7 +70,7 @@ class FeedForward(Function):
     def _rectifies_in_product(self, x: Tensor) -> bool:
         """Whether the first product can apply its bias and a ReLU where it is written."""
         plain = isinstance(self.activation, nn.ReLU) and isinstance(self.activation_shift, nn.Identity)
-        return plain and serves(x.device, self.input.weight.dtype)
+        return plain and can_fuse_relu_product(x.device, self.input.weight.dtype)
 
     def _is_one_unit(self, x: Tensor) -> bool:
         """Whether nothing but such a ReLU stands between the products, nobody listens to these, and gradients are asked."""

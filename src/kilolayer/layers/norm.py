@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.options import LayerOptions
-from kilolayer.operators.fused_norm import inner_norm, serves
+from kilolayer.operators.fused_norm import can_fuse_inner_norm, inner_norm
 
 
 class LayerNorm(nn.LayerNorm):
@@ -34,7 +34,7 @@ class RMSNorm(nn.RMSNorm):
 
 def is_fused(norm: nn.Module | None, device: torch.device, dtype: torch.dtype) -> TypeGuard[LayerNorm | RMSNorm]:
     """Whether this is a norm, and fused_norm.py serves it beside products in `dtype`."""
-    return isinstance(norm, LayerNorm | RMSNorm) and serves(device, norm.weight.dtype, dtype, norm.weight.shape[0])
+    return isinstance(norm, LayerNorm | RMSNorm) and can_fuse_inner_norm(device, norm.weight.dtype, dtype, norm.weight.shape[0])
 
 
 def make_norm(

@@ -28,7 +28,7 @@ from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.state import State
 from kilolayer.layers.stream import Latest, make_stream
 from kilolayer.layers.sublayer import Sublayer
-from kilolayer.operators.short_attention import serves
+from kilolayer.operators.short_attention import can_run_short_attention
 from kilolayer.recipes.base import Depths, Learned, Recipe, Side
 
 
@@ -236,7 +236,7 @@ class Stack(nn.Module):
         if not plain or (self.training and self.attention.dropout):
             return False
         longest = max(inputs.states.shape[1], 0 if memory is None else memory.states.shape[1])
-        return serves(inputs.states.device, self.product_dtype, longest, self.attention.head_dim)
+        return can_run_short_attention(inputs.states.device, self.product_dtype, longest, self.attention.head_dim)
 
     def _look_along_branches(self, branches: int, cache: Cache) -> tuple[Tensor, Mask]:
         """Places and mask of one token for each branch of the cache."""

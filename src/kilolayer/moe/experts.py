@@ -12,9 +12,8 @@ from kilolayer.layers.feedforward import ACTIVATIONS
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_shift
-from kilolayer.operators.fused_norm import serves
 from kilolayer.operators.grouped import Groups, grouped_product, multiply_groups, spread
-from kilolayer.operators.grouped_norm import grouped_relu_norm
+from kilolayer.operators.grouped_norm import can_fuse_grouped_norm, grouped_relu_norm
 from kilolayer.recipes.base import Plan, Role
 
 
@@ -89,7 +88,7 @@ class ExpertNorm(nn.Module):
 
     def is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether grouped_norm.py serves it behind products in `dtype`."""
-        return serves(device, self.weight.dtype, dtype, self.weight.shape[1])
+        return can_fuse_grouped_norm(device, self.weight.dtype, dtype, self.weight.shape[1])
 
 
 class Unnormed(nn.Module):

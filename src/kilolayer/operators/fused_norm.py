@@ -23,10 +23,19 @@ PARTS = 264
 """Into how many parts the sums over rows are split: two for each multiprocessor, the same for any number of rows."""
 
 
-def serves(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
-    """Whether rows can be normalised here with arithmetic in `precise` and products in `rounded`."""
-    fits = width % 8 == 0 and width <= WIDEST
-    return precise == torch.float32 and rounded in HALF and fits and kernels.run_on(device)
+def can_fuse_residual_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether `residual_norm` has a kernel here for rows of this width, a residual in `precise` and products in `rounded`."""
+    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "residual_norm")
+
+
+def can_fuse_inner_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether `inner_norm` has a kernel here for rows of this width in `rounded`, normalised in `precise`."""
+    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "inner_norm")
+
+
+def fits_row_kernels(precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether the kernels that normalise rows take these dtypes and this width."""
+    return precise == torch.float32 and rounded in HALF and width % 8 == 0 and width <= WIDEST
 
 
 @torch.library.custom_op("kilolayer::residual_norm", mutates_args=(), device_types="cuda")
@@ -50,7 +59,7 @@ def residual_norm(
     from kilolayer.operators.fused_norm_kernel import add_and_normalise
 
     x, y = x.contiguous(), y.contiguous()
-    precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), room_for_statistics(x, x.dtype, bias is not None)
+    precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), empty_statistics(x, x.dtype, bias is not None)
     add_and_normalise(
         _rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, keeps_sum=keeps_sum
     )
@@ -84,8 +93,8 @@ def residual_norm_backward(
     of_precise, of_rounded, added, x, y = (
         None if each is None else each.contiguous() for each in (of_precise, of_rounded, added, x, y)
     )
-    (of_x, of_y), totals = _room_for_terms(added, x, rounded), room_for_totals(statistics, gain, shift, learned)
-    sums = _room_for_sums(totals)
+    (of_x, of_y), totals = _empty_terms(added, x, rounded), empty_totals(statistics, gain, shift, learned)
+    sums = _empty_sums(totals)
     add_and_normalise_backward(
         of_precise, of_rounded, added, x, y, shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
     )
@@ -102,7 +111,7 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
     from kilolayer.operators.fused_norm_kernel import normalise
 
     x = x.contiguous()
-    normed, statistics = torch.empty_like(x), room_for_statistics(x, gain.dtype, bias is not None)
+    normed, statistics = torch.empty_like(x), empty_statistics(x, gain.dtype, bias is not None)
     normalise(_rows(x), gain, bias, eps, normed, statistics)
     return normed, statistics
 
@@ -119,8 +128,8 @@ def inner_norm_backward(
     from kilolayer.operators.partial_sums_kernel import add_up
 
     x = x.contiguous()
-    of_x, totals = torch.empty_like(x), room_for_totals(statistics, gain, x if rectified else None)
-    sums = _room_for_sums(totals)
+    of_x, totals = torch.empty_like(x), empty_totals(statistics, gain, x if rectified else None)
+    sums = _empty_sums(totals)
     normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified)
     add_up(sums, totals)
     return of_x, totals
@@ -130,25 +139,25 @@ def _rows(x: Tensor) -> Tensor:
     return x.view(-1, x.shape[-1])
 
 
-def room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
+def empty_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
     """Of the rows of x: mean, where they are centred, and 1 / deviation."""
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
-def _room_for_terms(added: Tensor | None, x: Tensor | None, rounded: torch.dtype) -> tuple[Tensor, Tensor]:
+def _empty_terms(added: Tensor | None, x: Tensor | None, rounded: torch.dtype) -> tuple[Tensor, Tensor]:
     """Of x, and of y in its dtype; both have the shape of the sum."""
     like = x if added is None else added
     assert like is not None
-    return room_like(like), room_like(like, rounded)
+    return empty_contiguous(like), empty_contiguous(like, rounded)
 
 
-def room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
+def empty_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
     """Of gain, LayerNorm's bias, a shift of the dtype of that given, and a learned factor."""
     dtypes = [gain.dtype] * statistics.shape[0] + ([] if shift is None else [shift.dtype]) + [gain.dtype] * learned
     return [gain.new_empty(gain.shape, dtype=dtype) for dtype in dtypes]
 
 
-def _room_for_sums(totals: list[Tensor]) -> Tensor:
+def _empty_sums(totals: list[Tensor]) -> Tensor:
     return totals[0].new_empty(PARTS, len(totals), len(totals[0]))
 
 
@@ -267,7 +276,7 @@ def _(
     eps: float,
     keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return room_like(x), room_like(y), room_for_statistics(x, x.dtype, bias is not None)
+    return empty_contiguous(x), empty_contiguous(y), empty_statistics(x, x.dtype, bias is not None)
 
 
 @residual_norm_backward.register_fake
@@ -286,20 +295,20 @@ def _(
     rounded: torch.dtype,
     learned: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return *_room_for_terms(added, x, rounded), room_for_totals(statistics, gain, shift, learned)
+    return *_empty_terms(added, x, rounded), empty_totals(statistics, gain, shift, learned)
 
 
 @inner_norm.register_fake
 def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return room_like(x), room_for_statistics(x, gain.dtype, bias is not None)
+    return empty_contiguous(x), empty_statistics(x, gain.dtype, bias is not None)
 
 
 @inner_norm_backward.register_fake
 def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
-    return room_like(x), room_for_totals(statistics, gain, x if rectified else None)
+    return empty_contiguous(x), empty_totals(statistics, gain, x if rectified else None)
 
 
-def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def empty_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Of the shape of x, contiguous whatever x is."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
@@ -308,10 +317,10 @@ def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum = inputs
     precise, _, statistics = output
     ctx.rounded, ctx.learned = y.dtype, ctx.needs_input_grad[3]
-    # The sum, where it is written, is the next residual and kept anyway; then x serves omega's gradient alone, and y none.
+    # The sum, where it is written, is the next residual and kept anyway; then omega's gradient alone reads x, and none reads y.
     terms = (precise, x if ctx.learned else None, None) if keeps_sum else (None, x, y)
     ctx.save_for_backward(*terms, shift, omega, gain, statistics)
-    ctx.set_materialize_grads(False)  # an output that nobody reads has no gradient, and none is read
+    ctx.set_materialize_grads(False)  # an unused output has no gradient, and none is read
 
 
 def _residual_backward(

@@ -12,8 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.operators.fused_norm import normalised, of_normalised, room_for_statistics, room_for_totals, room_like
+from kilolayer.operators import kernels
+from kilolayer.operators.fused_norm import (
+    empty_contiguous,
+    empty_statistics,
+    empty_totals,
+    fits_row_kernels,
+    normalised,
+    of_normalised,
+)
 from kilolayer.operators.grouped import cut, group_sums
+
+
+def can_fuse_grouped_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether `grouped_relu_norm` has a kernel here for products in `rounded` of this width, normalised in `precise`."""
+    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "grouped_norm")
 
 
 @torch.library.custom_op("kilolayer::grouped_relu_norm", mutates_args=(), device_types="cuda")
@@ -29,7 +42,7 @@ def grouped_relu_norm(
     from kilolayer.operators.grouped_norm_kernel import normalise
 
     product = product.contiguous()
-    normed, statistics = room_like(product), room_for_statistics(product, gain.dtype, bias is not None)
+    normed, statistics = empty_contiguous(product), empty_statistics(product, gain.dtype, bias is not None)
     normalise(product, ends, of_row, shift, gain, bias, eps, normed, statistics)
     return normed, statistics
 
@@ -39,12 +52,12 @@ def grouped_relu_norm_backward(
     gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """The gradient of the product, 0 behind the last group, and those of gain, LayerNorm's bias and, if there is one, shift."""
-    from kilolayer.operators.group_sums_kernel import add_up_segments, room_for_sums
+    from kilolayer.operators.group_sums_kernel import add_up_segments, empty_sums
     from kilolayer.operators.grouped_norm_kernel import normalise_backward
 
     gradient, product = gradient.contiguous(), product.contiguous()
-    of_product, totals = room_like(product), room_for_totals(statistics, gain, shift)
-    sums = room_for_sums(totals)
+    of_product, totals = empty_contiguous(product), empty_totals(statistics, gain, shift)
+    sums = empty_sums(totals)
     normalise_backward(gradient, product, ends, of_row, shift, gain, statistics, of_product, sums)
     add_up_segments(sums, ends, totals)
     return of_product, totals
@@ -83,14 +96,14 @@ def _rectified(product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | No
 def _(
     product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return room_like(product), room_for_statistics(product, gain.dtype, bias is not None)
+    return empty_contiguous(product), empty_statistics(product, gain.dtype, bias is not None)
 
 
 @grouped_relu_norm_backward.register_fake
 def _(
     gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    return room_like(product), room_for_totals(statistics, gain, shift)
+    return empty_contiguous(product), empty_totals(statistics, gain, shift)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -8,10 +8,32 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, get_args
 
 import torch
 
+from kilolayer.errors import unknown
+
+Name = Literal[
+    "residual_norm",
+    "inner_norm",
+    "grouped_norm",
+    "short_attention",
+    "step_attention",
+    "relu_product",
+    "relu_network",
+    "heads_product",
+    "group_sums",
+    "few_rows",
+    "update",
+    "loss",
+    "best_tokens",
+]
+NAMES: tuple[Name, ...] = get_args(Name)
+"""Every kernel, or group of kernels, that can be left out alone."""
+
 _assumed = False
+_left_out: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -24,9 +46,10 @@ def why_no_kernels() -> str | None:
     return None
 
 
-def run_on(device: torch.device) -> bool:
-    """Whether kernels of our own run on this device."""
-    return (device.type == "cuda" and _can_be_built()) or (_assumed and device.type == "meta")
+def run_on(device: torch.device, name: Name) -> bool:
+    """Whether the kernel of this name runs on this device."""
+    built = (device.type == "cuda" and _can_be_built()) or (_assumed and device.type == "meta")
+    return built and name not in _left_out
 
 
 @contextmanager
@@ -38,6 +61,23 @@ def assumed() -> Iterator[None]:
         yield
     finally:
         _assumed = False
+
+
+@contextmanager
+def left_out(*names: str) -> Iterator[None]:
+    """Inside, the kernels of these names do not run, and what they compute is computed without them: for measurements.
+
+    Code that is compiled inside is compiled without them, and again where it is called outside.
+    """
+    global _left_out
+    for name in names:
+        if name not in NAMES:
+            raise unknown(name, NAMES, kind="kernel")
+    before, _left_out = _left_out, (*_left_out, *names)
+    try:
+        yield
+    finally:
+        _left_out = before
 
 
 @torch.compiler.assume_constant_result

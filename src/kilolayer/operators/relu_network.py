@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kilolayer.operators import kernels
 from kilolayer.operators.relu_product import relu_backward, relu_product
 
 GENERATIONS = (9, 10)
-"""Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack room for its own."""
+"""Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack memory for its own."""
 ALIGNMENT = 16
 """Bytes: where the rows of such tiles begin."""
 
@@ -55,13 +56,13 @@ def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Te
     gradient [rows, dim]; weight [dim, width]; hidden [rows, width], what the ReLU gave; the sum [width]. All in half precision.
     """
     gradient, weight, hidden = gradient.contiguous(), weight.contiguous(), hidden.contiguous()
-    if not _come_in_tiles(gradient, weight, hidden):
+    if not (kernels.run_on(hidden.device, "relu_network") and _come_in_tiles(gradient, weight, hidden)):
         return relu_backward(gradient @ weight, hidden)
     from kilolayer.operators.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
     from kilolayer.operators.partial_sums_kernel import add_up
 
     rows, width = hidden.shape
-    passed, total = _room(hidden)
+    passed, total = _empty_outputs(hidden)
     sums = hidden.new_empty(-(-rows // BLOCK_ROWS), 1, width, dtype=torch.float32)
     multiply_and_mask(gradient, weight, hidden, passed, sums)
     add_up(sums, [total])
@@ -75,7 +76,7 @@ def _come_in_tiles(*given: Tensor) -> bool:
     return aligned and given[0].numel() > 0 and torch.cuda.get_device_capability(given[0].device)[0] in GENERATIONS
 
 
-def _room(hidden: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_outputs(hidden: Tensor) -> tuple[Tensor, Tensor]:
     return hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape[1])
 
 
@@ -87,4 +88,4 @@ def _(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]
 
 @masked_product.register_fake
 def _(gradient: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    return _room(hidden)
+    return _empty_outputs(hidden)

@@ -20,9 +20,9 @@ BLOCK_ROWS = 32
 """Rows that one partial sum of the bias's gradient covers."""
 
 
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
+def can_fuse_relu_product(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products in this dtype can be fused with their ReLU here."""
-    return dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device)
+    return dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device, "relu_product")
 
 
 @torch.library.custom_op("kilolayer::relu_product", mutates_args=(), device_types="cuda")

@@ -18,10 +18,10 @@ LONGEST = 128
 HEAD_DIMS = (16, 32, 64, 128)
 
 
-def serves(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
+def can_run_short_attention(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
     """Whether sequences up to `longest` can be attended to here."""
     fits = longest <= LONGEST and head_dim in HEAD_DIMS
-    return dtype in (torch.bfloat16, torch.float16) and fits and kernels.run_on(device)
+    return dtype in (torch.bfloat16, torch.float16) and fits and kernels.run_on(device, "short_attention")
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, heads: int, causal: bool) -> Tensor:
