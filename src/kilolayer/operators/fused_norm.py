@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.operators import kernels
+from kilolayer.operators import kernels, random_bits
+from kilolayer.operators.random_bits import draw_of
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 8192
@@ -50,19 +51,23 @@ def residual_norm(
     bias: Tensor | None,
     eps: float,
     keeps_sum: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """N(s) or, with keeps_sum, s itself in the dtype of x, N(s) in that of y, and the statistics of the rows of s.
 
-    s = skip * omega * x + branch * (y + shift). x and y [..., width]; shift, omega, gain and bias [width]; without bias the
-    norm is RMSNorm. Statistics: mean (LayerNorm alone) and 1 / deviation of each row, [1 or 2, rows].
+    s = skip * omega * x + branch * samples * drop(y + shift). x and y [batch, ..., width]; shift, omega, gain and bias [width];
+    without bias the norm is RMSNorm. drop is dropout by `seed`, int64 of one element, as random_bits.py draws it; without one
+    nothing is dropped. samples: fp32 [batch], a factor for each sample, as drop path has it. Statistics: mean (LayerNorm alone)
+    and 1 / deviation of each row, [1 or 2, rows].
     """
     from kilolayer.operators.fused_norm_kernel import add_and_normalise
 
     x, y = x.contiguous(), y.contiguous()
     precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), empty_statistics(x, x.dtype, bias is not None)
-    add_and_normalise(
-        _rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, keeps_sum=keeps_sum
-    )
+    terms = (_rows(x), _rows(y), shift, omega, skip, branch)
+    add_and_normalise(*terms, gain, bias, eps, precise, rounded, statistics, keeps_sum, draw_of(seed, dropout), samples)
     return precise, rounded, statistics
 
 
@@ -81,6 +86,9 @@ def residual_norm_backward(
     statistics: Tensor,
     rounded: torch.dtype,
     learned: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The gradients of x and y, and those of gain, LayerNorm's bias, the shift where there is one and, where learned, omega.
 
@@ -95,9 +103,8 @@ def residual_norm_backward(
     )
     (of_x, of_y), totals = _empty_terms(added, x, rounded), empty_totals(statistics, gain, shift, learned)
     sums = _empty_sums(totals)
-    add_and_normalise_backward(
-        of_precise, of_rounded, added, x, y, shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
-    )
+    terms = (of_precise, of_rounded, added, x, y, shift, omega, skip, branch)
+    add_and_normalise_backward(*terms, gain, statistics, of_x, of_y, sums, learned, draw_of(seed, dropout), samples)
     add_up(sums, totals)
     return of_x, of_y, totals
 
@@ -173,8 +180,11 @@ def _(
     bias: Tensor | None,
     eps: float,
     keeps_sum: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    added = _added(x, y, shift, omega, skip, branch)
+    added = _added(x, y, shift, omega, skip, branch, seed, dropout, samples)
     normed, statistics = normalised(added, gain, bias, eps)
     return added if keeps_sum else normed, normed.to(y.dtype, copy=True), statistics
 
@@ -194,6 +204,9 @@ def _(
     statistics: Tensor,
     rounded: torch.dtype,
     learned: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     given = of_rounded if of_precise is None else of_precise
     assert given is not None
@@ -203,18 +216,20 @@ def _(
     if added is None:
         assert x is not None
         assert y is not None
-        of_added, terms = of_normalised(of_precise + of_normed, _added(x, y, shift, omega, skip, branch), gain, statistics)
+        added = _added(x, y, shift, omega, skip, branch, seed, dropout, samples)
+        of_added, terms = of_normalised(of_precise + of_normed, added, gain, statistics)
     else:
         of_added, terms = of_normalised(of_normed, added, gain, statistics)
         of_added = of_precise + of_added
+    of_branch = _scaled_branch(of_added, branch, seed, dropout, samples)
     totals = [_sum_rows(each) for each in terms]
     if shift is not None:
-        totals.append((branch * _sum_rows(of_added)).to(shift.dtype))
+        totals.append(_sum_rows(of_branch).to(shift.dtype))
     if learned:
         assert x is not None
         totals.append(skip * _sum_rows(of_added * x))
     factor = skip if omega is None else skip * omega
-    return (factor * of_added).contiguous(), (branch * of_added).to(rounded, copy=True).contiguous(), totals
+    return (factor * of_added).contiguous(), of_branch.to(rounded, copy=True).contiguous(), totals
 
 
 @inner_norm.register_kernel("cpu")
@@ -233,11 +248,27 @@ def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: 
     return of_x.to(x.dtype).contiguous(), totals
 
 
-def _added(x: Tensor, y: Tensor, shift: Tensor | None, omega: Tensor | None, skip: float, branch: float) -> Tensor:
-    """skip * omega * x + branch * (y + shift)."""
-    y = y.to(x.dtype)
-    added = (skip if omega is None else skip * omega) * x + branch * (y if shift is None else y + shift.to(x.dtype))
+def _added(
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    seed: Tensor | None,
+    dropout: float,
+    samples: Tensor | None,
+) -> Tensor:
+    """skip * omega * x + branch * samples * drop(y + shift)."""
+    y = y.to(x.dtype) if shift is None else y.to(x.dtype) + shift.to(x.dtype)
+    added = (skip if omega is None else skip * omega) * x + _scaled_branch(y, branch, seed, dropout, samples)
     return added.contiguous()
+
+
+def _scaled_branch(y: Tensor, branch: float, seed: Tensor | None, dropout: float, samples: Tensor | None) -> Tensor:
+    """branch * samples * drop(y); linear in y, so that it also takes the gradient of its output to that of y."""
+    y = branch * random_bits.dropout(y, seed, dropout)
+    return y if samples is None else y * samples.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
 
 
 def normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -275,6 +306,9 @@ def _(
     bias: Tensor | None,
     eps: float,
     keeps_sum: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_contiguous(x), empty_contiguous(y), empty_statistics(x, x.dtype, bias is not None)
 
@@ -294,6 +328,9 @@ def _(
     statistics: Tensor,
     rounded: torch.dtype,
     learned: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     return *_empty_terms(added, x, rounded), empty_totals(statistics, gain, shift, learned)
 
@@ -314,27 +351,27 @@ def empty_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum = inputs
+    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum, seed, ctx.dropout, samples = inputs
     precise, _, statistics = output
     ctx.rounded, ctx.learned = y.dtype, ctx.needs_input_grad[3]
     # The sum, where it is written, is the next residual and kept anyway; then omega's gradient alone reads x, and none reads y.
     terms = (precise, x if ctx.learned else None, None) if keeps_sum else (None, x, y)
-    ctx.save_for_backward(*terms, shift, omega, gain, statistics)
+    ctx.save_for_backward(*terms, shift, omega, gain, statistics, seed, samples)
     ctx.set_materialize_grads(False)  # an unused output has no gradient, and none is read
 
 
 def _residual_backward(
     ctx: Any, of_precise: Tensor | None, of_rounded: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    *terms, shift, omega, gain, statistics = ctx.saved_tensors
+    *terms, shift, omega, gain, statistics, seed, samples = ctx.saved_tensors
     given = (*terms, shift, omega, ctx.skip, ctx.branch, gain, statistics, ctx.rounded, ctx.learned)
-    of_x, of_y, totals = residual_norm_backward(of_precise, of_rounded, *given)
+    of_x, of_y, totals = residual_norm_backward(of_precise, of_rounded, *given, seed, ctx.dropout, samples)
     rest = iter(totals)
     of_gain = next(rest)
     of_bias = next(rest) if statistics.shape[0] == 2 else None
     of_shift = None if shift is None else next(rest)
     of_omega = next(rest) if ctx.learned else None
-    return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, None, None
+    return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, *[None] * 5
 
 
 def _keep_inner(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

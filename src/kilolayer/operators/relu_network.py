@@ -18,7 +18,7 @@ from kilolayer.operators import kernels
 from kilolayer.operators.relu_product import relu_backward, relu_product
 
 GENERATIONS = (9, 10)
-"""Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack memory for its own."""
+"""Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack space for its own."""
 ALIGNMENT = 16
 """Bytes: where the rows of such tiles begin."""
 
