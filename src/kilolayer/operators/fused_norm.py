@@ -125,11 +125,12 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
 
 @torch.library.custom_op("kilolayer::inner_norm_backward", mutates_args=(), device_types="cuda")
 def inner_norm_backward(
-    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool, scale: float = 1.0
 ) -> tuple[Tensor, list[Tensor]]:
     """The gradient of x, and those of gain and LayerNorm's bias.
 
-    rectified: x came out of a ReLU; then the gradient is that of its input, and its sum over rows is the last of the others.
+    rectified: x came out of a ReLU, whose output was multiplied by `scale` where dropout kept it; then the gradient is that of
+    the ReLU's input, and its sum over rows is the last of the others.
     """
     from kilolayer.operators.fused_norm_kernel import normalise_backward
     from kilolayer.operators.partial_sums_kernel import add_up
@@ -137,7 +138,7 @@ def inner_norm_backward(
     x = x.contiguous()
     of_x, totals = torch.empty_like(x), empty_totals(statistics, gain, x if rectified else None)
     sums = _empty_sums(totals)
-    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified)
+    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified, scale)
     add_up(sums, totals)
     return of_x, totals
 
@@ -239,11 +240,13 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 
 
 @inner_norm_backward.register_kernel("cpu")
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
+def _(
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool, scale: float = 1.0
+) -> tuple[Tensor, list[Tensor]]:
     of_x, terms = of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
     totals = [_sum_rows(each) for each in terms]
     if rectified:
-        of_x = torch.where(x <= 0, 0.0, of_x)
+        of_x = torch.where(x <= 0, 0.0, scale * of_x)
         totals.append(_sum_rows(of_x).to(x.dtype))
     return of_x.to(x.dtype).contiguous(), totals
 
@@ -341,7 +344,9 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 
 
 @inner_norm_backward.register_fake
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
+def _(
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool, scale: float = 1.0
+) -> tuple[Tensor, list[Tensor]]:
     return empty_contiguous(x), empty_totals(statistics, gain, x if rectified else None)
 
 

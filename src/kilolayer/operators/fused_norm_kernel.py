@@ -141,9 +141,12 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: 
 
 
 def normalise_backward(
-    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor, rectified: bool
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor, rectified: bool, scale: float
 ) -> None:
-    """Write the gradient of x, or of what a ReLU made x from, and each program's sums: of gain, bias, and, there, itself."""
+    """Write the gradient of x, and each program's sums for those of gain and bias.
+
+    rectified: the gradient is that of what a ReLU made x from, times `scale`, and its own sums follow.
+    """
     rows, width = x.shape
     centred = statistics.shape[0] == 2
     _normalise_backward[(sums.shape[0],)](
@@ -154,6 +157,7 @@ def normalise_backward(
         of_x,
         sums,
         rows,
+        scale,
         CENTRED=centred,
         RECTIFIED=rectified,
         KINDS=sums.shape[1],
@@ -321,6 +325,7 @@ def _normalise_backward(
     of_x_at,
     sums_at,
     rows,
+    scale,
     CENTRED: tl.constexpr,
     RECTIFIED: tl.constexpr,
     KINDS: tl.constexpr,
@@ -342,7 +347,7 @@ def _normalise_backward(
         standard, inverse = standard_rows(x, statistics_at, row, row_inside, rows, CENTRED)
         of_x = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
         if RECTIFIED:
-            of_x = tl.where(x <= 0.0, 0.0, of_x)
+            of_x = tl.where(x <= 0.0, 0.0, scale * of_x)
             of_input += tl.sum(of_x, axis=0)
         tl.store(of_x_at + place, of_x.to(of_x_at.dtype.element_ty), mask=inside)
         of_gain += tl.sum(gradient * standard, axis=0)
