@@ -140,7 +140,7 @@ def test_one_step_more_than_needed_is_taken_and_none_beyond_the_longest(monkeypa
 
 @pytest.mark.parametrize("serves", [False, True])
 def test_the_step_attention_changes_nothing(serves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.generate.static.serves", lambda *_: serves)
+    monkeypatch.setattr("kilolayer.generate.static.can_run_step_attention", lambda *_: serves)
     for options in ({"kv_heads": 2}, {"positions": "rotary"}, {"recipe": "normformer"}):
         model = translator(**options)
         same(*both(model, sources(LENGTHS), [9, 14, 3, 12, 5], beam=3, length_penalty=1.0, n_best=3))

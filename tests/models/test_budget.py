@@ -86,7 +86,7 @@ def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -
 def test_in_bf16_the_residual_is_precise_and_kernels_keep_what_they_keep(
     shape: str, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kilolayer.operators.kernels.run_on", lambda device: True)
+    monkeypatch.setattr("kilolayer.operators.kernels.run_on", lambda *_: True)
     shallow, deep = (small(shape, recipe, layers=layers, pad_id=None) for layers in (4, 8))
     real = kept_for_backward(deep, "bf16") - kept_for_backward(shallow, "bf16")
     work = Work(WORK.batch, WORK.length, WORK.beam, "bf16")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
-from kilolayer.operators.few_rows import few_rows_product, linear, serves
+from kilolayer.operators.few_rows import can_run_few_rows, few_rows_product, linear
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -31,7 +31,7 @@ def error(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 def test_the_product_is_that_of_fp32(rows: int, inputs: int, outputs: int, biased: bool, device: str) -> None:
     x, weight = torch.randn(rows, 1, inputs, device=device), torch.randn(outputs, inputs, device=device)
     bias = torch.randn(outputs, device=device) if biased else None
-    assert device == "cpu" or serves(x, weight)
+    assert device == "cpu" or can_run_few_rows(x, weight)
     found = few_rows_product(x, weight, bias)
     assert found.shape == (rows, 1, outputs)
     # The library's own fp32 may be set to less on a GPU, so what it finds is not the measure there.
@@ -105,7 +105,7 @@ def test_it_serves_few_rows_without_gradients_on_a_gpu(monkeypatch: pytest.Monke
             return True
 
     def asked(rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> bool:
-        return serves(Gpu(rows, inputs), Gpu(outputs, inputs, dtype=dtype))  # pyright: ignore[reportArgumentType]
+        return can_run_few_rows(Gpu(rows, inputs), Gpu(outputs, inputs, dtype=dtype))  # pyright: ignore[reportArgumentType]
 
     assert not asked(320, 512, 512)
     with torch.no_grad():
@@ -116,4 +116,4 @@ def test_it_serves_few_rows_without_gradients_on_a_gpu(monkeypatch: pytest.Monke
         assert not asked(0, 512, 512)
         assert not asked(320, 100, 512)
         assert not asked(320, 512, 512, torch.bfloat16)
-        assert not serves(torch.randn(3, 64), torch.randn(64, 64))
+        assert not can_run_few_rows(torch.randn(3, 64), torch.randn(64, 64))

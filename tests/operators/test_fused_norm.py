@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,12 @@ from with_and_without import assert_same, loss_and_gradient
 import kilolayer as kl
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.operators.fused_norm import (
+    can_fuse_inner_norm,
+    can_fuse_residual_norm,
     inner_norm,
     inner_norm_backward,
     residual_norm,
     residual_norm_backward,
-    serves,
 )
 from kilolayer.speed.compiler import Recompute
 
@@ -247,8 +249,8 @@ class Calls(TorchDispatchMode):
 
 
 def serve(patch: pytest.MonkeyPatch, answer: bool) -> None:
-    for module in ("norm", "feedforward"):
-        patch.setattr(f"kilolayer.layers.{module}.serves", lambda *_: answer)
+    for name in ("norm.can_fuse_inner_norm", "feedforward.can_fuse_relu_product"):
+        patch.setattr(f"kilolayer.layers.{name}", lambda *_: answer)
 
 
 def small_model(recipe: str | kl.recipes.Recipe, device: str = "cpu", half: bool = False, **options: Any) -> kl.EncoderDecoder:
@@ -425,18 +427,20 @@ def test_a_compiled_layer_can_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> N
     torch._dynamo.reset()
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     asked = (torch.device("cuda"), torch.float32, torch.bfloat16, 512)
-    assert torch.compile(lambda x: x if serves(*asked) else -x, backend="eager", fullgraph=True)(torch.ones(1)) == -1
+    ask = torch.compile(lambda x: x if can_fuse_residual_norm(*asked) else -x, backend="eager", fullgraph=True)
+    assert ask(torch.ones(1)) == -1
 
 
-def test_they_serve_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("can_fuse", [can_fuse_residual_norm, can_fuse_inner_norm])
+def test_they_serve_half_precision_on_a_gpu(can_fuse: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu, single, half = torch.device("cuda"), torch.device("cpu"), torch.float32, torch.bfloat16
-    assert serves(gpu, single, half, 512)
-    assert serves(gpu, single, torch.float16, 8192)
-    assert not serves(cpu, single, half, 512)
-    assert not serves(gpu, single, single, 512)
-    assert not serves(gpu, half, half, 512)
-    assert not serves(gpu, single, half, 100)
-    assert not serves(gpu, single, half, 8200)
+    assert can_fuse(gpu, single, half, 512)
+    assert can_fuse(gpu, single, torch.float16, 8192)
+    assert not can_fuse(cpu, single, half, 512)
+    assert not can_fuse(gpu, single, single, 512)
+    assert not can_fuse(gpu, half, half, 512)
+    assert not can_fuse(gpu, single, half, 100)
+    assert not can_fuse(gpu, single, half, 8200)
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
-    assert not serves(gpu, single, half, 512)
+    assert not can_fuse(gpu, single, half, 512)

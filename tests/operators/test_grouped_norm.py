@@ -221,7 +221,7 @@ class Calls(TorchDispatchMode):
 
 
 def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.moe.experts.serves", lambda *_: served)
+    patch.setattr("kilolayer.moe.experts.can_fuse_grouped_norm", lambda *_: served)
 
 
 def small_layer(device: str, plan: Plan | None = None, **options: Any) -> SparseFeedForward:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.operators.heads_product import heads_product, join_heads, serves
+from kilolayer.operators.heads_product import can_fuse_heads_product, heads_product, join_heads
 from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
@@ -174,8 +174,9 @@ class Calls(TorchDispatchMode):
 
 
 def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.layers.attention.serves", lambda *_: served)
-    patch.setattr("kilolayer.layers.stack.serves", lambda *_: False)  # the batches are short, and SDPA is to attend
+    patch.setattr("kilolayer.layers.attention.can_fuse_heads_product", lambda *_: served)
+    # The batches are short, and SDPA is to attend.
+    patch.setattr("kilolayer.layers.stack.can_run_short_attention", lambda *_: False)
 
 
 def small_model(device: str = "cpu", recipe: str = "deepnorm", **options: Any) -> kl.EncoderDecoder:
@@ -230,7 +231,7 @@ def test_short_sequences_and_steps_of_decoding_stay_plain(monkeypatch: pytest.Mo
     serve(monkeypatch, True)
     monkeypatch.setattr("kilolayer.layers.attention.heads_product", lambda *_: pytest.fail("not the plain product"))
     model.decode(text[:, :1], memory, cache=model.new_cache(5))
-    monkeypatch.setattr("kilolayer.layers.stack.serves", lambda *_: True)
+    monkeypatch.setattr("kilolayer.layers.stack.can_run_short_attention", lambda *_: True)
     model(text, text)
 
 
@@ -238,16 +239,17 @@ def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> Non
     torch._dynamo.reset()
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     asked = (torch.device("cuda"), torch.bfloat16, 64)
-    assert torch.compile(lambda x: x if serves(*asked) else -x, backend="eager", fullgraph=True)(torch.ones(1)) == -1
+    ask = torch.compile(lambda x: x if can_fuse_heads_product(*asked) else -x, backend="eager", fullgraph=True)
+    assert ask(torch.ones(1)) == -1
 
 
 def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert serves(gpu, torch.bfloat16, 64)
-    assert serves(gpu, torch.float16, 80)
-    assert not serves(cpu, torch.bfloat16, 64)
-    assert not serves(gpu, torch.float32, 64)
-    assert not serves(gpu, torch.bfloat16, 72)
+    assert can_fuse_heads_product(gpu, torch.bfloat16, 64)
+    assert can_fuse_heads_product(gpu, torch.float16, 80)
+    assert not can_fuse_heads_product(cpu, torch.bfloat16, 64)
+    assert not can_fuse_heads_product(gpu, torch.float32, 64)
+    assert not can_fuse_heads_product(gpu, torch.bfloat16, 72)
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
-    assert not serves(gpu, torch.bfloat16, 64)
+    assert not can_fuse_heads_product(gpu, torch.bfloat16, 64)

@@ -222,7 +222,7 @@ DIM, WIDTH = 32, 128
 
 
 def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.layers.feedforward.serves", lambda *_: served)
+    patch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: served)
 
 
 def small_model(recipe: str, device: str, **options: Any) -> kl.EncoderDecoder:
@@ -241,7 +241,7 @@ def test_a_model_is_the_same_with_it(
     recipe: str, what: Recompute, device: str, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cpu":  # where the residual is fused with its norm, that adds the last bias
-        monkeypatch.setattr("kilolayer.layers.norm.serves", lambda *_: fused)
+        monkeypatch.setattr("kilolayer.layers.norm.can_fuse_inner_norm", lambda *_: fused)
     model = small_model(recipe, device)
     for stack in model.stacks():
         stack.recompute = what
@@ -307,7 +307,7 @@ def test_without_gradients_and_where_nothing_serves_it_is_two_products(monkeypat
 
 
 def test_a_product_that_someone_listens_to_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.feedforward.serves", lambda *_: True)
+    monkeypatch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: True)
     model = small_model("deepnorm", "cpu")
     heard: list[str] = []
     output = model.get_submodule("encoder.blocks.0.feedforward.f.output")

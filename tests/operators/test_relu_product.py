@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.operators.relu_product import normed_relu_product, relu_backward, relu_product, serves
+from kilolayer.operators.relu_product import can_fuse_relu_product, normed_relu_product, relu_backward, relu_product
 from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
@@ -106,7 +106,7 @@ class Calls(TorchDispatchMode):
 
 
 def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.layers.feedforward.serves", lambda *_: served)
+    patch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: served)
 
 
 def small_model(recipe: str, device: str, **options: Any) -> kl.EncoderDecoder:
@@ -139,7 +139,8 @@ def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypa
 def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
-    ask = torch.compile(lambda x: x if serves(torch.device("cuda"), torch.bfloat16) else -x, backend="eager", fullgraph=True)
+    asked = (torch.device("cuda"), torch.bfloat16)
+    ask = torch.compile(lambda x: x if can_fuse_relu_product(*asked) else -x, backend="eager", fullgraph=True)
     assert ask(torch.ones(1)) == -1
 
 
@@ -147,7 +148,7 @@ def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> Non
     ("recipe", "options"), [("r_fixup", {}), ("deepnorm", {"activation": "gelu"}), ("deepnorm", {"activation": "swiglu"})]
 )
 def test_other_functions_stay_plain(recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.feedforward.serves", lambda *_: True)
+    monkeypatch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: True)
     with Calls() as calls:
         loss_and_gradient(small_model(recipe, "cpu", **options), torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
     assert calls.count == 0
@@ -156,9 +157,9 @@ def test_other_functions_stay_plain(recipe: str, options: dict[str, Any], monkey
 def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert serves(gpu, torch.bfloat16)
-    assert serves(gpu, torch.float16)
-    assert not serves(cpu, torch.bfloat16)
-    assert not serves(gpu, torch.float32)
+    assert can_fuse_relu_product(gpu, torch.bfloat16)
+    assert can_fuse_relu_product(gpu, torch.float16)
+    assert not can_fuse_relu_product(cpu, torch.bfloat16)
+    assert not can_fuse_relu_product(gpu, torch.float32)
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
-    assert not serves(gpu, torch.bfloat16)
+    assert not can_fuse_relu_product(gpu, torch.bfloat16)

@@ -11,7 +11,7 @@ from torch import Tensor
 from with_and_without import assert_same
 
 import kilolayer as kl
-from kilolayer.operators.short_attention import serves, short_cross_attention, short_self_attention
+from kilolayer.operators.short_attention import can_run_short_attention, short_cross_attention, short_self_attention
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -104,7 +104,7 @@ def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, m
     torch._dynamo.utils.counters.clear()
 
     def serve(served: bool) -> None:
-        monkeypatch.setattr("kilolayer.layers.stack.serves", lambda *_: served)
+        monkeypatch.setattr("kilolayer.layers.stack.can_run_short_attention", lambda *_: served)
 
     assert_same(model, serve, 1e-2 if device == "cuda" else 1e-6, compiled=compiled)
     if compiled:
@@ -114,11 +114,11 @@ def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, m
 def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert serves(gpu, torch.bfloat16, 128, 64)
-    assert serves(gpu, torch.float16, 1, 16)
-    assert not serves(cpu, torch.bfloat16, 128, 64)
-    assert not serves(gpu, torch.float32, 128, 64)
-    assert not serves(gpu, torch.bfloat16, 129, 64)
-    assert not serves(gpu, torch.bfloat16, 128, 48)
+    assert can_run_short_attention(gpu, torch.bfloat16, 128, 64)
+    assert can_run_short_attention(gpu, torch.float16, 1, 16)
+    assert not can_run_short_attention(cpu, torch.bfloat16, 128, 64)
+    assert not can_run_short_attention(gpu, torch.float32, 128, 64)
+    assert not can_run_short_attention(gpu, torch.bfloat16, 129, 64)
+    assert not can_run_short_attention(gpu, torch.bfloat16, 128, 48)
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
-    assert not serves(gpu, torch.bfloat16, 128, 64)
+    assert not can_run_short_attention(gpu, torch.bfloat16, 128, 64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kilolayer.operators.step_attention import serves, step_cross_attention, step_self_attention
+from kilolayer.operators.step_attention import can_run_step_attention, step_cross_attention, step_self_attention
 
 pytestmark = pytest.mark.filterwarnings("default")
 CASES = [
@@ -96,11 +96,11 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 def test_it_serves_few_hypotheses_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert serves(gpu, torch.bfloat16, 5, 64)
-    assert serves(gpu, torch.float32, 64, 16)
-    assert not serves(cpu, torch.float32, 5, 64)
-    assert not serves(gpu, torch.float64, 5, 64)
-    assert not serves(gpu, torch.bfloat16, 65, 64)
-    assert not serves(gpu, torch.bfloat16, 5, 48)
+    assert can_run_step_attention(gpu, torch.bfloat16, 5, 64)
+    assert can_run_step_attention(gpu, torch.float32, 64, 16)
+    assert not can_run_step_attention(cpu, torch.float32, 5, 64)
+    assert not can_run_step_attention(gpu, torch.float64, 5, 64)
+    assert not can_run_step_attention(gpu, torch.bfloat16, 65, 64)
+    assert not can_run_step_attention(gpu, torch.bfloat16, 5, 48)
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
-    assert not serves(gpu, torch.bfloat16, 5, 64)
+    assert not can_run_step_attention(gpu, torch.bfloat16, 5, 64)

@@ -37,4 +37,4 @@ def serves(logits: Tensor, count: int) -> bool:
     """Whether the kernels can find so many tokens."""
     known = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
     fits = SMALLEST_VOCABULARY <= logits.shape[-1] <= LARGEST_VOCABULARY and count <= MOST_TOKENS
-    return known and fits and kernels.run_on(logits.device)
+    return known and fits and kernels.run_on(logits.device, "best_tokens")

@@ -27,7 +27,7 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.modules import tensors_of
 from kilolayer.operators.graph import Graphs
-from kilolayer.operators.step_attention import serves
+from kilolayer.operators.step_attention import can_run_step_attention
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.static_keys import StaticKeys
 from kilolayer.speed.view import FastView
@@ -68,7 +68,7 @@ class Room:
         read = torch.zeros(*shape, size.source, config.head_dim, dtype=self.dtype, device=self.device) if reads_source else None
         self.layers = [StaticKeys(kept[layer], None if read is None else read[layer]) for layer in range(layers)]
         # Whether the kernel of step_attention.py serves, or SDPA, which takes a bias of its own form.
-        self.by_kernel = model.decoder.positions.bias is None and serves(
+        self.by_kernel = model.decoder.positions.bias is None and can_run_step_attention(
             self.device, self.dtype, size.width * config.heads // config.key_heads, config.head_dim
         )
         self.source = torch.full((size.rows, size.source), PAD, device=self.device) if reads_source else None

@@ -20,13 +20,13 @@ MULTIPLE = 64
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b: [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]. Of few rows where that serves."""
-    return few_rows_product(x, weight, bias) if serves(x, weight) else F.linear(x, weight, bias)
+    """x W^T + b: [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]. By the kernel where it can run."""
+    return few_rows_product(x, weight, bias) if can_run_few_rows(x, weight) else F.linear(x, weight, bias)
 
 
-def serves(x: Tensor, weight: Tensor) -> bool:
+def can_run_few_rows(x: Tensor, weight: Tensor) -> bool:
     """Whether this product, of which no gradient is asked, is one of few rows."""
-    if torch.is_grad_enabled() or weight.dtype != torch.float32 or not kernels.run_on(x.device):
+    if torch.is_grad_enabled() or weight.dtype != torch.float32 or not kernels.run_on(x.device, "few_rows"):
         return False
     inputs = weight.shape[1]
     return 0 < x.numel() <= MOST_ROWS * inputs and inputs % MULTIPLE == 0 and weight.is_contiguous()

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.operators import kernels
+from kilolayer.operators import kernels, random_bits
+from kilolayer.operators.random_bits import draw_of
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 8192
@@ -23,10 +24,19 @@ PARTS = 264
 """Into how many parts the sums over rows are split: two for each multiprocessor, the same for any number of rows."""
 
 
-def serves(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
-    """Whether rows can be normalised here with arithmetic in `precise` and products in `rounded`."""
-    fits = width % 8 == 0 and width <= WIDEST
-    return precise == torch.float32 and rounded in HALF and fits and kernels.run_on(device)
+def can_fuse_residual_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether `residual_norm` has a kernel here for rows of this width, a residual in `precise` and products in `rounded`."""
+    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "residual_norm")
+
+
+def can_fuse_inner_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether `inner_norm` has a kernel here for rows of this width in `rounded`, normalised in `precise`."""
+    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "inner_norm")
+
+
+def fits_row_kernels(precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether the kernels that normalise rows take these dtypes and this width."""
+    return precise == torch.float32 and rounded in HALF and width % 8 == 0 and width <= WIDEST
 
 
 @torch.library.custom_op("kilolayer::residual_norm", mutates_args=(), device_types="cuda")
@@ -41,19 +51,23 @@ def residual_norm(
     bias: Tensor | None,
     eps: float,
     keeps_sum: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """N(s) or, with keeps_sum, s itself in the dtype of x, N(s) in that of y, and the statistics of the rows of s.
 
-    s = skip * omega * x + branch * (y + shift). x and y [..., width]; shift, omega, gain and bias [width]; without bias the
-    norm is RMSNorm. Statistics: mean (LayerNorm alone) and 1 / deviation of each row, [1 or 2, rows].
+    s = skip * omega * x + branch * samples * drop(y + shift). x and y [batch, ..., width]; shift, omega, gain and bias [width];
+    without bias the norm is RMSNorm. drop is dropout by `seed`, int64 of one element, as random_bits.py draws it; without one
+    nothing is dropped. samples: fp32 [batch], a factor for each sample, as drop path has it. Statistics: mean (LayerNorm alone)
+    and 1 / deviation of each row, [1 or 2, rows].
     """
     from kilolayer.operators.fused_norm_kernel import add_and_normalise
 
     x, y = x.contiguous(), y.contiguous()
-    precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), room_for_statistics(x, x.dtype, bias is not None)
-    add_and_normalise(
-        _rows(x), _rows(y), shift, omega, skip, branch, gain, bias, eps, precise, rounded, statistics, keeps_sum=keeps_sum
-    )
+    precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), empty_statistics(x, x.dtype, bias is not None)
+    terms = (_rows(x), _rows(y), shift, omega, skip, branch)
+    add_and_normalise(*terms, gain, bias, eps, precise, rounded, statistics, keeps_sum, draw_of(seed, dropout), samples)
     return precise, rounded, statistics
 
 
@@ -72,6 +86,9 @@ def residual_norm_backward(
     statistics: Tensor,
     rounded: torch.dtype,
     learned: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The gradients of x and y, and those of gain, LayerNorm's bias, the shift where there is one and, where learned, omega.
 
@@ -84,11 +101,10 @@ def residual_norm_backward(
     of_precise, of_rounded, added, x, y = (
         None if each is None else each.contiguous() for each in (of_precise, of_rounded, added, x, y)
     )
-    (of_x, of_y), totals = _room_for_terms(added, x, rounded), room_for_totals(statistics, gain, shift, learned)
-    sums = _room_for_sums(totals)
-    add_and_normalise_backward(
-        of_precise, of_rounded, added, x, y, shift, omega, skip, branch, gain, statistics, of_x, of_y, sums, learned
-    )
+    (of_x, of_y), totals = _empty_terms(added, x, rounded), empty_totals(statistics, gain, shift, learned)
+    sums = _empty_sums(totals)
+    terms = (of_precise, of_rounded, added, x, y, shift, omega, skip, branch)
+    add_and_normalise_backward(*terms, gain, statistics, of_x, of_y, sums, learned, draw_of(seed, dropout), samples)
     add_up(sums, totals)
     return of_x, of_y, totals
 
@@ -102,26 +118,27 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
     from kilolayer.operators.fused_norm_kernel import normalise
 
     x = x.contiguous()
-    normed, statistics = torch.empty_like(x), room_for_statistics(x, gain.dtype, bias is not None)
+    normed, statistics = torch.empty_like(x), empty_statistics(x, gain.dtype, bias is not None)
     normalise(_rows(x), gain, bias, eps, normed, statistics)
     return normed, statistics
 
 
 @torch.library.custom_op("kilolayer::inner_norm_backward", mutates_args=(), device_types="cuda")
 def inner_norm_backward(
-    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool, scale: float = 1.0
 ) -> tuple[Tensor, list[Tensor]]:
     """The gradient of x, and those of gain and LayerNorm's bias.
 
-    rectified: x came out of a ReLU; then the gradient is that of its input, and its sum over rows is the last of the others.
+    rectified: x came out of a ReLU, whose output was multiplied by `scale` where dropout kept it; then the gradient is that of
+    the ReLU's input, and its sum over rows is the last of the others.
     """
     from kilolayer.operators.fused_norm_kernel import normalise_backward
     from kilolayer.operators.partial_sums_kernel import add_up
 
     x = x.contiguous()
-    of_x, totals = torch.empty_like(x), room_for_totals(statistics, gain, x if rectified else None)
-    sums = _room_for_sums(totals)
-    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified)
+    of_x, totals = torch.empty_like(x), empty_totals(statistics, gain, x if rectified else None)
+    sums = _empty_sums(totals)
+    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified, scale)
     add_up(sums, totals)
     return of_x, totals
 
@@ -130,25 +147,25 @@ def _rows(x: Tensor) -> Tensor:
     return x.view(-1, x.shape[-1])
 
 
-def room_for_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
+def empty_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
     """Of the rows of x: mean, where they are centred, and 1 / deviation."""
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
-def _room_for_terms(added: Tensor | None, x: Tensor | None, rounded: torch.dtype) -> tuple[Tensor, Tensor]:
+def _empty_terms(added: Tensor | None, x: Tensor | None, rounded: torch.dtype) -> tuple[Tensor, Tensor]:
     """Of x, and of y in its dtype; both have the shape of the sum."""
     like = x if added is None else added
     assert like is not None
-    return room_like(like), room_like(like, rounded)
+    return empty_contiguous(like), empty_contiguous(like, rounded)
 
 
-def room_for_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
+def empty_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
     """Of gain, LayerNorm's bias, a shift of the dtype of that given, and a learned factor."""
     dtypes = [gain.dtype] * statistics.shape[0] + ([] if shift is None else [shift.dtype]) + [gain.dtype] * learned
     return [gain.new_empty(gain.shape, dtype=dtype) for dtype in dtypes]
 
 
-def _room_for_sums(totals: list[Tensor]) -> Tensor:
+def _empty_sums(totals: list[Tensor]) -> Tensor:
     return totals[0].new_empty(PARTS, len(totals), len(totals[0]))
 
 
@@ -164,8 +181,11 @@ def _(
     bias: Tensor | None,
     eps: float,
     keeps_sum: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    added = _added(x, y, shift, omega, skip, branch)
+    added = _added(x, y, shift, omega, skip, branch, seed, dropout, samples)
     normed, statistics = normalised(added, gain, bias, eps)
     return added if keeps_sum else normed, normed.to(y.dtype, copy=True), statistics
 
@@ -185,6 +205,9 @@ def _(
     statistics: Tensor,
     rounded: torch.dtype,
     learned: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     given = of_rounded if of_precise is None else of_precise
     assert given is not None
@@ -194,18 +217,20 @@ def _(
     if added is None:
         assert x is not None
         assert y is not None
-        of_added, terms = of_normalised(of_precise + of_normed, _added(x, y, shift, omega, skip, branch), gain, statistics)
+        added = _added(x, y, shift, omega, skip, branch, seed, dropout, samples)
+        of_added, terms = of_normalised(of_precise + of_normed, added, gain, statistics)
     else:
         of_added, terms = of_normalised(of_normed, added, gain, statistics)
         of_added = of_precise + of_added
+    of_branch = _scaled_branch(of_added, branch, seed, dropout, samples)
     totals = [_sum_rows(each) for each in terms]
     if shift is not None:
-        totals.append((branch * _sum_rows(of_added)).to(shift.dtype))
+        totals.append(_sum_rows(of_branch).to(shift.dtype))
     if learned:
         assert x is not None
         totals.append(skip * _sum_rows(of_added * x))
     factor = skip if omega is None else skip * omega
-    return (factor * of_added).contiguous(), (branch * of_added).to(rounded, copy=True).contiguous(), totals
+    return (factor * of_added).contiguous(), of_branch.to(rounded, copy=True).contiguous(), totals
 
 
 @inner_norm.register_kernel("cpu")
@@ -215,20 +240,38 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 
 
 @inner_norm_backward.register_kernel("cpu")
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
+def _(
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool, scale: float = 1.0
+) -> tuple[Tensor, list[Tensor]]:
     of_x, terms = of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
     totals = [_sum_rows(each) for each in terms]
     if rectified:
-        of_x = torch.where(x <= 0, 0.0, of_x)
+        of_x = torch.where(x <= 0, 0.0, scale * of_x)
         totals.append(_sum_rows(of_x).to(x.dtype))
     return of_x.to(x.dtype).contiguous(), totals
 
 
-def _added(x: Tensor, y: Tensor, shift: Tensor | None, omega: Tensor | None, skip: float, branch: float) -> Tensor:
-    """skip * omega * x + branch * (y + shift)."""
-    y = y.to(x.dtype)
-    added = (skip if omega is None else skip * omega) * x + branch * (y if shift is None else y + shift.to(x.dtype))
+def _added(
+    x: Tensor,
+    y: Tensor,
+    shift: Tensor | None,
+    omega: Tensor | None,
+    skip: float,
+    branch: float,
+    seed: Tensor | None,
+    dropout: float,
+    samples: Tensor | None,
+) -> Tensor:
+    """skip * omega * x + branch * samples * drop(y + shift)."""
+    y = y.to(x.dtype) if shift is None else y.to(x.dtype) + shift.to(x.dtype)
+    added = (skip if omega is None else skip * omega) * x + _scaled_branch(y, branch, seed, dropout, samples)
     return added.contiguous()
+
+
+def _scaled_branch(y: Tensor, branch: float, seed: Tensor | None, dropout: float, samples: Tensor | None) -> Tensor:
+    """branch * samples * drop(y); linear in y, so that it also takes the gradient of its output to that of y."""
+    y = branch * random_bits.dropout(y, seed, dropout)
+    return y if samples is None else y * samples.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
 
 
 def normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -266,8 +309,11 @@ def _(
     bias: Tensor | None,
     eps: float,
     keeps_sum: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return room_like(x), room_like(y), room_for_statistics(x, x.dtype, bias is not None)
+    return empty_contiguous(x), empty_contiguous(y), empty_statistics(x, x.dtype, bias is not None)
 
 
 @residual_norm_backward.register_fake
@@ -285,47 +331,52 @@ def _(
     statistics: Tensor,
     rounded: torch.dtype,
     learned: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return *_room_for_terms(added, x, rounded), room_for_totals(statistics, gain, shift, learned)
+    return *_empty_terms(added, x, rounded), empty_totals(statistics, gain, shift, learned)
 
 
 @inner_norm.register_fake
 def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return room_like(x), room_for_statistics(x, gain.dtype, bias is not None)
+    return empty_contiguous(x), empty_statistics(x, gain.dtype, bias is not None)
 
 
 @inner_norm_backward.register_fake
-def _(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool) -> tuple[Tensor, list[Tensor]]:
-    return room_like(x), room_for_totals(statistics, gain, x if rectified else None)
+def _(
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool, scale: float = 1.0
+) -> tuple[Tensor, list[Tensor]]:
+    return empty_contiguous(x), empty_totals(statistics, gain, x if rectified else None)
 
 
-def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def empty_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Of the shape of x, contiguous whatever x is."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum = inputs
+    x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum, seed, ctx.dropout, samples = inputs
     precise, _, statistics = output
     ctx.rounded, ctx.learned = y.dtype, ctx.needs_input_grad[3]
-    # The sum, where it is written, is the next residual and kept anyway; then x serves omega's gradient alone, and y none.
+    # The sum, where it is written, is the next residual and kept anyway; then omega's gradient alone reads x, and none reads y.
     terms = (precise, x if ctx.learned else None, None) if keeps_sum else (None, x, y)
-    ctx.save_for_backward(*terms, shift, omega, gain, statistics)
-    ctx.set_materialize_grads(False)  # an output that nobody reads has no gradient, and none is read
+    ctx.save_for_backward(*terms, shift, omega, gain, statistics, seed, samples)
+    ctx.set_materialize_grads(False)  # an unused output has no gradient, and none is read
 
 
 def _residual_backward(
     ctx: Any, of_precise: Tensor | None, of_rounded: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    *terms, shift, omega, gain, statistics = ctx.saved_tensors
+    *terms, shift, omega, gain, statistics, seed, samples = ctx.saved_tensors
     given = (*terms, shift, omega, ctx.skip, ctx.branch, gain, statistics, ctx.rounded, ctx.learned)
-    of_x, of_y, totals = residual_norm_backward(of_precise, of_rounded, *given)
+    of_x, of_y, totals = residual_norm_backward(of_precise, of_rounded, *given, seed, ctx.dropout, samples)
     rest = iter(totals)
     of_gain = next(rest)
     of_bias = next(rest) if statistics.shape[0] == 2 else None
     of_shift = None if shift is None else next(rest)
     of_omega = next(rest) if ctx.learned else None
-    return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, None, None
+    return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, *[None] * 5
 
 
 def _keep_inner(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

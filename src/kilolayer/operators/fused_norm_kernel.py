@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kilolayer.operators.random_bits import Draw
+from kilolayer.operators.random_bits_kernel import kept_or_zero
+
 VECTOR: tl.constexpr = tl.constexpr(4)
 """Elements that a thread reads at once, fp32 or half: with one layout for both, threads exchange nothing but sums."""
 FORWARD = {"per_warp": 512, "fewest": 1, "per_thread": 16}  # few warps on a row: they need not wait for each other's sums
@@ -38,12 +41,13 @@ def add_and_normalise(
     precise: Tensor,
     rounded: Tensor,
     statistics: Tensor,
-    *,
     keeps_sum: bool,
+    draw: Draw,
+    samples: Tensor | None,
 ) -> None:
-    """Write N(skip * omega * x + branch * (y + shift)) into `precise` and `rounded`, and what it was divided by.
+    """Write N(skip * omega * x + branch * samples * drop(y + shift)) into `precise` and `rounded`, and what it was divided by.
 
-    keeps_sum: into `precise` goes the sum itself.
+    keeps_sum: into `precise` goes the sum itself. samples: a factor for each of the equal parts that the rows fall into.
     """
     rows, width = x.shape
     shape = tile(width, **FORWARD)
@@ -54,7 +58,7 @@ def add_and_normalise(
         shift,
         omega,
         skip,
-        branch,
+        branch * draw.scale,
         gain,
         bias,
         eps,
@@ -62,6 +66,10 @@ def add_and_normalise(
         rounded,
         statistics,
         rows,
+        draw.seed,
+        draw.threshold,
+        samples,
+        _rows_of_sample(rows, samples),
         KEEPS_SUM=keeps_sum,
         WIDTH=width,
         **shape,
@@ -84,6 +92,8 @@ def add_and_normalise_backward(
     of_y: Tensor,
     sums: Tensor,
     learned: bool,
+    draw: Draw,
+    samples: Tensor | None,
 ) -> None:
     """Write the gradients of x and y, and each program's sums for the gradients of gain, bias, shift and omega.
 
@@ -99,13 +109,17 @@ def add_and_normalise_backward(
         shift,
         omega,
         skip,
-        branch,
+        branch * draw.scale,
         gain,
         statistics,
         of_x,
         of_y,
         sums,
         rows,
+        draw.seed,
+        draw.threshold,
+        samples,
+        _rows_of_sample(rows, samples),
         CENTRED=kinds == 2,
         LEARNED=learned,
         KINDS=sums.shape[1],
@@ -113,6 +127,10 @@ def add_and_normalise_backward(
         STAGES=STAGES if width <= WIDEST_IN_STAGES else 1,
         **tile(width, **RESIDUAL_BACKWARD),
     )
+
+
+def _rows_of_sample(rows: int, samples: Tensor | None) -> int:
+    return rows if samples is None else rows // max(len(samples), 1)
 
 
 def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: Tensor, statistics: Tensor) -> None:
@@ -123,9 +141,12 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: 
 
 
 def normalise_backward(
-    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor, rectified: bool
+    gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor, rectified: bool, scale: float
 ) -> None:
-    """Write the gradient of x, or of what a ReLU made x from, and each program's sums: of gain, bias, and, there, itself."""
+    """Write the gradient of x, and each program's sums for those of gain and bias.
+
+    rectified: the gradient is that of what a ReLU made x from, times `scale`, and its own sums follow.
+    """
     rows, width = x.shape
     centred = statistics.shape[0] == 2
     _normalise_backward[(sums.shape[0],)](
@@ -136,6 +157,7 @@ def normalise_backward(
         of_x,
         sums,
         rows,
+        scale,
         CENTRED=centred,
         RECTIFIED=rectified,
         KINDS=sums.shape[1],
@@ -156,7 +178,7 @@ def tile(width: int, per_warp: int, fewest: int, per_thread: int, most: int = 8)
     return {"ROWS": max(32 * warps * per_thread // columns, 1), "COLUMNS": columns, "num_warps": warps}
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "threshold", "rows_of_sample"])
 def _add_and_normalise(
     x_at,
     y_at,
@@ -171,6 +193,10 @@ def _add_and_normalise(
     rounded_at,
     statistics_at,
     rows,
+    seed_at,
+    threshold,
+    samples_at,
+    rows_of_sample,
     KEEPS_SUM: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -181,13 +207,14 @@ def _add_and_normalise(
     x = tl.load(x_at + place, mask=inside, other=0.0)
     y = tl.load(y_at + place, mask=inside, other=0.0)
     factor, shift = _vectors(skip, omega_at, shift_at, column, column_inside)
+    branch = _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, place)
     added = factor * x + branch * (y.to(tl.float32) + shift)
     normed = _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH)
     tl.store(precise_at + place, added if KEEPS_SUM else normed, mask=inside)
     tl.store(rounded_at + place, normed.to(rounded_at.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "threshold", "rows_of_sample"])
 def _add_and_normalise_backward(
     of_precise_at,
     of_rounded_at,
@@ -204,6 +231,10 @@ def _add_and_normalise_backward(
     of_y_at,
     sums_at,
     rows,
+    seed_at,
+    threshold,
+    samples_at,
+    rows_of_sample,
     CENTRED: tl.constexpr,
     LEARNED: tl.constexpr,
     KINDS: tl.constexpr,
@@ -222,10 +253,11 @@ def _add_and_normalise_backward(
     of_omega = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row, row_inside, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
+        scale = _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, place)
         if added_at is None:
             x = tl.load(x_at + place, mask=inside, other=0.0)
             y = tl.load(y_at + place, mask=inside, other=0.0)
-            added = factor * x + branch * (y.to(tl.float32) + shift)
+            added = factor * x + scale * (y.to(tl.float32) + shift)
         else:
             added = tl.load(added_at + place, mask=inside, other=0.0)
             x = tl.load(x_at + place, mask=inside, other=0.0) if LEARNED else 0.0
@@ -241,13 +273,14 @@ def _add_and_normalise_backward(
         of_added = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
         if added_at is not None:
             of_added += of_precise
+        of_branch = scale * of_added
         tl.store(of_x_at + place, factor * of_added, mask=inside)
-        tl.store(of_y_at + place, (branch * of_added).to(of_y_at.dtype.element_ty), mask=inside)
+        tl.store(of_y_at + place, of_branch.to(of_y_at.dtype.element_ty), mask=inside)
         of_gain += tl.sum(gradient * standard, axis=0)
         if CENTRED:
             of_bias += tl.sum(gradient, axis=0)
         if shift_at is not None:
-            of_shift += tl.sum(of_added, axis=0)
+            of_shift += tl.sum(of_branch, axis=0)
         if LEARNED:
             of_omega += tl.sum(of_added * x, axis=0)
     sum_at = sums_at + program * KINDS * WIDTH + column
@@ -257,7 +290,7 @@ def _add_and_normalise_backward(
         tl.store(sum_at, of_bias, mask=column_inside)
     if shift_at is not None:
         sum_at += WIDTH
-        tl.store(sum_at, branch * of_shift, mask=column_inside)
+        tl.store(sum_at, of_shift, mask=column_inside)
     if LEARNED:
         sum_at += WIDTH
         tl.store(sum_at, skip * of_omega, mask=column_inside)
@@ -292,6 +325,7 @@ def _normalise_backward(
     of_x_at,
     sums_at,
     rows,
+    scale,
     CENTRED: tl.constexpr,
     RECTIFIED: tl.constexpr,
     KINDS: tl.constexpr,
@@ -313,7 +347,7 @@ def _normalise_backward(
         standard, inverse = standard_rows(x, statistics_at, row, row_inside, rows, CENTRED)
         of_x = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
         if RECTIFIED:
-            of_x = tl.where(x <= 0.0, 0.0, of_x)
+            of_x = tl.where(x <= 0.0, 0.0, scale * of_x)
             of_input += tl.sum(of_x, axis=0)
         tl.store(of_x_at + place, of_x.to(of_x_at.dtype.element_ty), mask=inside)
         of_gain += tl.sum(gradient * standard, axis=0)
@@ -353,6 +387,16 @@ def _vectors(skip, omega_at, shift_at, column, column_inside):
     if shift_at is not None:
         shift = tl.load(shift_at + column, mask=column_inside, other=0.0).to(tl.float32)[None, :]
     return factor, shift
+
+
+@triton.jit
+def _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, place):
+    """What the branch is multiplied by: a number, or one for each row, or for each element, 0 where it is dropped."""
+    if samples_at is not None:
+        branch *= tl.load(samples_at + row // rows_of_sample, mask=row_inside, other=0.0)[:, None]
+    if seed_at is not None:
+        branch = kept_or_zero(branch, seed_at, place, threshold)
+    return branch
 
 
 @triton.jit

@@ -26,7 +26,7 @@ class Graphs:
         self.recordings: dict[Hashable, Recording] = {}
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def warm_up(self) -> Iterator[None]:
         """Around work that will be recorded, where it has gradients: on the stream of the recordings.
 
         Autograd keeps the stream on which it first saw a weight for as long as anything of that pass is alive, and a recording

@@ -30,7 +30,7 @@ LINE_COLUMNS = 128
 WARPS = 4
 
 
-def room_for_sums(totals: Sequence[Tensor]) -> Tensor:
+def empty_sums(totals: Sequence[Tensor]) -> Tensor:
     """The buffer that segments write to: fp32 [parts + groups, vectors, width] for totals [groups, width] of each vector."""
     groups, width = totals[0].shape
     return totals[0].new_empty(PARTS + groups, len(totals), width, dtype=torch.float32)

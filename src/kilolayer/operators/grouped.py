@@ -80,7 +80,7 @@ def group_sums(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
     ones = rows.new_ones(len(rows), WIDTH // rows.element_size())
     if rows.is_cuda and _is_served(ends, ones, rows):
         return F.grouped_mm(ones.mT, rows, offs=ends)[:, 0].contiguous()
-    if rows.dtype != torch.float64 and kernels.run_on(rows.device):
+    if rows.is_cuda and rows.dtype != torch.float64 and kernels.run_on(rows.device, "group_sums"):
         return _sums_of_parts(rows, ends, of_row)
     starts = F.pad(ends.long(), (1, 0))
     precise = rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -121,10 +121,10 @@ grouped_product.register_autograd(_backward, setup_context=_keep)
 
 
 def _sums_of_parts(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
-    from kilolayer.operators.group_sums_kernel import add_up_segments, room_for_sums, sum_segments
+    from kilolayer.operators.group_sums_kernel import add_up_segments, empty_sums, sum_segments
 
     total = rows.new_empty(len(ends), rows.shape[1])
-    sums = room_for_sums([total])
+    sums = empty_sums([total])
     sum_segments(rows, ends, of_row, sums)
     add_up_segments(sums, ends, [total])
     return total

@@ -12,61 +12,109 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.operators.fused_norm import normalised, of_normalised, room_for_statistics, room_for_totals, room_like
+from kilolayer.operators import kernels, random_bits
+from kilolayer.operators.fused_norm import (
+    empty_contiguous,
+    empty_statistics,
+    empty_totals,
+    fits_row_kernels,
+    normalised,
+    of_normalised,
+)
 from kilolayer.operators.grouped import cut, group_sums
+from kilolayer.operators.random_bits import draw_of
+
+
+def can_fuse_grouped_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
+    """Whether `grouped_relu_norm` has a kernel here for products in `rounded` of this width, normalised in `precise`."""
+    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "grouped_norm")
 
 
 @torch.library.custom_op("kilolayer::grouped_relu_norm", mutates_args=(), device_types="cuda")
 def grouped_relu_norm(
-    product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """N_e(relu(p + shift_e)) for the rows p of group e, computed in the dtype of the gain and rounded to that of the product.
+    """N_e(drop(relu(p + shift_e))) for the rows p of group e, computed in the gain's dtype and rounded to the product's.
 
     product [rows, width], anything behind the last group; ends and of_row as `Groups` has them; shift, gain and bias
-    [groups, width]; without bias the norm is RMSNorm. The second output are the statistics: mean (LayerNorm alone) and
-    1 / deviation of each row, [1 or 2, rows]. Both outputs are 0 behind the last group.
+    [groups, width]; without bias the norm is RMSNorm. drop is dropout by `seed`, int64 of one element, as random_bits.py draws
+    it; without a seed nothing is dropped. The second output are the statistics: mean (LayerNorm alone) and 1 / deviation of
+    each row, [1 or 2, rows]. Both outputs are 0 behind the last group.
     """
     from kilolayer.operators.grouped_norm_kernel import normalise
 
     product = product.contiguous()
-    normed, statistics = room_like(product), room_for_statistics(product, gain.dtype, bias is not None)
-    normalise(product, ends, of_row, shift, gain, bias, eps, normed, statistics)
+    normed, statistics = empty_contiguous(product), empty_statistics(product, gain.dtype, bias is not None)
+    normalise(product, ends, of_row, shift, gain, bias, eps, normed, statistics, draw_of(seed, dropout))
     return normed, statistics
 
 
 @torch.library.custom_op("kilolayer::grouped_relu_norm_backward", mutates_args=(), device_types="cuda")
 def grouped_relu_norm_backward(
-    gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
+    gradient: Tensor,
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    statistics: Tensor,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, list[Tensor]]:
     """The gradient of the product, 0 behind the last group, and those of gain, LayerNorm's bias and, if there is one, shift."""
-    from kilolayer.operators.group_sums_kernel import add_up_segments, room_for_sums
+    from kilolayer.operators.group_sums_kernel import add_up_segments, empty_sums
     from kilolayer.operators.grouped_norm_kernel import normalise_backward
 
     gradient, product = gradient.contiguous(), product.contiguous()
-    of_product, totals = room_like(product), room_for_totals(statistics, gain, shift)
-    sums = room_for_sums(totals)
-    normalise_backward(gradient, product, ends, of_row, shift, gain, statistics, of_product, sums)
+    of_product, totals = empty_contiguous(product), empty_totals(statistics, gain, shift)
+    sums = empty_sums(totals)
+    draw = draw_of(seed, dropout)
+    normalise_backward(gradient, product, ends, of_row, shift, gain, statistics, of_product, sums, draw)
     add_up_segments(sums, ends, totals)
     return of_product, totals
 
 
 @grouped_relu_norm.register_kernel("cpu")
 def _(
-    product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    hidden = _rectified(product, ends, of_row, shift, gain.dtype)
+    hidden = random_bits.dropout(_rectified(product, ends, of_row, shift, gain.dtype), seed, dropout)
     normed, statistics = normalised(hidden, gain[of_row], None if bias is None else bias[of_row], eps)
     return cut(normed.to(product.dtype), ends), cut(statistics.t(), ends).t().contiguous()
 
 
 @grouped_relu_norm_backward.register_kernel("cpu")
 def _(
-    gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
+    gradient: Tensor,
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    statistics: Tensor,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, list[Tensor]]:
-    hidden = _rectified(product, ends, of_row, shift, gain.dtype)
+    hidden = random_bits.dropout(_rectified(product, ends, of_row, shift, gain.dtype), seed, dropout)
     of_normed = cut(gradient.to(gain.dtype), ends)
     of_hidden, terms = of_normalised(of_normed, hidden, gain[of_row], statistics)
-    of_before = torch.where(hidden <= 0, 0.0, of_hidden)
+    of_before = torch.where(hidden <= 0, 0.0, draw_of(seed, dropout).scale * of_hidden)
     totals = [group_sums(each, ends, of_row) for each in terms]
     if shift is not None:
         totals.append(group_sums(of_before, ends, of_row).to(shift.dtype))
@@ -81,31 +129,47 @@ def _rectified(product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | No
 
 @grouped_relu_norm.register_fake
 def _(
-    product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    return room_like(product), room_for_statistics(product, gain.dtype, bias is not None)
+    return empty_contiguous(product), empty_statistics(product, gain.dtype, bias is not None)
 
 
 @grouped_relu_norm_backward.register_fake
 def _(
-    gradient: Tensor, product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, statistics: Tensor
+    gradient: Tensor,
+    product: Tensor,
+    ends: Tensor,
+    of_row: Tensor,
+    shift: Tensor | None,
+    gain: Tensor,
+    statistics: Tensor,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, list[Tensor]]:
-    return room_like(product), room_for_totals(statistics, gain, shift)
+    return empty_contiguous(product), empty_totals(statistics, gain, shift)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *given, gain, _, _ = inputs
-    ctx.save_for_backward(*given, gain, output[1])
+    *given, gain, _, _, seed, ctx.dropout = inputs
+    ctx.save_for_backward(*given, gain, output[1], seed)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    product, ends, of_row, shift, gain, statistics = ctx.saved_tensors
-    of_product, totals = grouped_relu_norm_backward(gradient, product, ends, of_row, shift, gain, statistics)
+    *given, statistics, seed = ctx.saved_tensors
+    of_product, totals = grouped_relu_norm_backward(gradient, *given, statistics, seed, ctx.dropout)
     rest = iter(totals)
     of_gain = next(rest)
     of_bias = next(rest) if statistics.shape[0] == 2 else None
-    return of_product, None, None, next(rest, None), of_gain, of_bias, None
+    return of_product, None, None, next(rest, None), of_gain, of_bias, None, None, None
 
 
 grouped_relu_norm.register_autograd(_backward, setup_context=_keep)

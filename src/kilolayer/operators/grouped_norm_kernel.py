@@ -13,6 +13,8 @@ from torch import Tensor
 
 from kilolayer.operators.fused_norm_kernel import of_normalised, row_columns, standard_rows, standardise, tile, tile_rows
 from kilolayer.operators.group_sums_kernel import PARTS, part_rows, segment_at
+from kilolayer.operators.random_bits import Draw
+from kilolayer.operators.random_bits_kernel import kept_or_zero
 
 FORWARD = {"per_warp": 512, "fewest": 8, "most": 16, "per_thread": 16}
 BACKWARD = {"per_warp": 256, "fewest": 4, "most": 16, "per_thread": 16}
@@ -31,8 +33,9 @@ def normalise(
     eps: float,
     normed: Tensor,
     statistics: Tensor,
+    draw: Draw,
 ) -> None:
-    """Write N(relu(product + shift)) into `normed`, and what each row was shifted and scaled by; 0 behind the last group."""
+    """Write N(drop(relu(product + shift))) into `normed`, and what each row was shifted and scaled by; 0 behind the groups."""
     rows, width = product.shape
     _normalise[(PARTS,)](
         product,
@@ -46,6 +49,7 @@ def normalise(
         statistics,
         rows,
         len(ends),
+        *draw,
         WIDTH=width,
         STAGES=STAGES,
         **tile(width, **FORWARD),
@@ -62,6 +66,7 @@ def normalise_backward(
     statistics: Tensor,
     of_product: Tensor,
     sums: Tensor,
+    draw: Draw,
 ) -> None:
     """Write the gradient of the product, and the sums of each segment for those of gain, bias and shift."""
     rows, width = product.shape
@@ -77,6 +82,7 @@ def normalise_backward(
         sums,
         rows,
         len(ends),
+        *draw,
         CENTRED=statistics.shape[0] == 2,
         KINDS=sums.shape[1],
         WIDTH=width,
@@ -85,7 +91,7 @@ def normalise_backward(
     )
 
 
-@triton.jit(do_not_specialize=["rows", "groups"])
+@triton.jit(do_not_specialize=["rows", "groups", "threshold"])
 def _normalise(
     product_at,
     ends_at,
@@ -98,6 +104,9 @@ def _normalise(
     statistics_at,
     rows,
     groups,
+    seed_at,
+    threshold,
+    kept_scale,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -119,6 +128,8 @@ def _normalise(
         for start in tl.range(begin, end, ROWS, num_stages=STAGES):
             row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
             hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
+            if seed_at is not None:
+                hidden *= kept_or_zero(kept_scale, seed_at, place, threshold)
             standard = standardise(hidden, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH)
             tl.store(normed_at + place, (standard * gain + bias).to(normed_at.dtype.element_ty), mask=inside)
         begin = end
@@ -130,7 +141,7 @@ def _normalise(
             tl.store(statistics_at + rows + row, tl.zeros([ROWS], dtype=tl.float32), mask=row_inside)
 
 
-@triton.jit(do_not_specialize=["rows", "groups"])
+@triton.jit(do_not_specialize=["rows", "groups", "threshold"])
 def _normalise_backward(
     gradient_at,
     product_at,
@@ -143,6 +154,9 @@ def _normalise_backward(
     sums_at,
     rows,
     groups,
+    seed_at,
+    threshold,
+    kept_scale,
     CENTRED: tl.constexpr,
     KINDS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -166,10 +180,12 @@ def _normalise_backward(
         for start in tl.range(begin, end, ROWS, num_stages=STAGES):
             row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
             hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
+            if seed_at is not None:
+                hidden *= kept_or_zero(kept_scale, seed_at, place, threshold)
             gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
             standard, inverse = standard_rows(hidden, statistics_at, row, row_inside, rows, CENTRED)
             of_hidden = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
-            of_before = tl.where(hidden <= 0.0, 0.0, of_hidden)
+            of_before = tl.where(hidden <= 0.0, 0.0, kept_scale * of_hidden)
             tl.store(of_product_at + place, of_before.to(of_product_at.dtype.element_ty), mask=inside)
             of_gain += tl.sum(gradient * standard, axis=0)
             if CENTRED:

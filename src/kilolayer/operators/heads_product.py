@@ -22,9 +22,9 @@ MULTIPLE = 16
 """Head widths are multiples of it, so that the kernel may read whole vectors wherever a head lies."""
 
 
-def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+def can_fuse_heads_product(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether gradients of such heads can be joined in one pass here."""
-    return dtype in (torch.bfloat16, torch.float16) and head_dim % MULTIPLE == 0 and kernels.run_on(device)
+    return dtype in (torch.bfloat16, torch.float16) and head_dim % MULTIPLE == 0 and kernels.run_on(device, "heads_product")
 
 
 def heads_product(x: Tensor, weight: Tensor, bias: Tensor, rows: Sequence[int], head_dim: int) -> tuple[Tensor, ...]:
@@ -46,7 +46,7 @@ def join_heads(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     from kilolayer.operators.partial_sums_kernel import add_up
 
     batch, _, length, _ = parts[0].shape
-    joined, total = _room(parts)
+    joined, total = _empty_outputs(parts)
     sums = joined.new_empty(batch * -(-length // BLOCK_ROWS), 1, len(total), dtype=torch.float32)
     join([part if part.stride(-1) == 1 else part.contiguous() for part in parts], joined, sums, BLOCK_ROWS)
     add_up(sums, [total])
@@ -61,10 +61,10 @@ def _(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 @join_heads.register_fake
 def _(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return _room(parts)
+    return _empty_outputs(parts)
 
 
-def _room(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _empty_outputs(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     batch, _, length, head_dim = parts[0].shape
     width = sum(part.shape[1] for part in parts) * head_dim
     return parts[0].new_empty(batch * length, width), parts[0].new_empty(width)

@@ -8,10 +8,32 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, get_args
 
 import torch
 
-_assumed = False
+from kilolayer.errors import unknown
+
+Name = Literal[
+    "residual_norm",
+    "inner_norm",
+    "grouped_norm",
+    "short_attention",
+    "step_attention",
+    "relu_product",
+    "relu_network",
+    "heads_product",
+    "group_sums",
+    "few_rows",
+    "update",
+    "loss",
+    "best_tokens",
+]
+NAMES: tuple[Name, ...] = get_args(Name)
+"""Every kernel, or group of kernels, that can be left out alone."""
+
+_assumed: str | None = None
+_left_out: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -24,20 +46,45 @@ def why_no_kernels() -> str | None:
     return None
 
 
-def run_on(device: torch.device) -> bool:
-    """Whether kernels of our own run on this device."""
-    return (device.type == "cuda" and _can_be_built()) or (_assumed and device.type == "meta")
+def run_on(device: torch.device, name: Name) -> bool:
+    """Whether the kernel of this name runs on this device."""
+    return any_on(device) and name not in _left_out
+
+
+def any_on(device: torch.device) -> bool:
+    """Whether kernels of our own run on this device at all."""
+    return (device.type == "cuda" and _can_be_built()) or device.type == _assumed
 
 
 @contextmanager
-def assumed() -> Iterator[None]:
-    """Inside, tensors without memory stand for those of a GPU that runs the kernels, as a plan needs it."""
+def assumed(device: str = "meta") -> Iterator[None]:
+    """Inside, tensors of this type of device stand for those of a GPU that runs the kernels.
+
+    Those without memory, as a plan needs it; those of the CPU run the operators' plain formulas, as tests need it.
+    """
     global _assumed
-    _assumed = True
+    before, _assumed = _assumed, device
     try:
         yield
     finally:
-        _assumed = False
+        _assumed = before
+
+
+@contextmanager
+def left_out(*names: str) -> Iterator[None]:
+    """Inside, the kernels of these names do not run, and what they compute is computed without them: for measurements.
+
+    Code that is compiled inside is compiled without them, and again where it is called outside.
+    """
+    global _left_out
+    for name in names:
+        if name not in NAMES:
+            raise unknown(name, NAMES, kind="kernel")
+    before, _left_out = _left_out, (*_left_out, *names)
+    try:
+        yield
+    finally:
+        _left_out = before
 
 
 @torch.compiler.assume_constant_result

@@ -15,8 +15,8 @@ GROUP = 8
 """Tiles below one another that run side by side: what they read of the weights, they find in the cache."""
 
 
-def multiply_and_mask(gradient: Tensor, weight: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor) -> None:
-    """Write gradient W where hidden is above 0 into `passed`, and its sums over BLOCK_ROWS rows each into `sums`.
+def multiply_and_mask(gradient: Tensor, weight: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, scale: float) -> None:
+    """Write scale * gradient W where hidden is above 0 into `passed`, and its sums over BLOCK_ROWS rows each into `sums`.
 
     gradient [rows, dim], weight [dim, width], hidden and passed [rows, width]: dense, rows that begin at multiples of 16 bytes;
     sums [blocks of rows, 1, width].
@@ -32,6 +32,7 @@ def multiply_and_mask(gradient: Tensor, weight: Tensor, hidden: Tensor, passed: 
         rows,
         width,
         dim,
+        scale,
         ROWS=BLOCK_ROWS,
         COLUMNS=BLOCK_COLUMNS,
         STEP=STEP,
@@ -51,6 +52,7 @@ def _multiply_and_mask(
     rows,
     width,
     dim,
+    scale,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -66,7 +68,7 @@ def _multiply_and_mask(
         total = tl.dot(gradient.load([row, step]), weight.load([step, column]), total)
     # Outside of the tensors zeros are read, and nothing is written.
     kept = hidden.load([row, column])
-    total = tl.where(kept <= 0.0, 0.0, total)
+    total = tl.where(kept <= 0.0, 0.0, scale * total)
     passed.store([row, column], total.to(kept.dtype))
     columns = column + tl.arange(0, COLUMNS)
     tl.store(sums_at + down.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=columns < width)

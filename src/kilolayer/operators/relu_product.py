@@ -1,8 +1,9 @@
 """The feed-forward network's first product on a GPU: relu(x W^T + b) as one product, and a backward that passes over it once.
 
-cuBLAS applies bias and ReLU where it writes the product. The output alone tells where the gradient passes, so neither the sums
-before the ReLU nor a mask is kept. Where a norm follows, its backward and the ReLU's are one pass. On the CPU the operators run
-plain formulas, which the kernels are tested against.
+cuBLAS applies bias and ReLU where it writes the product, and dropout is a pass over that. The output alone shows where the
+gradient passes, so neither the sums before the ReLU nor a mask is kept, and the backward does not draw again. Where a norm
+follows, its backward and the ReLU's are one pass. On the CPU the operators run plain formulas, which the kernels are tested
+against.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.operators import kernels
+from kilolayer.operators import kernels, random_bits
 from kilolayer.operators.fused_norm import inner_norm, inner_norm_backward
+from kilolayer.operators.random_bits import draw_of
 
 BLOCK_ROWS = 32
 """Rows that one partial sum of the bias's gradient covers."""
 
 
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
+def can_fuse_relu_product(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products in this dtype can be fused with their ReLU here."""
-    return dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device)
+    return dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device, "relu_product")
 
 
 @torch.library.custom_op("kilolayer::relu_product", mutates_args=(), device_types="cuda")
@@ -32,21 +34,49 @@ def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return hidden.view(*x.shape[:-1], weight.shape[0])
 
 
+@torch.library.custom_op("kilolayer::relu_dropout_product", mutates_args=(), device_types="cuda")
+def relu_dropout_product(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, dropout: float) -> Tensor:
+    """drop(relu(x W^T + b)), as `relu_product`, with dropout by `seed`, int64 of one element, as random_bits.py draws it."""
+    from kilolayer.operators.relu_product_kernel import drop_in_place
+
+    hidden = relu_product(x, weight, bias)
+    if dropout > 0:
+        drop_in_place(hidden, draw_of(seed, dropout))
+    return hidden
+
+
 @torch.library.custom_op("kilolayer::normed_relu_product", mutates_args=())
 def normed_relu_product(
-    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, norm_bias: Tensor | None, eps: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gain: Tensor,
+    norm_bias: Tensor | None,
+    eps: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """N(relu(x W^T + b)), relu(x W^T + b) itself, and the norm's statistics, as `inner_norm` has them."""
-    hidden = relu_product(x, weight, bias)
+    """N(h), h = drop(relu(x W^T + b)) itself, and the norm's statistics, as `inner_norm` has them.
+
+    seed: int64 of one element, as in `relu_dropout_product`; without one nothing is dropped.
+    """
+    hidden = rectified_product(x, weight, bias, seed, dropout)
     normed, statistics = inner_norm(hidden, gain, norm_bias, eps)
     return normed, hidden, statistics
 
 
-@torch.library.custom_op("kilolayer::relu_backward", mutates_args=(), device_types="cuda")
-def relu_backward(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient where the ReLU let through, and its sum over rows, that of the bias.
+def rectified_product(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
+    """relu(x W^T + b), with dropout behind it where there is a seed."""
+    if seed is None or dropout == 0:
+        return relu_product(x, weight, bias)
+    return relu_dropout_product(x, weight, bias, seed, dropout)
 
-    gradient and hidden [rows, columns], contiguous; the sum [columns].
+
+@torch.library.custom_op("kilolayer::relu_backward", mutates_args=(), device_types="cuda")
+def relu_backward(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """scale * gradient where hidden is above 0, which ReLU and dropout let through, and its sum over rows, that of the bias.
+
+    gradient and hidden [rows, columns], contiguous; the sum [columns]. scale: what dropout multiplied by where it kept.
     """
     from kilolayer.operators.partial_sums_kernel import add_up
     from kilolayer.operators.relu_product_kernel import pass_gradient
@@ -54,7 +84,7 @@ def relu_backward(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = gradient.shape
     passed, total = torch.empty_like(gradient), gradient.new_empty(columns)
     sums = gradient.new_empty(-(-rows // BLOCK_ROWS), 1, columns, dtype=torch.float32)
-    pass_gradient(gradient, hidden, passed, sums, BLOCK_ROWS)
+    pass_gradient(gradient, hidden, passed, sums, BLOCK_ROWS, scale)
     add_up(sums, [total])
     return passed, total
 
@@ -64,9 +94,14 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias).relu()
 
 
+@relu_dropout_product.register_kernel("cpu")
+def _(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, dropout: float) -> Tensor:
+    return random_bits.dropout(F.linear(x, weight, bias).relu(), seed, dropout)
+
+
 @relu_backward.register_kernel("cpu")
-def _(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    passed = torch.where(hidden <= 0, 0.0, gradient)
+def _(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    passed = torch.where(hidden <= 0, 0.0, scale * gradient)
     return passed, passed.sum(dim=0, dtype=torch.float32).to(gradient.dtype)
 
 
@@ -75,9 +110,21 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@relu_dropout_product.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, dropout: float) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 @normed_relu_product.register_fake
 def _(
-    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, norm_bias: Tensor | None, eps: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gain: Tensor,
+    norm_bias: Tensor | None,
+    eps: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     hidden = relu_product(x, weight, bias)
     normed, statistics = inner_norm(hidden, gain, norm_bias, eps)
@@ -85,33 +132,45 @@ def _(
 
 
 @relu_backward.register_fake
-def _(gradient: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     return torch.empty_like(gradient), gradient.new_empty(gradient.shape[1])
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     x, weight, _ = inputs
+    ctx.scale = 1.0
+    ctx.save_for_backward(x, weight, output)
+
+
+def _keep_dropped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _, seed, dropout = inputs
+    ctx.scale = draw_of(seed, dropout).scale
     ctx.save_for_backward(x, weight, output)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, weight, hidden = ctx.saved_tensors
     rows = (-1, weight.shape[0])
-    passed, of_bias = relu_backward(gradient.reshape(rows).contiguous(), hidden.view(rows))
+    passed, of_bias = relu_backward(gradient.reshape(rows).contiguous(), hidden.view(rows), ctx.scale)
     return *_of_factors(passed, x, weight), of_bias
 
 
+def _dropped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return *_backward(ctx, gradient), None, None
+
+
 def _keep_normed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, weight, _, gain, _, _ = inputs
+    x, weight, _, gain, _, _, seed, dropout = inputs
+    ctx.scale = draw_of(seed, dropout).scale
     ctx.save_for_backward(x, weight, gain, *output[1:])
     ctx.set_materialize_grads(False)
 
 
 def _normed_backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     x, weight, gain, hidden, statistics = ctx.saved_tensors
-    passed, (of_gain, *of_norm_bias, of_bias) = inner_norm_backward(gradient, hidden, gain, statistics, True)
+    passed, (of_gain, *of_norm_bias, of_bias) = inner_norm_backward(gradient, hidden, gain, statistics, True, ctx.scale)
     of_x, of_weight = _of_factors(passed.view(-1, weight.shape[0]), x, weight)
-    return of_x, of_weight, of_bias, of_gain, of_norm_bias[0] if of_norm_bias else None, None
+    return of_x, of_weight, of_bias, of_gain, of_norm_bias[0] if of_norm_bias else None, None, None, None
 
 
 def _of_factors(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,4 +179,5 @@ def _of_factors(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 
 relu_product.register_autograd(_backward, setup_context=_keep)
+relu_dropout_product.register_autograd(_dropped_backward, setup_context=_keep_dropped)
 normed_relu_product.register_autograd(_normed_backward, setup_context=_keep_normed)

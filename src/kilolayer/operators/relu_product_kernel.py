@@ -1,4 +1,4 @@
-"""The kernel of relu_product.py."""
+"""The kernels of relu_product.py."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -8,14 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kilolayer.operators.random_bits import Draw
+from kilolayer.operators.random_bits_kernel import kept_or_zero
+
 WARPS = 2
 BLOCK_COLUMNS = 256 * WARPS  # 16 bytes a lane along one row, so that each thread sums columns of its own
 STEP = 8
 """Rows that are loaded at once."""
+BLOCK = 1024
+"""Elements of a program that drops them: 16 bytes a lane of its 4 warps."""
 
 
-def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, block_rows: int) -> None:
-    """Write the gradient where hidden is above 0 into `passed`, and its sums over `block_rows` rows each into `sums`.
+def drop_in_place(x: Tensor, draw: Draw) -> None:
+    """Multiply each element of x, contiguous, by draw.scale where it is kept, and by 0 elsewhere."""
+    size = x.numel()
+    _drop_in_place[(triton.cdiv(size, BLOCK),)](x, size, *draw, BLOCK=BLOCK, num_warps=4)
+
+
+def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, block_rows: int, scale: float) -> None:
+    """Write scale * gradient where hidden is above 0 into `passed`, and its sums over `block_rows` rows each into `sums`.
 
     gradient, hidden and passed [rows, columns], sums [blocks, 1, columns]; all contiguous.
     """
@@ -26,12 +37,21 @@ def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor
         passed,
         sums,
         rows,
+        scale,
         WIDTH=columns,
         ROWS=block_rows,
         STEP=STEP,
         COLUMNS=BLOCK_COLUMNS,
         num_warps=WARPS,
     )
+
+
+@triton.jit(do_not_specialize=["threshold"])
+def _drop_in_place(x_at, size, seed_at, threshold, kept_scale, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_at + place, mask=place < size)
+    x = x.to(tl.float32) * kept_or_zero(kept_scale, seed_at, place, threshold)
+    tl.store(x_at + place, x.to(x_at.dtype.element_ty), mask=place < size)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -41,6 +61,7 @@ def _pass_gradient(
     passed_at,
     sums_at,
     rows,
+    scale,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
@@ -56,7 +77,7 @@ def _pass_gradient(
         inside = (row < rows)[:, None] & column_inside[None, :]
         gradient = tl.load(gradient_at + place, mask=inside, other=0.0)
         hidden = tl.load(hidden_at + place, mask=inside, other=0.0)
-        passed = tl.where(hidden <= 0.0, 0.0, gradient)
-        tl.store(passed_at + place, passed, mask=inside)
-        total += tl.sum(passed.to(tl.float32), axis=0)
+        passed = tl.where(hidden <= 0.0, 0.0, scale * gradient.to(tl.float32))
+        tl.store(passed_at + place, passed.to(gradient.dtype), mask=inside)
+        total += tl.sum(passed, axis=0)
     tl.store(sums_at + block * WIDTH + column, total, mask=column_inside)

@@ -12,20 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.operators import kernels
+from kilolayer.operators import kernels, random_bits
+from kilolayer.operators.random_bits import draw_of
 
 LONGEST = 128
 HEAD_DIMS = (16, 32, 64, 128)
 
 
-def serves(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
+def can_run_short_attention(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
     """Whether sequences up to `longest` can be attended to here."""
     fits = longest <= LONGEST and head_dim in HEAD_DIMS
-    return dtype in (torch.bfloat16, torch.float16) and fits and kernels.run_on(device)
+    return dtype in (torch.bfloat16, torch.float16) and fits and kernels.run_on(device, "short_attention")
 
 
-def reference(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, heads: int, causal: bool) -> Tensor:
-    """softmax(q k^T / sqrt(head width) + keys) v, all [batch, length, heads * head width]; 0 where a query may look nowhere."""
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    causal: bool,
+    seed: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """drop(softmax(q k^T / sqrt(head width) + keys)) v, all [batch, length, heads * head width]; 0 where a query sees no key.
+
+    drop is dropout on the weights [batch, heads, queries, keys] as random_bits.py draws it; without a seed nothing is dropped.
+    """
     head_dim = query.shape[-1] // heads
     query, key, value = (part.unflatten(-1, (-1, head_dim)).transpose(1, 2) for part in (query, key, value))
     key, value = (part.repeat_interleave(heads // key.shape[1], dim=1) for part in (key, value))
@@ -35,27 +48,44 @@ def reference(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, he
     if causal:
         scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), float("-inf"))
     nowhere = (scores == float("-inf")).all(dim=-1, keepdim=True)
-    return (scores.masked_fill(nowhere, 0.0).softmax(dim=-1).masked_fill(nowhere, 0.0) @ value).transpose(1, 2).flatten(2)
+    weights = scores.masked_fill(nowhere, 0.0).softmax(dim=-1).masked_fill(nowhere, 0.0)
+    return (random_bits.dropout(weights, seed, dropout) @ value).transpose(1, 2).flatten(2)
 
 
 @torch.library.custom_op("kilolayer::short_self_attention", mutates_args=(), device_types="cuda")
-def short_self_attention(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+def short_self_attention(
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    causal: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     """Mixed heads [batch, length, heads * head width] of queries, keys and values that lie side by side.
 
-    packed [batch, length, (heads + 2 key_heads) * head width]; keys: a bias on each key, [batch, length].
+    packed [batch, length, (heads + 2 key_heads) * head width]; keys: a bias on each key, [batch, length]; seed: int64 of one
+    element, by which weights are dropped with probability `dropout`, or None.
     """
     from kilolayer.operators.short_attention_kernel import attend
 
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
     query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
     mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
-    attend(query, key, value, keys, mixed, heads, key_heads, causal)
+    attend(query, key, value, keys, mixed, heads, key_heads, causal, draw_of(seed, dropout))
     return mixed
 
 
 @torch.library.custom_op("kilolayer::short_self_attention_backward", mutates_args=(), device_types="cuda")
 def short_self_attention_backward(
-    gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool
+    gradient: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    causal: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """The gradient of `packed`."""
     from kilolayer.operators.short_attention_kernel import attend_backward
@@ -64,107 +94,189 @@ def short_self_attention_backward(
     sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
     found = torch.empty_like(packed)
     (query, key, value), (of_query, of_key, of_value) = (each.split(sizes, dim=-1) for each in (packed, found))
-    attend_backward(gradient, query, key, value, keys, of_query, of_key, of_value, heads, key_heads, causal)
+    found_in, draw = (of_query, of_key, of_value), draw_of(seed, dropout)
+    attend_backward(gradient, query, key, value, keys, *found_in, heads, key_heads, causal, draw)
     return found
 
 
 @torch.library.custom_op("kilolayer::short_cross_attention", mutates_args=(), device_types="cuda")
-def short_cross_attention(query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int) -> Tensor:
+def short_cross_attention(
+    query: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     """Mixed heads [batch, queries, heads * head width] as `query`; packed [batch, keys, 2 key_heads * head width]."""
     from kilolayer.operators.short_attention_kernel import attend
 
     mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
     key, value = packed.chunk(2, dim=-1)
-    attend(query, key, value, keys, mixed, heads, key_heads, False)
+    attend(query, key, value, keys, mixed, heads, key_heads, False, draw_of(seed, dropout))
     return mixed
 
 
 @torch.library.custom_op("kilolayer::short_cross_attention_backward", mutates_args=(), device_types="cuda")
 def short_cross_attention_backward(
-    gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
+    gradient: Tensor,
+    query: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `query` and of `packed`."""
     from kilolayer.operators.short_attention_kernel import attend_backward
 
     of_query, found = torch.empty_like(query), torch.empty_like(packed)
     (key, value), (of_key, of_value) = (each.chunk(2, dim=-1) for each in (packed, found))
-    attend_backward(gradient, query, key, value, keys, of_query, of_key, of_value, heads, key_heads, False)
+    found_in, draw = (of_query, of_key, of_value), draw_of(seed, dropout)
+    attend_backward(gradient, query, key, value, keys, *found_in, heads, key_heads, False, draw)
     return of_query, found
 
 
 @short_self_attention.register_kernel("cpu")
-def _(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+def _(
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    causal: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
     query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
-    return reference(query, key, value, keys, heads, causal).contiguous()
+    return reference(query, key, value, keys, heads, causal, seed, dropout).contiguous()
 
 
 @short_self_attention_backward.register_kernel("cpu")
-def _(gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+def _(
+    gradient: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    causal: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
     query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
-    backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, causal), query, key, value)[1]
+    backward = torch.func.vjp(lambda *qkv: reference(*qkv, keys, heads, causal, seed, dropout), query, key, value)[1]
     return torch.cat(backward(gradient), dim=-1)
 
 
 @short_cross_attention.register_kernel("cpu")
-def _(query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int) -> Tensor:
+def _(
+    query: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     key, value = packed.chunk(2, dim=-1)
-    return reference(query, key, value, keys, heads, False).contiguous()
+    return reference(query, key, value, keys, heads, False, seed, dropout).contiguous()
 
 
 @short_cross_attention_backward.register_kernel("cpu")
 def _(
-    gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
+    gradient: Tensor,
+    query: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     key, value = packed.chunk(2, dim=-1)
-    backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, False), query, key, value)[1]
+    backward = torch.func.vjp(lambda *qkv: reference(*qkv, keys, heads, False, seed, dropout), query, key, value)[1]
     of_query, of_key, of_value = backward(gradient)
     return of_query, torch.cat([of_key, of_value], dim=-1)
 
 
 @short_self_attention.register_fake
-def _(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+def _(
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    causal: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     width = packed.shape[-1] // (heads + 2 * key_heads) * heads
     return packed.new_empty(packed.shape[0], packed.shape[1], width)
 
 
 @short_self_attention_backward.register_fake
-def _(gradient: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, causal: bool) -> Tensor:
+def _(
+    gradient: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    causal: bool,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     return torch.empty_like(packed)
 
 
 @short_cross_attention.register_fake
-def _(query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int) -> Tensor:
+def _(
+    query: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
 @short_cross_attention_backward.register_fake
 def _(
-    gradient: Tensor, query: Tensor, packed: Tensor, keys: Tensor | None, heads: int, key_heads: int
+    gradient: Tensor,
+    query: Tensor,
+    packed: Tensor,
+    keys: Tensor | None,
+    heads: int,
+    key_heads: int,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(packed)
 
 
 def _keep_self(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    packed, keys, *ctx.numbers = inputs
-    ctx.save_for_backward(packed, keys)
+    packed, keys, *ctx.numbers, seed, ctx.dropout = inputs
+    ctx.save_for_backward(packed, keys, seed)
 
 
 def _self_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    packed, keys = ctx.saved_tensors
-    return short_self_attention_backward(gradient.contiguous(), packed, keys, *ctx.numbers), None, None, None, None
+    packed, keys, seed = ctx.saved_tensors
+    found = short_self_attention_backward(gradient.contiguous(), packed, keys, *ctx.numbers, seed, ctx.dropout)
+    return found, *[None] * 6
 
 
 def _keep_cross(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    query, packed, keys, *ctx.numbers = inputs
-    ctx.save_for_backward(query, packed, keys)
+    query, packed, keys, *ctx.numbers, seed, ctx.dropout = inputs
+    ctx.save_for_backward(query, packed, keys, seed)
 
 
 def _cross_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    query, packed, keys = ctx.saved_tensors
-    found = short_cross_attention_backward(gradient.contiguous(), query, packed, keys, *ctx.numbers)
-    return *found, None, None, None
+    query, packed, keys, seed = ctx.saved_tensors
+    found = short_cross_attention_backward(gradient.contiguous(), query, packed, keys, *ctx.numbers, seed, ctx.dropout)
+    return *found, *[None] * 5
 
 
 short_self_attention.register_autograd(_self_backward, setup_context=_keep_self)

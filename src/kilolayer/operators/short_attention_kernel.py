@@ -8,11 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kilolayer.operators.random_bits import Draw
+from kilolayer.operators.random_bits_kernel import kept_or_zero
+
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, mixed: Tensor, heads: int, key_heads: int, causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor | None,
+    mixed: Tensor,
+    heads: int,
+    key_heads: int,
+    causal: bool,
+    draw: Draw,
 ) -> None:
-    """Write softmax(q k^T / sqrt(head width) + keys) v into `mixed`; all [batch, length, heads * head width], rows dense."""
+    """Write drop(softmax(q k^T / sqrt(head width) + keys)) v into `mixed`; all [batch, length, heads * head width].
+
+    Rows are dense.
+    """
     batch, queries, width = query.shape
     _attend[(batch * heads,)](
         query,
@@ -24,6 +38,7 @@ def attend(
         queries,
         key.shape[1],
         (width // heads) ** -0.5,
+        *draw,
         HEADS=heads,
         GROUP=heads // key_heads,
         HEAD_DIM=width // heads,
@@ -46,6 +61,7 @@ def attend_backward(
     heads: int,
     key_heads: int,
     causal: bool,
+    draw: Draw,
 ) -> None:
     """Write the gradients of `attend` in its inputs into the tensors `..._found`."""
     batch, queries, width = query.shape
@@ -63,6 +79,7 @@ def attend_backward(
         queries,
         key.shape[1],
         (width // heads) ** -0.5,
+        *draw,
         HEADS=heads,
         GROUP=heads // key_heads,
         HEAD_DIM=width // heads,
@@ -107,6 +124,13 @@ def _weights(query, key, keys, queries, length, scale, rows, columns, CAUSAL: tl
 
 
 @triton.jit
+def _kept_scale(seed_at, threshold, kept_scale, head, queries, length, rows, columns):
+    """What the weights of one of the batch's heads are multiplied by: kept_scale, or 0 where they are dropped."""
+    position = head * queries * length + (rows[:, None] * length + columns[None, :])
+    return kept_or_zero(kept_scale, seed_at, position, threshold)
+
+
+@triton.jit(do_not_specialize=["threshold"])
 def _attend(
     query_at,
     key_at,
@@ -125,6 +149,9 @@ def _attend(
     queries,
     length,
     scale,
+    seed_at,
+    threshold,
+    kept_scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -143,12 +170,14 @@ def _attend(
     if keys_at is not None:
         keys_at += batch * keys_batch
     weights = _weights(query, key, keys_at, queries, length, scale, rows, columns, CAUSAL)
+    if seed_at is not None:
+        weights *= _kept_scale(seed_at, threshold, kept_scale, batch * HEADS + head, queries, length, rows, columns)
     mixed = tl.dot(weights.to(value.dtype), value)
     place = mixed_at + batch * mixed_batch + rows[:, None] * mixed_row + own
     tl.store(place, mixed.to(value.dtype), mask=row_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["threshold"])
 def _attend_backward(
     gradient_at,
     query_at,
@@ -176,6 +205,9 @@ def _attend_backward(
     queries,
     length,
     scale,
+    seed_at,
+    threshold,
+    kept_scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -199,8 +231,15 @@ def _attend_backward(
         gradient_place = gradient_at + batch * gradient_batch + rows[:, None] * gradient_row + own
         gradient = tl.load(gradient_place, mask=row_inside, other=0.0)
         weights = _weights(query, key, keys_at, queries, length, scale, rows, columns, CAUSAL)
-        value_found += tl.dot(tl.trans(weights.to(value.dtype)), gradient)
+        dropped = weights
+        if seed_at is not None:
+            head = batch * HEADS + key_head * GROUP + member
+            kept = _kept_scale(seed_at, threshold, kept_scale, head, queries, length, rows, columns)
+            dropped = weights * kept
+        value_found += tl.dot(tl.trans(dropped.to(value.dtype)), gradient)
         weights_found = tl.dot(gradient, tl.trans(value))
+        if seed_at is not None:
+            weights_found *= kept
         scores_found = weights * (weights_found - tl.sum(weights * weights_found, axis=1)[:, None]) * scale
         scores_found = scores_found.to(value.dtype)
         place = query_found_at + batch * query_found_batch + rows[:, None] * query_found_row + own

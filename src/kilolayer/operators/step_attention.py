@@ -18,10 +18,10 @@ MOST_QUERIES = 64
 """Hypotheses times heads of a group: the lines that one program holds."""
 
 
-def serves(device: torch.device, dtype: torch.dtype, queries: int, head_dim: int) -> bool:
+def can_run_step_attention(device: torch.device, dtype: torch.dtype, queries: int, head_dim: int) -> bool:
     """Whether so many queries of a key head can be attended to here."""
     known = dtype in (torch.bfloat16, torch.float16, torch.float32) and head_dim in HEAD_DIMS
-    return known and queries <= MOST_QUERIES and kernels.run_on(device)
+    return known and queries <= MOST_QUERIES and kernels.run_on(device, "step_attention")
 
 
 def step_self_attention(
@@ -39,7 +39,7 @@ def step_self_attention(
         return _reference(query, keys, values, seen)
     from kilolayer.operators.step_attention_kernel import look
 
-    mixed = _room_for(query)
+    mixed = _empty_mixed(query)
     look(query, keys, values, seen, mixed, (key, value), past)
     return mixed
 
@@ -53,12 +53,12 @@ def step_cross_attention(query: Tensor, keys: Tensor, values: Tensor, real: Tens
         return _reference(query, keys, values, real)
     from kilolayer.operators.step_attention_kernel import look
 
-    mixed = _room_for(query)
+    mixed = _empty_mixed(query)
     look(query, keys, values, real, mixed)
     return mixed
 
 
-def _room_for(query: Tensor) -> Tensor:
+def _empty_mixed(query: Tensor) -> Tensor:
     rows, heads, width, head_dim = query.shape
     return query.new_empty(rows, width, heads * head_dim)
 

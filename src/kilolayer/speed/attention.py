@@ -12,7 +12,7 @@ from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
-from kilolayer.operators.heads_product import heads_product, serves
+from kilolayer.operators.heads_product import can_fuse_heads_product, heads_product
 from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
 from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
 from kilolayer.speed.product import normalise, project
@@ -75,7 +75,7 @@ def _project(f: Attention, x: Tensor, projection: Projection, *, straight: bool)
     straight: SDPA reads them as they are, and hands their gradients back as they go into the backward of the product.
     """
     weight, bias = projection.weight, projection.bias
-    if straight and f.training and bias is not None and serves(x.device, weight.dtype, f.head_dim):
+    if straight and f.training and bias is not None and can_fuse_heads_product(x.device, weight.dtype, f.head_dim):
         return heads_product(x.to(weight.dtype), weight, bias, projection.rows, f.head_dim)
     return [_split(f, part) for part in project(projection, x).split(projection.rows, dim=-1)]
 

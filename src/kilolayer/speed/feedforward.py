@@ -10,12 +10,11 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
 from kilolayer.moe.groups import Groups
-from kilolayer.operators.fused_norm import serves as fuses_norm
 from kilolayer.operators.grouped import grouped_product, multiply_groups, spread
-from kilolayer.operators.grouped_norm import grouped_relu_norm
+from kilolayer.operators.grouped_norm import can_fuse_grouped_norm, grouped_relu_norm
 from kilolayer.operators.relu_network import relu_network
-from kilolayer.operators.relu_product import normed_relu_product, relu_dropout_product, relu_product, serves
-from kilolayer.speed.product import chance_of, is_fused_norm, normalise, project
+from kilolayer.operators.relu_product import can_fuse_relu_product, normed_relu_product, rectified_product
+from kilolayer.speed.product import chance_of, has_inner_norm_kernel, normalise, project
 
 
 def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool) -> Tensor:
@@ -26,20 +25,18 @@ def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool)
         hidden = normalise(norm, f.dropout(f.activation(f.activation_shift(project(f.input, x)))))
     elif _is_one_unit(f):
         return relu_network(x, weight, bias, f.output.weight, f.output.bias if biased else None, seed, chance)
-    elif is_fused_norm(norm, x.device, x.dtype):
+    elif has_inner_norm_kernel(norm, x.device, x.dtype):
         assert isinstance(norm, LayerNorm | RMSNorm)
         hidden = normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]
-    elif chance and seed is not None:
-        hidden = normalise(norm, relu_dropout_product(x, weight, bias, seed, chance))
     else:
-        hidden = normalise(norm, relu_product(x, weight, bias))
+        hidden = normalise(norm, rectified_product(x, weight, bias, seed, chance))
     return project(f.output, f.output_shift(hidden), biased=biased)
 
 
 def _rectifies_in_product(f: FeedForward, x: Tensor) -> bool:
     """Whether the first product can apply its bias and a ReLU where it is written."""
     plain = isinstance(f.activation, nn.ReLU) and isinstance(f.activation_shift, nn.Identity)
-    return plain and serves(x.device, f.input.weight.dtype)
+    return plain and can_fuse_relu_product(x.device, f.input.weight.dtype)
 
 
 def _is_one_unit(f: FeedForward) -> bool:
@@ -65,7 +62,7 @@ def run_experts(f: Experts, rows: Tensor, groups: Groups, seed: Tensor | None) -
 def _fuses_expert_norm(f: Experts, device: torch.device) -> bool:
     norm, dtype = f.inner_norm, f.input.weight.dtype
     bare = isinstance(f.activation, nn.ReLU) and isinstance(f.activation_shift, nn.Identity)
-    return bare and isinstance(norm, ExpertNorm) and fuses_norm(device, norm.weight.dtype, dtype, norm.weight.shape[1])
+    return bare and isinstance(norm, ExpertNorm) and can_fuse_grouped_norm(device, norm.weight.dtype, dtype, norm.weight.shape[1])
 
 
 def _project_groups(projection: ExpertProjection, rows: Tensor, groups: Groups) -> Tensor:

@@ -20,10 +20,10 @@ from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import factor_of
 from kilolayer.layers.sublayer import DropPath, Sublayer
 from kilolayer.moe.layer import SparseFeedForward
-from kilolayer.operators.fused_norm import residual_norm
+from kilolayer.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.attention import cross_attention, self_attention
 from kilolayer.speed.feedforward import feedforward, run_experts
-from kilolayer.speed.product import chance_of, is_fused_norm, normalise, project
+from kilolayer.speed.product import chance_of, normalise, project
 from kilolayer.speed.state import State
 from kilolayer.speed.view import FastView
 
@@ -147,8 +147,8 @@ def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module
     """Whether one kernel adds what f computes in `dtype` to x and normalises it."""
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     return (
-        is_fused_norm(norm, x.device, dtype)
-        and isinstance(norm, LayerNorm | RMSNorm)
+        isinstance(norm, LayerNorm | RMSNorm)
+        and can_fuse_residual_norm(x.device, norm.weight.dtype, dtype, norm.weight.shape[0])
         and norm.weight.dtype == x.dtype
         and not (isinstance(skip, Tensor) and skip.dim() == 0)
         and not isinstance(branch, Tensor)

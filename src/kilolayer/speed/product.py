@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.projection import Projection
 from kilolayer.operators.few_rows import linear
-from kilolayer.operators.fused_norm import inner_norm, serves
+from kilolayer.operators.fused_norm import can_fuse_inner_norm, inner_norm
 
 
 def project(projection: Projection, x: Tensor, *, biased: bool = True) -> Tensor:
@@ -16,14 +16,16 @@ def project(projection: Projection, x: Tensor, *, biased: bool = True) -> Tensor
     return linear(x.to(projection.weight.dtype), projection.weight, projection.bias if biased else None)
 
 
-def is_fused_norm(norm: nn.Module | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this is a norm that a kernel computes beside products in `dtype`."""
-    return isinstance(norm, LayerNorm | RMSNorm) and serves(device, norm.weight.dtype, dtype, norm.weight.shape[0])
+def has_inner_norm_kernel(norm: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this is a norm that a kernel computes between products in `dtype`."""
+    return isinstance(norm, LayerNorm | RMSNorm) and can_fuse_inner_norm(
+        device, norm.weight.dtype, dtype, norm.weight.shape[0]
+    )
 
 
 def normalise(norm: nn.Module, x: Tensor) -> Tensor:
     """N(x), in the dtype of x."""
-    if is_fused_norm(norm, x.device, x.dtype):
+    if has_inner_norm_kernel(norm, x.device, x.dtype):
         assert isinstance(norm, LayerNorm | RMSNorm)
         return inner_norm(x, norm.weight, norm.bias, norm.eps)[0]
     return norm(x)

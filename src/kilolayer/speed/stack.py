@@ -17,7 +17,7 @@ from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Latest
 from kilolayer.layers.view import Sequences, View
 from kilolayer.operators import kernels
-from kilolayer.operators.short_attention import serves
+from kilolayer.operators.short_attention import can_run_short_attention
 from kilolayer.speed.compiler import Recompute, RunLayer, compile_layer, compiler_settings, recomputed
 from kilolayer.speed.inspection import Inspection, global_hook
 from kilolayer.speed.layer import DRAWS, drops, first_state, opening_norm, run_layer
@@ -98,7 +98,7 @@ class FastStack(Stack):
                 self._logged.add(reason)
                 logger.warning("layers of the %s run as plain modules, because %s", self.side, reason)
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
-        if not self.compiled and not kernels.run_on(next(block.parameters()).device):
+        if not self.compiled and not kernels.any_on(next(block.parameters()).device):
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
         if not trains:
             return run_layer
@@ -136,7 +136,7 @@ class FastStack(Stack):
             return False
         longest = max(inputs.states.shape[1], 0 if memory is None else memory.states.shape[1])
         head_dim = self.layers()[0].self_attention.f.head_dim
-        return serves(inputs.states.device, self.product_dtype, longest, head_dim)
+        return can_run_short_attention(inputs.states.device, self.product_dtype, longest, head_dim)
 
 
 def _run_plain(

@@ -16,7 +16,7 @@ from kilolayer.operators import kernels
 
 def serves(device: torch.device) -> bool:
     """Whether the kernels can run here."""
-    return kernels.run_on(device)
+    return kernels.run_on(device, "loss")
 
 
 def score_statistics(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

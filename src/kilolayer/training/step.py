@@ -122,7 +122,7 @@ class Stepper:
 
     def _step_beside_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
         taken = float(self.optimizer.taken)
-        with graphs.rehearsal():
+        with graphs.warm_up():
             try:
                 self._step_eagerly(batches)
             except torch.OutOfMemoryError:

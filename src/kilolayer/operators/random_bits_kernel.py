@@ -1,0 +1,32 @@
+"""The generator of random_bits.py inside a kernel: one call for each element, in whatever layout its position has."""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kilolayer.operators import random_bits
+
+ROUNDS: tl.constexpr = tl.constexpr(random_bits.ROUNDS)
+MULTIPLIER: tl.constexpr = tl.constexpr(random_bits.MULTIPLIER)
+WEYL: tl.constexpr = tl.constexpr(random_bits.WEYL)
+
+
+@triton.jit
+def kept_or_zero(kept, seed_at, position, threshold):
+    """`kept` where the word at the position, int64, is not below the threshold, and 0.0 elsewhere."""
+    return tl.where(random_words(seed_at, position) >= threshold.to(tl.uint32), kept, 0.0)
+
+
+@triton.jit
+def random_words(seed_at, position):
+    """uint32 of the shape of the positions, int64, from the seed that lies there, int64 too."""
+    seed = tl.load(seed_at)
+    key, x = seed.to(tl.uint32), position.to(tl.uint32)
+    y = (seed >> 32).to(tl.uint32) ^ (position >> 32).to(tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        x, y = tl.umulhi(x, MULTIPLIER) ^ key ^ y, tl.mul(x, MULTIPLIER, sanitize_overflow=False)
+        key = tl.add(key, WEYL, sanitize_overflow=False)
+    return x
