@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,22 +13,23 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
-from kilolayer.layers.block import View, make_block
-from kilolayer.layers.mask import cross_mask, self_mask
-from kilolayer.layers.position import Positions, position_ids
+from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.stream import LayerCombination
+from kilolayer.layers.stream import Latest, LayerCombination
+from kilolayer.layers.view import Sequences
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
-from kilolayer.models.model import lower
+from kilolayer.models.model import Model, lower
 from kilolayer.moe.config import MoE
 from kilolayer.moe.experts import ExpertProjection
-from kilolayer.moe.layer import expert_parameters, make_sparsity
+from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.router import Router
 from kilolayer.operators import kernels
-from kilolayer.recipes.base import Side
-from kilolayer.speed.memory import Memory
+from kilolayer.speed.fast import fast_form
+from kilolayer.speed.layer import DRAWS, drops, first_state, opening_norm, run_layer
+from kilolayer.speed.stack import FastStack
+from kilolayer.speed.view import FastView
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -113,7 +115,8 @@ def budget(config: ModelConfig, work: Work) -> Budget:
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
     master = 0 if work.precision == "fp32" else 4
-    kept, recomputed = _activations(model.stacks(), config, work)
+    flops = _forward_flops(model.stacks(), config, work)
+    kept, recomputed = _activations(model, config, work)
     logits = work.batch * work.length * (config.vocab_size or 0)
     training = Training(
         weights=total * size,
@@ -128,7 +131,7 @@ def budget(config: ModelConfig, work: Work) -> Budget:
         work=work,
         parts=parts,
         active_parameters=total - idle_parameters(model, config.moe),
-        forward_flops_per_token=_forward_flops(model.stacks(), config, work) / (work.batch * work.length),
+        forward_flops_per_token=flops / (work.batch * work.length),
         training=training,
         decoding=_decoding(config, work, total * size),
     )
@@ -175,69 +178,79 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
     return flops
 
 
-def _activations(stacks: list[Stack], config: ModelConfig, work: Work) -> tuple[int, int]:
+def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, int]:
     """Bytes kept for the backward pass: of all layers, and where only each layer's input is kept."""
+    form, dtype = fast_form(model), DTYPES[work.precision]
+    lower(form, dtype, RESIDUAL)
     state = work.batch * work.length * config.dim * RESIDUAL.itemsize
     kept, recomputed, largest = 0, 0, 0
-    for stack in stacks:
+    for stack in form.train().stacks():
+        assert isinstance(stack, FastStack)
         layers = len(stack.blocks)
         # A combination of layers keeps each layer's normalised output besides what the layers themselves keep.
         stream = layers * 2 * state if isinstance(stack.stream, LayerCombination) else 0
         shared = 0
         # Layers of one kind keep the same: those without experts, and those with.
-        kinds = [type(block) for block in stack.blocks]
-        for kind in set(kinds):
-            layer, shared = _block_activations(config, stack.side, kinds.index(kind) + 1, work)
-            kept += kinds.count(kind) * layer
+        for kind, count in Counter(map(type, stack.blocks)).items():
+            first = next(block for block in stack.layers() if type(block) is kind)
+            layer, shared = _layer_activations(stack, first, config, work)
+            kept += count * layer
             largest = max(largest, layer)
         kept += shared + stream
         recomputed += layers * state + shared + stream
     return kept, recomputed + largest
 
 
-def _block_activations(config: ModelConfig, side: Side, layer: int, work: Work) -> tuple[int, int]:
+def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work: Work) -> tuple[int, int]:
     """Bytes kept for the backward pass by one layer, and by what all layers share; read off a forward without memory."""
-    dtype = DTYPES[work.precision]
-    # Fused attention regenerates its dropout; the other masks are added below, a byte an element as CUDA keeps them.
-    options = replace(config, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, drop_path=0.0)
-    device = torch.device("meta")
-    block = make_block(options, config.recipe, side, layer, config.depths, device, RESIDUAL, make_sparsity(config.moe))
-    lower(block, dtype, RESIDUAL)
-    x = torch.empty(work.batch, work.length, config.dim, device=device, dtype=RESIDUAL, requires_grad=True)
-    real = None if config.pad_id is None else torch.ones(work.batch, work.length, device=device, dtype=torch.bool)
-    reads = side == "decoder" and config.depths.paired
-    memory = Memory.of(torch.empty_like(x, requires_grad=True), dtype) if reads else None
-    view = _view(Positions(options, side, device, dtype), x, memory, real, side, dtype)
+    x = torch.empty(work.batch, work.length, config.dim, device="meta", dtype=RESIDUAL, requires_grad=True)
+    real = torch.ones(work.batch, work.length, device="meta", dtype=torch.bool) if config.pad_id is not None else None
+    inputs, memory = Sequences(x, real), None
+    if isinstance(block, CrossBlock):
+        memory = Sequences(torch.empty_like(x, requires_grad=True), real)
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
         saved.append(tensor)
         return tensor
 
-    # Layers of a kind are alike: what this one reads was prepared as it prepares what the next one reads.
-    following = block.sublayers()[0].opening if config.recipe.stream() is None else None
-    with kernels.assumed(), FusedAttention():
-        state = block.start(x, dtype, following)
+    with kernels.assumed(), AsCompiled():
+        _, view = stack.look(inputs, memory, None)
+        # Layers of a kind are alike: what this one reads was prepared as it prepares what the next one reads.
+        following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
+        state = first_state(block, x, stack.product_dtype, following)
+        seeds = torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if drops(block) else None
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            block(state, view, None, following)
-    given = [*block.parameters(), *block.buffers(), *_tensors(view), *(memory or ()), *([] if real is None else [real])]
+            run_layer(block, state, view, None, following, seeds)
+    shared = list(_tensors(view))
+    given = [*block.parameters(), *block.buffers(), *shared, *([] if real is None else [real])]
+    given += [] if memory is None else [memory.states]
     others = {tensor.untyped_storage()._cdata for tensor in given}
     kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
-    tokens = work.batch * work.length
-    masks = tokens * config.dim * len(block.kinds()) * (config.dropout > 0)
-    if config.activation_dropout > 0:
-        rows = tokens * config.moe.top_k if config.moe is not None and layer % config.moe.every == 0 else tokens
-        masks += rows * config.ffn_dim * (1 + dtype.itemsize)
-    return sum(kept.values()) + masks, sum(tensor.untyped_storage().nbytes() for tensor in _tensors(view))
+    return sum(kept.values()), sum(tensor.untyped_storage().nbytes() for tensor in shared)
 
 
-class FusedAttention(TorchFunctionMode):
-    """Lets SDPA on the meta device keep what fused kernels keep; there it would fall back to the whole score matrix."""
+class AsCompiled(TorchFunctionMode):
+    """Lets functions on the meta device keep what fused kernels and compiled code keep.
+
+    There SDPA would fall back to the whole score matrix, and dropout keep its mask as floats.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             return _FusedAttention.apply(*args)
+        if func is F.dropout and kwargs and kwargs.get("training") and kwargs.get("p"):
+            return _CompiledDropout.apply(args[0])
         return func(*args, **(kwargs or {}))
+
+
+class _CompiledDropout(torch.autograd.Function):
+    """Keeps its mask, a byte an element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
+        return torch.empty_like(x)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -250,25 +263,16 @@ class _FusedAttention(torch.autograd.Function):
         return out
 
 
-def _view(positions: Positions, x: Tensor, memory: Memory | None, real: Tensor | None, side: Side, dtype: torch.dtype) -> View:
-    length = x.shape[1]
-    places = position_ids(length, device=x.device, real=real, segments=None)
-    mask = self_mask(length, causal=side == "decoder", device=x.device, real=real, segments=None)
-    if positions.bias is not None:
-        mask = mask.with_bias(positions.bias(places, places))
-    rotation = None if positions.rotary is None else positions.rotary(places, dtype)
-    reading = None if memory is None else cross_mask(real=real, segments=None, memory_segments=None).as_bias(dtype)
-    return View(mask.as_bias(dtype), rotation, 0, memory, reading, real)
-
-
-def _tensors(view: View) -> Iterator[Tensor]:
-    """What all layers of a stack share: masks, positions, and the memory where it is rounded for them.
+def _tensors(view: FastView) -> Iterator[Tensor]:
+    """What all layers of a stack share and keep: masks, rotary tables, and the memory where it is rounded for them.
 
     As it is, the memory is the encoder's own activation.
     """
-    masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
+    masks = [view.key_bias, view.source_key_bias]
+    if not view.short:
+        masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
     tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
-    rounded = [] if view.memory is None or view.memory.rounded is view.memory.precise else [view.memory.rounded]
+    rounded = [] if view.source is None or view.source.rounded is view.source.precise else [view.source.rounded]
     yield from (tensor for tensor in (*masks, *tables, *rounded) if tensor is not None)
 
 

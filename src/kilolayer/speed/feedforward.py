@@ -62,7 +62,9 @@ def run_experts(f: Experts, rows: Tensor, groups: Groups, seed: Tensor | None) -
 def _fuses_expert_norm(f: Experts, device: torch.device) -> bool:
     norm, dtype = f.inner_norm, f.input.weight.dtype
     bare = isinstance(f.activation, nn.ReLU) and isinstance(f.activation_shift, nn.Identity)
-    return bare and isinstance(norm, ExpertNorm) and can_fuse_grouped_norm(device, norm.weight.dtype, dtype, norm.weight.shape[1])
+    return (
+        bare and isinstance(norm, ExpertNorm) and can_fuse_grouped_norm(device, norm.weight.dtype, dtype, norm.weight.shape[1])
+    )
 
 
 def _project_groups(projection: ExpertProjection, rows: Tensor, groups: Groups) -> Tensor:

@@ -18,9 +18,7 @@ def project(projection: Projection, x: Tensor, *, biased: bool = True) -> Tensor
 
 def has_inner_norm_kernel(norm: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this is a norm that a kernel computes between products in `dtype`."""
-    return isinstance(norm, LayerNorm | RMSNorm) and can_fuse_inner_norm(
-        device, norm.weight.dtype, dtype, norm.weight.shape[0]
-    )
+    return isinstance(norm, LayerNorm | RMSNorm) and can_fuse_inner_norm(device, norm.weight.dtype, dtype, norm.weight.shape[0])
 
 
 def normalise(norm: nn.Module, x: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import kilolayer as kl
+from kilolayer.operators import kernels
 from kilolayer.speed.budget import Work, budget
+from kilolayer.speed.fast import fast_form
 
 WORK = Work(batch=3, length=10, beam=2, precision="fp32")
 SHAPES = ["encoder", "decoder", "encoder_decoder"]
@@ -63,8 +65,9 @@ def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32") -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
+    model = fast_form(model)
     source, target = torch.randint(1, 40, (2, WORK.batch, WORK.length))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with kernels.assumed("cpu"), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = model(source, target) if isinstance(model, kl.EncoderDecoder) else model(source)
     assert out.logits is not None
     owned = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
@@ -83,10 +86,7 @@ def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -
 
 @pytest.mark.parametrize("recipe", ["deepnorm", "admin", "sub_ln", "normformer", "pre_ln", "dlcl"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_in_bf16_the_residual_is_precise_and_kernels_keep_what_they_keep(
-    shape: str, recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kilolayer.operators.kernels.run_on", lambda *_: True)
+def test_in_bf16_the_residual_is_precise_and_kernels_keep_what_they_keep(shape: str, recipe: str) -> None:
     shallow, deep = (small(shape, recipe, layers=layers, pad_id=None) for layers in (4, 8))
     real = kept_for_backward(deep, "bf16") - kept_for_backward(shallow, "bf16")
     work = Work(WORK.batch, WORK.length, WORK.beam, "bf16")
