@@ -14,8 +14,8 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["errors", "config", "parallel", "recipes", "operators", "layers", "moe", "models", "convert", "data", "generate"]
-ORDER += ["evaluate", "tasks", "training", "probe", "report", "cli"]
+ORDER = ["errors", "config", "parallel", "recipes", "operators", "layers", "moe", "models", "convert", "speed", "data"]
+ORDER += ["generate", "evaluate", "tasks", "training", "probe", "report", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -1,0 +1,1 @@
+"""Running the same arithmetic faster."""
