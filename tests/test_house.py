@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,8 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = [
-    "errors",
-    "config",
-    "parallel",
-    "recipes",
-    "layers",
-    "moe",
-    "models",
-    "convert",
-    "operators",
-    "speed",
-    "data",
-    "generate",
-]
-ORDER += ["evaluate", "tasks", "training", "probe", "report", "cli"]
+ORDER = ["errors", "config", "parallel", "recipes", "layers", "moe", "models", "convert", "operators", "speed", "data"]
+ORDER += ["generate", "evaluate", "tasks", "training", "probe", "report", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -55,6 +43,51 @@ def test_imports_run_one_way(path: Path) -> None:
             assert ORDER.index(room(module)) <= ORDER.index(own), f"{path.name} imports {module}"
 
 
+def module_name(path: Path) -> str:
+    """layers/norm.py is kilolayer.layers.norm, layers/__init__.py is kilolayer.layers."""
+    return ".".join(["kilolayer", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def imported_files(path: Path, modules: Collection[str]) -> list[str]:
+    """As `imports`, but file by file: `from kilolayer.operators import kernels` imports operators/kernels.py."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else node.module for name in names}
+    return sorted(found & set(modules))
+
+
+def find_circle(imports_of: Mapping[str, list[str]]) -> list[str] | None:
+    """Modules that import each other, the first one again at the end; depth-first, each module once."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str] | None:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return None
+        done.add(module)
+        return next(filter(None, (visit(other, [*path, module]) for other in imports_of[module])), None)
+
+    return next(filter(None, (visit(module, []) for module in imports_of)), None)
+
+
+def test_no_files_import_each_other() -> None:
+    paths = {module_name(path): path for path in FILES}
+    circle = find_circle({name: imported_files(path, paths) for name, path in paths.items()})
+    assert circle is None, " -> ".join(circle or [])
+
+
+def test_a_circle_is_named() -> None:
+    line = {"a": ["b", "c"], "b": ["d"], "c": ["b", "d"], "d": []}
+    assert find_circle(line) is None
+    assert find_circle({**line, "d": ["c"]}) == ["b", "d", "c", "b"]
+    assert find_circle({"a": ["a"]}) == ["a", "a"]
+
+
 def test_every_room_has_its_place() -> None:
     rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES} - {"__init__", "__main__"}
     assert rooms <= set(ORDER)
@@ -77,6 +110,29 @@ def test_every_public_name_resolves() -> None:
     assert set(kl.__all__) < set(dir(kl))
     with pytest.raises(AttributeError, match="no attribute 'Encodr'"):
         kl.Encodr  # noqa: B018  # pyright: ignore
+
+
+IMPORT_EVERYTHING = """
+import importlib, importlib.util, inspect, pkgutil
+import kilolayer as kl
+
+has_triton = importlib.util.find_spec("triton") is not None
+for module in pkgutil.walk_packages(kl.__path__, "kilolayer."):
+    is_program = module.name.endswith("__main__")
+    if not is_program and (has_triton or not module.name.endswith("_kernel")):
+        importlib.import_module(module.name)
+for name in kl.__all__:
+    public = getattr(kl, name)
+    assert inspect.ismodule(public) if name == "recipes" else inspect.isfunction(public) or inspect.isclass(public), name
+    assert name == "recipes" or public.__name__ == name
+model = kl.build_model(kl.ModelConfig(layers=1, dim=8, heads=2, ffn_dim=16, vocab_size=9, recipe=kl.recipes.get("pre_ln")))
+assert isinstance(model, kl.EncoderDecoder)
+"""
+
+
+def test_no_submodule_takes_the_place_of_a_public_name() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT_EVERYTHING], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))

@@ -17,7 +17,7 @@ from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import Reader, Reads
 from kilolayer.generate.search import greedy, sample
 from kilolayer.generate.static import ReadingRoom, Size, StaticReader, _rooms, rooms_of
-from kilolayer.operators.graph import Graphs
+from kilolayer.speed.graph import GraphPool
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SEARCHES: dict[str, tuple[int, Any]] = {
@@ -124,10 +124,10 @@ def test_the_encoder_and_the_step_are_recorded() -> None:
     model = translator().to("cuda").eval()
     for seed in range(3):
         same(*both(model, "beam", [4, 5], seed=seed))
-    graphs = rooms_of(model).graphs
-    assert graphs is not None
+    recorder = rooms_of(model).recorder
+    assert recorder is not None
     (room,) = rooms_of(model).rooms.values()
-    assert set(graphs.recordings) == {(room, "read_source"), (room, "take_step")}
+    assert set(recorder.recordings) == {((room, "read_source"),), ((room, "take_step"),)}
 
 
 def test_rooms_do_not_keep_their_model() -> None:
@@ -165,7 +165,7 @@ def test_what_cannot_be_recorded_is_run_and_said_once(monkeypatch: pytest.Monkey
     def fail(*_: Any) -> None:
         raise RuntimeError("no recording today\nand more")
 
-    monkeypatch.setattr(Graphs, "record", fail)
+    monkeypatch.setattr(GraphPool, "record", fail)
     model = translator().to("cuda").eval()
     with pytest.warns(UserWarning, match="recording failed: no recording today$"):
         same(*both(model, "beam", [4, 5], seed=1))

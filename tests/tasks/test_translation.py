@@ -67,7 +67,7 @@ def model_for(task: TranslationTask, **options: Any) -> kl.EncoderDecoder:
 def test_the_loss_is_torchs_cross_entropy_summed_over_labels_that_are_not_padding(
     smoothing: float, dtype: torch.dtype, by_operators: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kilolayer.tasks.loss.serves", lambda device: by_operators)
+    monkeypatch.setattr("kilolayer.tasks.loss.can_fuse_score_statistics", lambda device: by_operators)
     logits = (3 * torch.randn(3, 7, 11)).to(dtype).requires_grad_()
     labels = torch.randint(1, 11, (3, 7))
     labels[0, 4:], labels[2, :] = 0, 0

@@ -22,7 +22,7 @@ from kilolayer.training.loop import train
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 
-read, take = Stepper._read, Stepper.step
+accumulate, take = Stepper.accumulate, Stepper.step
 
 
 def go_on(group: dist.ProcessGroup, folder: Path, cache: str, code: int = 0) -> None:
@@ -54,11 +54,11 @@ def spoil_a_batch(group: dist.ProcessGroup, folder: Path, cache: str, number: in
     def spoiled(stepper: Stepper, *parts: Tensor) -> None:
         nonlocal seen
         seen += 1
-        read(stepper, *parts)
+        accumulate(stepper, *parts)
         if seen == number and dist.get_rank(group) == rank:
             stepper.totals += float("nan")
 
-    with patch.object(Stepper, "_read", spoiled):
+    with patch.object(Stepper, "accumulate", spoiled):
         go_on(group, folder, cache)
 
 

@@ -67,8 +67,7 @@ def test_recorded_training_follows_eager_training(options: dict[str, Any]) -> No
     recorded, eager = stepper_of(smooth, **options), stepper_of(smooth, **options, eager=True)
     ours, theirs = losses(recorded, 200), losses(eager, 200)
     assert max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)) < 1e-5
-    assert recorded.graphs is not None
-    assert len(recorded.graphs.recordings) == len(SHAPES) + (options.get("accumulate", 1) > 1)
+    assert len(recorded.recorder.recordings) == len(SHAPES) + (options.get("accumulate", 1) > 1)
 
 
 @pytest.mark.gpu
@@ -80,7 +79,7 @@ def test_every_recipe_is_compiled_once_and_recorded(recipe: str) -> None:
     stepper = stepper_of(options, precision="bf16")
     found = losses(stepper, 12)
     assert found[-1] < found[0]
-    assert stepper.graphs is not None
+    assert stepper.recorder.recordings
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # a layer of each side
 
 
@@ -121,7 +120,7 @@ def test_a_step_is_recorded_while_something_of_the_one_before_is_alive() -> None
     stepper, kept = stepper_of(), []
     stepper.model.register_forward_hook(lambda *call: kept.append(call[2].logits))
     found = [stepper.step([some_batch(0)], 1e-3).loss for _ in range(4)]
-    assert len(kept) == 2  # one rehearsal, one recording
+    assert len(kept) == 2  # one warm-up, one recording
     assert found[-1] < found[0]
 
 
@@ -139,8 +138,7 @@ def test_layers_are_measured_between_recorded_steps() -> None:
                 assert len(layers) == 3
                 # The gradient of a key's bias is 0 but for rounding, which Adam makes as large as any other.
                 assert getattr(ours, kind)[side] == pytest.approx(layers, rel=2e-2)
-    assert recorded.graphs is not None
-    assert len(recorded.graphs.recordings) == len(SHAPES) + 1
+    assert len(recorded.recorder.recordings) == len(SHAPES) + 1
 
 
 @pytest.mark.gpu
@@ -167,7 +165,7 @@ def test_a_run_that_was_interrupted_goes_on(
 def test_a_step_that_cannot_be_recorded_is_run_and_said_once() -> None:
     said: list[str] = []
     stepper = stepper_of({"dropout": 0.1})
-    stepper.say = said.append
+    stepper.recorder.say = said.append
     stepper.model.register_forward_hook(lambda *call: call[2].logits.sum().item() and None)
     found = [stepper.step([some_batch(0)], 1e-3) for _ in range(6)]
     assert all(result.fault is None for result in found)
@@ -181,23 +179,22 @@ def test_a_step_that_cannot_be_recorded_is_run_and_said_once() -> None:
 def test_a_step_without_room_beside_the_recordings_takes_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     stepper = stepper_of()
     losses(stepper, 8)
-    assert stepper.graphs is not None
-    assert stepper.graphs.recordings
-    read, calls = stepper._read, []
+    assert stepper.recorder.recordings
+    accumulate, calls = stepper.accumulate, []
 
     def scarce(*parts: torch.Tensor) -> None:
-        calls.append(len(stepper.graphs.recordings) if stepper.graphs else 0)
+        calls.append(len(stepper.recorder.recordings))
         if calls[-1]:
             raise torch.OutOfMemoryError("no room")
-        read(*parts)
+        accumulate(*parts)
 
-    monkeypatch.setattr(stepper, "_read", scarce)
+    monkeypatch.setattr(stepper, "accumulate", scarce)
     assert stepper.step([some_batch(0)], 1e-3, LayerNorms()).fault is None
     assert calls == [4, 0]
     monkeypatch.undo()
     losses(stepper, 8)
     assert float(stepper.optimizer.taken) == 17
-    assert stepper.graphs.recordings
+    assert stepper.recorder.recordings
 
 
 @pytest.mark.gpu

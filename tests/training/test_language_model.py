@@ -133,8 +133,7 @@ def test_recorded_steps_follow_eager_ones(options: dict[str, Any]) -> None:
         batches = [random_batch(step * count + part) for part in range(count)]
         ours, theirs = recorded.step(batches, 1e-3), eager.step(batches, 1e-3)
         assert ours.loss == pytest.approx(theirs.loss, rel=0.02 if "precision" in options else 1e-4)
-    assert recorded.graphs is not None
-    assert len(recorded.graphs.recordings) == count  # one for the step, or one for the batches and one for the update
+    assert len(recorded.recorder.recordings) == count  # one for the step, or one for the batches and one for the update
 
 
 def test_two_tables_start_without_an_opinion_and_one_repeats_what_it_reads() -> None:

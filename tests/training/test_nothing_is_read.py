@@ -60,6 +60,6 @@ def test_a_step_reads_nothing_back(
     source, labels = torch.randint(4, 40, (3, 5)), torch.randint(4, 40, (3, 6))
     source[0, -2:], labels[0, -2:] = 0, 0
     with NothingIsRead():
-        stepper._read_and_update(source, labels.clone(), labels)
+        stepper.accumulate_and_update(source, labels.clone(), labels)
     assert stepper.measured.isfinite().all()
     assert float(optimizer.taken) == 1

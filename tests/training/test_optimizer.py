@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 
 from kilolayer.errors import InputError
 from kilolayer.training.config import TrainConfig
-from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
+from kilolayer.training.optimizer import Optimizer
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
 
@@ -176,47 +175,3 @@ def test_state_of_another_model_is_refused_by_name() -> None:
     optimizer = Optimizer(small_model(), TrainConfig())
     with pytest.raises(InputError, match=r"'9\.weight/mean'"):
         optimizer.load(optimizer.tensors() | {"9.weight/mean": torch.zeros(1)})
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sums", [False, True])
-def test_the_kernel_does_what_the_lists_do(kind: Any, dtype: torch.dtype, sums: bool) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(70, 90), nn.LayerNorm(90), nn.Linear(90, 33, bias=False)).to("cuda")
-    peer = copy.deepcopy(model)
-    config = TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.1)
-    optimizers = []
-    for each in (model, peer):
-        precise = {parameter: parameter.data for parameter in each.parameters() if parameter.dim() > 1}
-        for parameter in precise:
-            parameter.data = parameter.data.to(dtype)
-        optimizers.append(Optimizer(each, config, None if dtype == torch.float32 else precise, sums=sums))
-    ours, theirs = optimizers
-    for step in range(8):
-        generator = torch.Generator("cuda").manual_seed(step)
-        for batch in range(3 if sums else 1):
-            for place, (a, b) in enumerate(zip(model.parameters(), peer.parameters(), strict=True)):
-                absent = sums and place == batch
-                a.grad = None if absent else torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
-                b.grad = None if absent else a.grad.clone()
-            ours.collect()
-            for group in theirs.groups if sums else ():
-                add_lists(group)
-        norms = [each.norm() for each in theirs.gradient_norms()]
-        torch.testing.assert_close(ours.norms()[0], torch.stack(norms).norm().double(), rtol=1e-5, atol=0)
-        finite = torch.tensor(step != 3, device="cuda")
-        factors = theirs.coefficients(ONE.cuda() / 3).tolist()
-        ours.update(ONE.cuda() / 3, finite)
-        if step != 3:
-            for group in theirs.groups:
-                update_lists(group, factors, config)
-            theirs.taken += 1
-        ours.clear()
-        theirs.clear()
-        for name, tensor in ours.precise().items():
-            torch.testing.assert_close(tensor, theirs.precise()[name], rtol=1e-5, atol=1e-6)
-        for a, b in zip(model.parameters(), peer.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-6)
-    assert float(ours.taken) == 7

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kilolayer.generate.hypothesis import Hypothesis, refuse_nan
 from kilolayer.generate.reader import EOS, Reads, without_gaps
-from kilolayer.generate.top import top
+from kilolayer.operators.top import top
 
 
 @dataclass

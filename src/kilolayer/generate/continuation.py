@@ -17,10 +17,10 @@ from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.search import Choose, follow, make_reader
-from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.modules import in_mode
 from kilolayer.moe.shard import refuse_part
+from kilolayer.operators.top import top
 from kilolayer.speed.written import write_out
 
 AT_ONCE = 64  # continuations that are written side by side

@@ -16,11 +16,11 @@ from kilolayer.generate.reader import EOS, PAD, Reader, Reads, without_gaps
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.static import StaticReader
 from kilolayer.generate.static_beam import static_beam_search
-from kilolayer.generate.top import top
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.modules import in_mode
 from kilolayer.moe.shard import expert_group, refuse_part
+from kilolayer.operators.top import top
 from kilolayer.speed.inspection import has_hooks
 from kilolayer.speed.written import write_out
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,10 +25,10 @@ from kilolayer.layers.mask import Mask
 from kilolayer.layers.view import Placed, make_rotation, make_view
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.modules import tensors_of
-from kilolayer.operators.graph import Graphs
 from kilolayer.operators.step_attention import can_run_step_attention
 from kilolayer.speed.fast import fast_form
+from kilolayer.speed.graph import GraphPool
+from kilolayer.speed.recorder import Piece, Recorder, memory_key
 from kilolayer.speed.static_keys import StaticKeys
 from kilolayer.speed.view import FastView
 
@@ -82,8 +82,6 @@ class Room:
         """Positions of the text before the first step."""
         self.places = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
         """The position of each entry."""
-        self.ready: set[str] = set()
-        """What was done in it already, so that its kernels are there."""
 
     def enter(self, source: Tensor) -> None:
         """Begin anew with a batch of sources, int64 [rows, length]; `read_source` must follow before the first step."""
@@ -186,8 +184,7 @@ class Rooms:
     def __init__(self, model: EncoderDecoder | Decoder) -> None:
         self.form = fast_form(model)
         self.rooms: OrderedDict[Hashable, Room] = OrderedDict()
-        self.graphs: Graphs | None = None
-        self.records = True
+        self.recorder: Recorder | None = None
 
     def room(self, kind: type[AnyRoom], model: EncoderDecoder | Decoder, size: Size) -> AnyRoom:
         """A room of this size; a model whose weights have moved gets a new one."""
@@ -210,49 +207,35 @@ class Rooms:
     def _leave(self) -> None:
         """Give up the room that was not used for the longest time."""
         _, old = self.rooms.popitem(last=False)
-        if self.graphs is not None:
-            for name in old.ready:
-                self.graphs.recordings.pop((old, name), None)
+        if self.recorder is not None:
+            self.recorder.forget([_reading(old), _stepping(old)])
 
     def enter(self, room: Room, source: Tensor) -> None:
         """Begin a new batch of sources, int64 [rows, length], in the room."""
         room.enter(source)
-        self._do(room, "read_source", room.read_source)
+        self._run(room.device, _reading(room))
 
     def take_step(self, room: Room) -> None:
         """A step of the room."""
-        self._do(room, "take_step", room.take_step)
+        self._run(room.device, _stepping(room))
 
-    def _do(self, room: Room, name: str, work: Callable[[], None]) -> None:
-        """On a GPU recorded the second time: the first one readies its kernels."""
-        if room.device.type != "cuda":
-            work()
-            return
-        key = (room, name)
-        with torch.cuda.device(room.device):
-            if name in room.ready and self.records:
-                self.graphs = self.graphs or Graphs()
-                if key not in self.graphs.recordings:
-                    self._record(self.graphs, key, work)
-            if self.graphs is not None and key in self.graphs.recordings:
-                self.graphs.replay(key, ())
-            else:
-                work()
-                room.ready.add(name)
+    def _run(self, device: torch.device, piece: Piece) -> None:
+        if self.recorder is None or self.recorder.device != device:
+            pool = GraphPool(device) if device.type == "cuda" else None
+            self.recorder = Recorder(device, "decoding runs", lambda text: warnings.warn(text, stacklevel=2), pool)
+        self.recorder.run([piece])
 
-    def _record(self, graphs: Graphs, key: Hashable, work: Callable[[], None]) -> None:
-        try:
-            graphs.record(key, work, ())
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            warnings.warn(f"decoding runs one operation at a time, because recording failed: {reason}", stacklevel=2)
-            self.records = False
+
+def _reading(room: Room) -> Piece:
+    return Piece((room, "read_source"), room.read_source)
+
+
+def _stepping(room: Room) -> Piece:
+    return Piece((room, "take_step"), room.take_step)
 
 
 def _key(kind: type[Room], model: EncoderDecoder | Decoder, size: Size) -> Hashable:
-    return kind, size, hash(tuple(tensor.data_ptr() for tensor in tensors_of(model)))
+    return kind, size, memory_key(model)
 
 
 _rooms: weakref.WeakKeyDictionary[EncoderDecoder | Decoder, Rooms] = weakref.WeakKeyDictionary()

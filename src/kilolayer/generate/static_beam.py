@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from kilolayer.generate.beam import Sentence, advance, of_parents, open_first
-from kilolayer.generate.best_tokens import best_tokens
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import BOS, EOS, allowed_length
+from kilolayer.generate.reader import BOS, EOS, PAD, allowed_length
 from kilolayer.generate.static import Room, Size, rooms_of
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.operators.best_tokens import best_tokens
 
 
 def static_beam_search(
@@ -73,7 +73,7 @@ class BeamRoom(Room):
     def take_step(self) -> None:
         width, vocabulary = self.size.width, self.vocabulary
         # The 2 beam best continuations of a sentence are among the 2 beam best of each hypothesis.
-        gains, tokens = best_tokens(self.read(), min(2 * width, vocabulary))
+        gains, tokens = best_tokens(self.read(), min(2 * width, vocabulary), barred=(PAD, BOS))
         best, at = (self.totals[..., None] + gains).flatten(1).topk(2 * width, dim=1)
         parents, tokens = at // gains.shape[2], tokens.flatten(1).gather(1, at)
         ends = tokens == EOS

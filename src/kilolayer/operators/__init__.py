@@ -1,1 +1,1 @@
-"""Products, norms and attention as single operators: plain formulas on the CPU, kernels of our own on a GPU, and recordings."""
+"""Products, norms and attention as single operators: plain formulas on the CPU, kernels of our own on a GPU."""

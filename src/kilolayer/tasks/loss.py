@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.data.tokenizer import PAD
-from kilolayer.tasks.score_statistics import score_statistics, serves
+from kilolayer.operators.score_statistics import can_fuse_score_statistics, score_statistics
 
 
 def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -16,7 +16,7 @@ def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tens
     rest spread evenly over the vocabulary. On a GPU the backward pass overwrites the logits with their gradient.
     """
     logits, labels = logits.flatten(0, 1), labels.flatten()
-    if serves(logits.device):
+    if can_fuse_score_statistics(logits.device):
         total, chosen, mean = score_statistics(logits.contiguous(), labels)
         nll, spread = total - chosen, total - mean
     else:

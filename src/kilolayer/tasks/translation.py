@@ -25,7 +25,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.modules import in_mode
 from kilolayer.tasks.loss import token_losses
-from kilolayer.tasks.translation_scores import score_test, write_translations
+from kilolayer.tasks.translation_scores import TestResult, write_translations
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,12 @@ class TranslationTask:
 
     def score(self, model: EncoderDecoder, folder: Path) -> None:
         """Translate the test part; leave translations, scores and samples in a run's folder."""
-        write_translations(folder, self, score_test(model, self))
+        results = []
+        for direction in self.corpora.directions:
+            if pairs := self.corpora.test_of(direction):
+                answers = self.translate(model, [source for source, _ in pairs], direction, self.search)
+                results.append(TestResult.of(direction, pairs, [answer.text for answer in answers]))
+        write_translations(folder, results, self.corpora.train)
 
     def translate(
         self, model: EncoderDecoder, lines: Iterable[str], direction: Direction, search: SearchConfig

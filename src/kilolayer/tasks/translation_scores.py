@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kilolayer.data.parallel import Direction
+from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.evaluate.buckets import accuracy_by_frequency, bleu_by_length, word_frequencies
 from kilolayer.evaluate.scores import Score, Unavailable, pivot_averages, score_all
-from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.tasks.results import write_results
-
-if TYPE_CHECKING:
-    from kilolayer.tasks.translation import TranslationTask
 
 SAMPLES = 20
 
@@ -29,22 +25,18 @@ class TestResult:
     hypotheses: list[str]
     scores: dict[str, Score | Unavailable]
 
-
-def score_test(model: EncoderDecoder, task: TranslationTask) -> list[TestResult]:
-    """Translate and score the test part of every direction."""
-    results = []
-    for direction in task.corpora.directions:
-        pairs = task.corpora.test_of(direction)
-        if not pairs:
-            continue
+    @classmethod
+    def of(cls, direction: Direction, pairs: Sequence[tuple[str, str]], hypotheses: list[str]) -> TestResult:
+        """Score one hypothesis for each pair of source and reference."""
         sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-        hypotheses = [answer.text for answer in task.translate(model, sources, direction, task.search)]
-        results.append(TestResult(direction, sources, references, hypotheses, score_all(hypotheses, references)))
-    return results
+        return cls(direction, sources, references, hypotheses, score_all(hypotheses, references))
 
 
-def write_translations(folder: Path, task: TranslationTask, results: list[TestResult]) -> None:
-    """Leave scores.json, samples.json and the hypotheses in the run folder, for the report and for comparisons."""
+def write_translations(folder: Path, results: list[TestResult], train: Sequence[ParallelText]) -> None:
+    """Leave scores.json, samples.json and the hypotheses in the run folder, for the report and for comparisons.
+
+    train: the training text, whose words are counted for the error analysis.
+    """
     for result in results:
         hypotheses_path(folder, result.direction).write_text(
             "".join(f"{line}\n" for line in result.hypotheses), encoding="utf-8"
@@ -57,7 +49,7 @@ def write_translations(folder: Path, task: TranslationTask, results: list[TestRe
         ]
     ]
     scores = add_scores({}, {result.direction: result.scores for result in results})
-    write_results(folder, samples, scores | _error_analysis(task, results))
+    write_results(folder, samples, scores | _error_analysis(results, train))
 
 
 def add_scores(document: Mapping[str, Any], scores: Mapping[Direction, Mapping[str, Score | Unavailable]]) -> dict[str, Any]:
@@ -86,13 +78,13 @@ def hypotheses_path(folder: Path, direction: Direction) -> Path:
     return folder / f"test.{direction.name}.txt"
 
 
-def _error_analysis(task: TranslationTask, results: list[TestResult]) -> dict[str, Any]:
+def _error_analysis(results: list[TestResult], train: Sequence[ParallelText]) -> dict[str, Any]:
     """Buckets of words by training frequency, of sentences by length: lists or, where there are several, a list a test part."""
     names = part_names([result.direction for result in results])
     frequency: dict[str, Any] = {}
     length: dict[str, Any] = {}
     for language in dict.fromkeys(result.direction.target for result in results):
-        texts = [text for text in task.corpora.train if text.direction.target == language]
+        texts = [text for text in train if text.direction.target == language]
         seen = word_frequencies(target for text in texts for _, target in text.pairs())
         for result in results:
             if result.direction.target == language:

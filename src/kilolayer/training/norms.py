@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from kilolayer.models.model import Model
+from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.training.optimizer import Optimizer
 
 ByLayer = dict[str, list[float]]
@@ -43,22 +42,15 @@ class Meter:
             for group in optimizer.groups
         ]
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Note the residual stream of the forward inside."""
-        for stack in self.stacks:
-            stack.residuals = []
-        try:
-            yield
-            sizes = [size for stack in self.stacks for size in stack.residuals or []]
-            self.residuals[:-1] += torch.stack(sizes)
-        finally:
-            for stack in self.stacks:
-                stack.residuals = None
+    def note_residuals(self, out: EncoderOutput | DecoderOutput | EncoderDecoderOutput) -> None:
+        """After a forward that returned hidden states."""
+        encoder = out.encoder_hidden_states if isinstance(out, EncoderDecoderOutput) else None
+        states = [*(encoder or ())[1:], *(out.hidden_states or ())[1:]]
+        self.residuals[:-1] += torch.stack([state.detach().double().square().mean().sqrt() for state in states])
 
     @property
     def residuals(self) -> Tensor:
-        """What `watch` has summed so far: [layers + 1]."""
+        """What `note_residuals` has summed so far: [layers + 1]."""
         return self.found[2]
 
     def note_gradients(self) -> None:

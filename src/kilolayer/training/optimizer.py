@@ -20,7 +20,7 @@ from kilolayer.parallel.collectives import sum_over
 from kilolayer.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from kilolayer.training.update_kernel import UpdateKernel
+    from kilolayer.operators.update_kernel import UpdateKernel
 
 AT_ONCE = 64
 ALIGNMENT = 64  # elements: each tensor's part of a flat buffer starts where wide loads may start
@@ -295,9 +295,9 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
 def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | None:
     if why_no_kernels() is not None:
         return None
-    from kilolayer.training.update_kernel import UpdateKernel
+    from kilolayer.operators.update_kernel import UpdateKernel
 
-    return UpdateKernel(groups, config)
+    return UpdateKernel(groups, beta1=config.beta1, beta2=config.beta2, decoupled=config.optimizer == "adamw")
 
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:

@@ -1,11 +1,10 @@
-"""One training step: forward, backward, guard, clip, update. On a GPU it is recorded once for each batch shape."""
+"""One training step: forward and backward of each batch, sum over the processes, clip, update."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor
 from kilolayer.data.tokenizer import PAD
 from kilolayer.models.model import Model
 from kilolayer.moe.clip import clipping_norm
-from kilolayer.operators.graph import Graphs
-from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.processes import Processes
+from kilolayer.speed.recorder import Piece
+from kilolayer.speed.steps import training_form
 from kilolayer.tasks.loss import token_losses
 from kilolayer.tasks.task import Batch
 from kilolayer.training.config import TrainConfig
@@ -45,9 +44,10 @@ class StepResult:
 
 
 class Stepper:
-    """Runs steps on a model and its optimizer. Nothing is read back from the device before a step has ended.
+    """Takes steps with a model and its optimizer. Nothing is read back from the device before a step has ended.
 
-    Each of several `processes` reads batches of its own; what they leave is summed before the update, which all make alike.
+    Each of several `processes` has batches of its own; their gradients are summed before the update, which all make alike.
+    recorder: runs the pieces of a step, as they are or recorded.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Stepper:
         processes: Processes | None = None,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
-        self.guard, self.device, self.say = guard, device, say
+        self.guard = guard
         self.processes = processes or Processes()
         self.routing = RoutingMeter(model, device) if routing is None and model.config.moe is not None else routing
         self.counted_experts = _counted_experts(model, config, say)
@@ -70,13 +70,9 @@ class Stepper:
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
         self.scale = torch.ones((), dtype=torch.float64, device=device)  # of the loss
         self.measured = torch.zeros(5, dtype=torch.float64, device=device)
-        self.graphs: Graphs | None = None
-        self.seen: set[Hashable] = set()
         self.meter, self.measures = Meter(model, optimizer), False
-        for stack in model.stacks():
-            stack.recompute = config.recompute
-        if device.type == "cuda" and not config.eager:
-            self._compile()
+        self.can_restart = True
+        self.form, self.recorder = training_form(model, device, say, eager=config.eager, recompute=config.recompute)
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
         """One update from `batches`, of all processes; with `norms`, also measure each layer."""
@@ -84,112 +80,35 @@ class Stepper:
         self.optimizer.lr.fill_(lr)
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
-        self.measures = norms is not None
-        if self.graphs is None:
-            self._step_eagerly(batches)
-        elif not self.seen.issuperset(map(self._sight, batches)):
-            self._step_beside_graphs(self.graphs, batches)
-        else:
-            self._step_by_graphs(self.graphs, batches)
+        self.measures, self.can_restart = norms is not None, True
+        self.recorder.run(self._pieces(batches), gradients=True, restart=self._restart, around_capture=self._around_capture)
         if norms is not None:
             self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale)
         loss, nll, norm, dense, expert = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
-    def _compile(self) -> None:
-        """One compiled layer for all layers, and room for recordings."""
-        if (reason := why_no_kernels()) is not None:
-            self.say(f"steps run one operation at a time, because {reason}")
-            return
-        # Advice to the compiler's authors is not for the user.
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
-        for stack in self.model.stacks():
-            stack.compile_layer()
-        if expert_group(self.model) is None:
-            self.graphs = Graphs()
-            torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
-        else:
-            self.say("layers with experts run one operation at a time, because processes share these")
-
-    def _step_eagerly(self, batches: Sequence[Batch]) -> None:
-        """Also what a shape needs before it is recorded: kernels are compiled and chosen when they first run."""
-        for batch in batches:
-            self._read(*(part.to(self.device, non_blocking=True) for part in batch.parts))
-            self.seen.add(self._sight(batch))
-        self._join()
-        self._update()
-
-    def _step_beside_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
-        taken = float(self.optimizer.taken)
-        with graphs.warm_up():
-            try:
-                self._step_eagerly(batches)
-            except torch.OutOfMemoryError:
-                if not graphs.recordings or float(self.optimizer.taken) != taken:  # no update is made twice
-                    raise
-                # There is no room for a step beside the recordings' pool: they are made anew when they are needed.
-                graphs.recordings.clear()
-                self._forget()
-                torch.cuda.empty_cache()
-                self._step_eagerly(batches)
-
-    def _step_by_graphs(self, graphs: Graphs, batches: Sequence[Batch]) -> None:
-        """One graph for a step of one batch; for several, here or elsewhere, one for each batch and one for the update."""
+    def _pieces(self, batches: Sequence[Batch]) -> list[Piece]:
+        """The whole step of one batch; of several, here or on other processes, each batch, their sum, and the update."""
         if len(batches) * self.processes.size == 1:
-            work = [(self._read_and_update, batches[0].parts)]
-        else:
-            work = [*((self._read, batch.parts) for batch in batches), (self._update, ())]
-        keys = [(function.__name__, self.measures, *(tuple(part.shape) for part in parts)) for function, parts in work]
-        try:
-            for key, (function, parts) in zip(keys, work, strict=True):
-                if key not in graphs.recordings:
-                    self._record(graphs, key, function, parts)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self.say(f"steps run one operation at a time, because recording failed: {str(error).splitlines()[0]}")
-            self.graphs = None
-            self._forget()
-            self._step_eagerly(batches)
-            return
-        *reads, (last, (_, inputs)) = zip(keys, work, strict=True)
-        for key, (_, parts) in reads:
-            graphs.replay(key, parts)
-        self._join()
-        graphs.replay(last, inputs)
+            return [Piece(("step", self.measures), self.accumulate_and_update, batches[0].parts)]
+        return [
+            *(Piece(("accumulate", self.measures), self.accumulate, batch.parts) for batch in batches),
+            Piece(None, self.sum_over_processes),
+            Piece(("update", self.measures), self.update),
+        ]
 
-    def _record(self, graphs: Graphs, key: Hashable, function: Callable[..., None], parts: tuple[Tensor, ...]) -> None:
-        assert self.optimizer.kernel is not None
-        try:
-            with self.optimizer.kernel.recording():
-                graphs.record(key, function, parts)
-        finally:
-            # What a recording left behind has a place in the pool but no value.
-            for weight in self.model.parameters():
-                weight.grad = None
+    def accumulate_and_update(self, *parts: Tensor) -> None:
+        """A step of one batch on one process."""
+        self.accumulate(*parts)
+        self.update()
 
-    def _forget(self) -> None:
-        """Begin the step anew."""
-        self.optimizer.clear()
-        self.totals.zero_()
-        self.meter.found.zero_()
-        if self.routing is not None:
-            self.routing.forget_step()
-
-    def _sight(self, batch: Batch) -> Hashable:
-        """What has to be run once before it is recorded."""
-        return self.measures, *(tuple(part.shape) for part in batch.parts)
-
-    def _read_and_update(self, *parts: Tensor) -> None:
-        self._read(*parts)
-        self._update()
-
-    def _read(self, *parts: Tensor) -> None:
+    def accumulate(self, *parts: Tensor) -> None:
         """Forward and backward of one batch: adds to the gradients and to the sums of both losses."""
         *inputs, labels = parts
-        with self.meter.watch() if self.measures else nullcontext():
-            out = self.model(*inputs)
+        out = self.form(*inputs, hidden_states=self.measures)
+        if self.measures:
+            self.meter.note_residuals(out)
         loss, nll = token_losses(out.logits, labels, self.config.label_smoothing)
         if out.router_loss.requires_grad:  # a dense model's is a constant 0
             # A mean over the batch, which counts as the batch does: by its labels.
@@ -200,16 +119,17 @@ class Stepper:
             self.routing.note(out.routing)
         self.optimizer.collect()
 
-    def _join(self) -> None:
-        """Sum what the batches left over the processes; the gradients of experts are whole where the experts are."""
+    def sum_over_processes(self) -> None:
+        """Sum losses and gradients of all batches; the gradients of experts are whole where the experts are."""
         left = [self.totals, *self.optimizer.shared_sums()]
         if self.measures:
             left.append(self.meter.residuals)
         if self.routing is not None:
             left += self.routing.of_step
+        self.can_restart = self.processes.size == 1  # the others go on
         self.processes.sum_(left)
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """Clip and update where all is finite; leave the means of both losses and the gradient's norms in `measured`."""
         if self.measures:
             self.meter.note_gradients()
@@ -220,6 +140,7 @@ class Stepper:
         factor = 1 / self.scale
         if self.config.clip_norm:
             factor = factor * (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.can_restart = False  # no update is made twice
         factors = self.optimizer.update(factor, finite)
         if self.measures:
             self.meter.note_update(factors)
@@ -228,6 +149,29 @@ class Stepper:
         self.measured.copy_(torch.stack([*means.double(), *(each.double() for each in (norm, dense, expert))]))
         self.totals.zero_()
         self.optimizer.clear()
+
+    def _restart(self) -> bool:
+        """Undo what was accumulated; False where it is too late to begin the step anew."""
+        if not self.can_restart:
+            return False
+        self.optimizer.clear()
+        self.totals.zero_()
+        self.meter.found.zero_()
+        if self.routing is not None:
+            self.routing.forget_step()
+        return True
+
+    @contextmanager
+    def _around_capture(self) -> Iterator[None]:
+        assert self.optimizer.kernel is not None
+        try:
+            with self.optimizer.kernel.recording():
+                yield
+        finally:
+            # What a capture left behind has a place in the pool but no value.
+            for weight in self.model.parameters():
+                weight.grad = None
+            self.can_restart = True
 
 
 def _counted_experts(model: Model, config: TrainConfig, say: Callable[[str], None]) -> int:

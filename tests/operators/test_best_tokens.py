@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kilolayer.generate.best_tokens import best_tokens
+from kilolayer.operators.best_tokens import best_tokens
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -24,7 +24,7 @@ def test_they_are_those_of_the_whole_distribution(vocabulary: int, count: int, d
     exact = logits.double().log_softmax(dim=-1)
     exact[..., 0] = exact[..., 2] = -torch.inf
     expected, places = exact.sort(dim=-1, descending=True)
-    found, tokens = best_tokens(logits, count)
+    found, tokens = best_tokens(logits, count, barred=(0, 2))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected[..., :count], rtol=0, atol=5e-5)
     distinct = count - 2  # padding and start may have been among the peaks
@@ -34,7 +34,7 @@ def test_they_are_those_of_the_whole_distribution(vocabulary: int, count: int, d
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocabulary", [12, 8192])
 def test_equal_scores_are_different_tokens(vocabulary: int, device: str) -> None:
-    found, tokens = best_tokens(torch.zeros(2, 2, vocabulary, device=device), 10)
+    found, tokens = best_tokens(torch.zeros(2, 2, vocabulary, device=device), 10, barred=(0, 2))
     for row in tokens.flatten(0, 1).tolist():
         assert len(set(row)) == 10
         assert not {0, 2} & set(row)
@@ -46,7 +46,7 @@ def test_equal_scores_are_different_tokens(vocabulary: int, device: str) -> None
 def test_a_score_that_is_no_number_is_not_hidden(vocabulary: int, device: str) -> None:
     logits = torch.randn(1, 2, vocabulary, device=device)
     logits[0, 1, 7] = torch.nan
-    found, tokens = best_tokens(logits, 6)
+    found, tokens = best_tokens(logits, 6, barred=(0, 2))
     assert found[0, 0].isfinite().all()
     assert found[0, 1].isnan().all()
     assert int(tokens.max()) < vocabulary

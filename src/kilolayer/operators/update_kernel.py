@@ -1,4 +1,4 @@
-"""The optimizer's work on many tensors in one launch: update, sum and norm of gradients. optimizer.py has their references.
+"""The optimizer's work on many tensors in one launch: update, sum and norm of gradients.
 
 Each program takes one chunk of one tensor. Gradients and weights are found through tables of addresses, because they are
 thousands of tensors; moments, masters and sums of gradients lie in flat buffers. A program reads and writes each number once.
@@ -8,17 +8,14 @@ thousands of tensors; moments, masters and sums of gradients lie in flat buffers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from kilolayer.training.config import TrainConfig
-from kilolayer.training.optimizer import Group
+from torch import Tensor, nn
 
 Use = Literal["collect", "update"]
 """Of gradients: those of one batch, to be added up, or those of the whole step."""
@@ -28,15 +25,34 @@ CHUNKS_AT_ONCE = 8
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+class WeightGroup(Protocol):
+    """Weights of one dtype that are decayed alike, and where their state lies.
+
+    starts: where each weight's part of a flat buffer begins. buffers: fp32 [size], `means` and `squares`, and where they are
+    kept `masters` and `sums`.
+    """
+
+    weights: list[nn.Parameter]
+    decay: float
+    starts: list[int]
+    buffers: dict[str, Tensor]
+
+    @property
+    def gradients(self) -> list[Tensor | None]:
+        """What the next update reads."""
+        ...
+
+
 class UpdateKernel:
-    """The launches of an optimizer's groups.
+    """The launches of an optimizer's groups. decoupled: the decay is of the weights, as in AdamW, not a part of the gradient.
 
     The addresses of the gradients go into tables. While a step is recorded no table can be written: `recording` gives it tables
     of its own and writes them afterwards.
     """
 
-    def __init__(self, groups: list[Group], config: TrainConfig) -> None:
-        self.groups, self.config = groups, config
+    def __init__(self, groups: Sequence[WeightGroup], *, beta1: float, beta2: float, decoupled: bool) -> None:
+        self.groups = groups
+        self.beta1, self.beta2, self.decoupled = beta1, beta2, decoupled
         self.chunks = [Chunks(group) for group in groups]
         self.tables = self._new_tables()
         self.noted: dict[Use, list[Tensor]] = {}
@@ -46,7 +62,7 @@ class UpdateKernel:
         """One launch a group. factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
         self._note("update", [group.gradients for group in self.groups])
         for group, chunks, table in zip(self.groups, self.chunks, self.tables["update"], strict=True):
-            update_chunks(group, chunks, table, factors, finite, self.config)
+            self._update_group(group, chunks, table, factors, finite)
 
     def norms(self) -> list[Tensor]:
         """The norm of each group's gradients: fp64 [] each."""
@@ -75,6 +91,35 @@ class UpdateKernel:
         finally:
             self.tables = usual
 
+    def _update_group(self, group: WeightGroup, chunks: Chunks, gradients: Tensor, factors: Tensor, finite: Tensor) -> None:
+        """One launch. gradients: the addresses, on the device."""
+        gradient = next((each for each in group.gradients if each is not None), None)
+        if gradient is None:
+            return
+        means, squares = group.buffers["means"], group.buffers["squares"]
+        _update[(len(chunks.tensor_of),)](
+            chunks.tensor_of,
+            chunks.start_of,
+            chunks.sizes,
+            chunks.places,
+            gradients,
+            chunks.weights,
+            means,
+            squares,
+            group.buffers.get("masters", means),
+            factors,
+            finite,
+            self.beta1,
+            self.beta2,
+            group.decay,
+            GRADIENT=TYPES[gradient.dtype],
+            WEIGHT=TYPES[group.weights[0].dtype],
+            HAS_MASTER="masters" in group.buffers,
+            DECOUPLED=self.decoupled,
+            SIZE=CHUNK,
+            num_warps=8,
+        )
+
     def _new_tables(self) -> dict[Use, list[Tensor]]:
         return {use: [torch.zeros_like(chunks.weights) for chunks in self.chunks] for use in get_args(Use)}
 
@@ -91,7 +136,7 @@ class UpdateKernel:
 class Chunks:
     """Where the chunks of a group are."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: WeightGroup) -> None:
         device = group.weights[0].device
         chunks = [(index, start) for index, weight in enumerate(group.weights) for start in range(0, weight.numel(), CHUNK)]
         self.tensor_of, self.start_of = (torch.tensor(column, device=device) for column in zip(*chunks, strict=True))
@@ -105,39 +150,7 @@ def addresses(tensors: list[Tensor | None]) -> Tensor:
     return torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
-def update_chunks(
-    group: Group, chunks: Chunks, gradients: Tensor, factors: Tensor, finite: Tensor, config: TrainConfig
-) -> None:
-    """One launch. gradients: the addresses, on the device; factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
-    gradient = next((each for each in group.gradients if each is not None), None)
-    if gradient is None:
-        return
-    means, squares = group.buffers["means"], group.buffers["squares"]
-    _update[(len(chunks.tensor_of),)](
-        chunks.tensor_of,
-        chunks.start_of,
-        chunks.sizes,
-        chunks.places,
-        gradients,
-        chunks.weights,
-        means,
-        squares,
-        group.buffers.get("masters", means),
-        factors,
-        finite,
-        config.beta1,
-        config.beta2,
-        group.decay,
-        GRADIENT=TYPES[gradient.dtype],
-        WEIGHT=TYPES[group.weights[0].dtype],
-        HAS_MASTER=group.masters is not None,
-        DECOUPLED=config.optimizer == "adamw",
-        SIZE=CHUNK,
-        num_warps=8,
-    )
-
-
-def add_gradients(group: Group, chunks: Chunks, gradients: Tensor) -> None:
+def add_gradients(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> None:
     """One launch: sums <- sums + gradients. gradients: the addresses of the last backward's, on the device."""
     gradient = next((weight.grad for weight in group.weights if weight.grad is not None), None)
     if gradient is not None:
@@ -154,7 +167,7 @@ def add_gradients(group: Group, chunks: Chunks, gradients: Tensor) -> None:
         )
 
 
-def sums_of_squares(group: Group, chunks: Chunks, gradients: Tensor) -> Tensor:
+def sums_of_squares(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> Tensor:
     """One launch: fp32 [programs], the sums over some chunks each. gradients: the addresses, on the device."""
     gradient = next((each for each in group.gradients if each is not None), None)
     count = len(chunks.tensor_of)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kilolayer.generate.top import BLOCK, top
+from kilolayer.operators.top import BLOCK, top
 
 
 @pytest.mark.parametrize("numbers", [3, BLOCK, 4 * BLOCK + 1, 40 * BLOCK, 41 * BLOCK - 1, 8003])

@@ -14,7 +14,7 @@ from torch import Tensor
 from kilolayer.operators import kernels
 
 
-def serves(device: torch.device) -> bool:
+def can_fuse_score_statistics(device: torch.device) -> bool:
     """Whether the kernels can run here."""
     return kernels.run_on(device, "loss")
 
@@ -39,7 +39,7 @@ class _ScoreStatistics(torch.autograd.Function):
         scores, labels, total = ctx.saved_tensors
         of_total, of_chosen, of_mean = (each.contiguous() for each in grad_outputs)
         if scores.is_cuda:
-            from kilolayer.tasks.score_statistics_kernel import spread_gradients
+            from kilolayer.operators.score_statistics_kernel import spread_gradients
 
             spread_gradients(scores, labels, total, of_total, of_chosen, of_mean)
             torch.autograd.graph.increment_version(scores)
@@ -53,7 +53,7 @@ def _measured(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not scores.is_cuda:
         precise = scores.float()
         return precise.logsumexp(dim=1), precise.gather(1, labels[:, None])[:, 0], precise.mean(dim=1)
-    from kilolayer.tasks.score_statistics_kernel import measure_rows
+    from kilolayer.operators.score_statistics_kernel import measure_rows
 
     total, chosen, mean = (scores.new_empty(len(scores), dtype=torch.float32) for _ in range(3))
     measure_rows(scores, labels, total, chosen, mean)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kilolayer.tasks.score_statistics import score_statistics
+from kilolayer.operators.score_statistics import score_statistics
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}

@@ -9,31 +9,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kilolayer.generate.reader import BOS, PAD, log_probabilities
-from kilolayer.generate.top import top
 from kilolayer.operators import kernels
+from kilolayer.operators.top import top
 
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 4096, 1 << 18
 MOST_TOKENS = 64
 
 
-def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def best_tokens(logits: Tensor, count: int, barred: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Log-probabilities, best first, and tokens: [rows, hypotheses, vocabulary] to two times [rows, hypotheses, count].
 
-    As `reader.log_probabilities`: padding and start are left out, but keep their share of the sum.
+    The two `barred` tokens are not among them, but keep their share of the sum.
     """
-    if not serves(logits, count):
-        found, tokens = top(log_probabilities(logits).flatten(0, 1), count)
+    if not can_pick_best_tokens(logits, count):
+        precise = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+        precise[:, barred[0]] = precise[:, barred[1]] = float("-inf")
+        found, tokens = top(precise, count)
         return found.unflatten(0, logits.shape[:2]), tokens.unflatten(0, logits.shape[:2])
-    from kilolayer.generate.best_tokens_kernel import pick
+    from kilolayer.operators.best_tokens_kernel import pick
 
     found = logits.new_empty(*logits.shape[:2], count, dtype=torch.float32)
     tokens = torch.empty_like(found, dtype=torch.int64)
-    pick(logits.flatten(0, 1).contiguous(), found.flatten(0, 1), tokens.flatten(0, 1), (PAD, BOS))
+    pick(logits.flatten(0, 1).contiguous(), found.flatten(0, 1), tokens.flatten(0, 1), barred)
     return found, tokens
 
 
-def serves(logits: Tensor, count: int) -> bool:
+def can_pick_best_tokens(logits: Tensor, count: int) -> bool:
     """Whether the kernels can find so many tokens."""
     known = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
     fits = SMALLEST_VOCABULARY <= logits.shape[-1] <= LARGEST_VOCABULARY and count <= MOST_TOKENS

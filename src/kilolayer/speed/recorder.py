@@ -1,0 +1,148 @@
+"""When work is recorded: after a warm-up, once for each shape; and what happens where recording fails or memory runs out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.models.modules import tensors_of
+from kilolayer.speed.graph import GraphPool, Recording
+
+Restart = Callable[[], bool]
+AroundCapture = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of work, `function(*inputs)`, that reads nothing back from the device.
+
+    name: tells it apart from other pieces with inputs of the same shapes; None where it must not be recorded.
+    """
+
+    name: Hashable | None
+    function: Callable[..., Any]
+    inputs: tuple[Tensor, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """The shape key: what one recording serves."""
+        return self.name, *(tuple(each.shape) for each in self.inputs)
+
+
+class Recorder:
+    """Runs work. On a GPU the first run of each shape key is a warm-up, the second is recorded, and all further ones replay.
+
+    subject: whose fall-back is reported, such as "steps run". pool: where recordings lie; None where nothing is recorded.
+    """
+
+    def __init__(self, device: torch.device, subject: str, say: Callable[[str], None], pool: GraphPool | None) -> None:
+        self.device, self.subject, self.say, self.pool = device, subject, say, pool
+        self.warm: set[Hashable] = set()
+        self.recordings: dict[Hashable, Recording] = {}
+        self._followed: tuple[weakref.ref[nn.Module], Hashable] | None = None
+        if pool is not None:
+            pool.recordings.append(self.recordings)
+
+    def beside(self, subject: str) -> Recorder:
+        """A recorder for other work in the same memory; one falls back without the other."""
+        return Recorder(self.device, subject, self.say, self.pool)
+
+    def run(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        gradients: bool = False,
+        restart: Restart | None = None,
+        around_capture: AroundCapture = nullcontext,
+    ) -> Any:
+        """Do the pieces in order, and return what the last one returns, to be read before the next run.
+
+        gradients: the pieces compute gradients. restart: undoes what was done of the pieces so far, so that they can be run
+        again when memory has been made; returns False where it is too late for that. Without it they are not run again.
+        around_capture: entered while a piece is captured.
+        """
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            if self.pool is None:
+                return self._run_plainly(pieces)
+            named = [piece for piece in pieces if piece.name is not None]
+            if self.warm.issuperset(piece.key for piece in named):
+                if self._record(self.pool, named, around_capture, restart):
+                    return self._replay(pieces)
+                if self.pool is None:
+                    return self._run_plainly(pieces)
+            return self._warm_up(self.pool, pieces, gradients, restart)
+
+    def forget(self, pieces: Iterable[Piece]) -> None:
+        """Drop the recordings of these pieces: what they read or write is about to go."""
+        for piece in pieces:
+            self.warm.discard(piece.key)
+            self.recordings.pop(piece.key, None)
+
+    def follow(self, model: nn.Module) -> None:
+        """Drop all recordings unless they read the weights of this model where they are now."""
+        if self.pool is None:
+            return
+        followed = weakref.ref(model), memory_key(model)
+        if followed != self._followed:
+            self.warm.clear()
+            self.recordings.clear()
+            self._followed = followed
+
+    def _run_plainly(self, pieces: Sequence[Piece]) -> Any:
+        found = None
+        for piece in pieces:
+            found = piece.function(*(each.to(self.device, non_blocking=True) for each in piece.inputs))
+        return found
+
+    def _warm_up(self, pool: GraphPool, pieces: Sequence[Piece], gradients: bool, restart: Restart | None) -> Any:
+        """Kernels are compiled and chosen when they first run. Where memory is short, recordings go, to be made anew."""
+        with pool.on_stream() if gradients else nullcontext():
+            while True:
+                try:
+                    found = self._run_plainly(pieces)
+                    self.warm.update(piece.key for piece in pieces if piece.name is not None)
+                    return found
+                except torch.OutOfMemoryError:
+                    if not pool.is_used or restart is None or not restart():
+                        raise
+                pool.clear()  # not in the handler, which still holds what the failed run has allocated
+
+    def _record(self, pool: GraphPool, pieces: Sequence[Piece], around_capture: AroundCapture, restart: Restart | None) -> bool:
+        """Record what is not recorded yet; False where that fails, for want of memory or, for good, for another reason."""
+        try:
+            for piece in pieces:
+                if piece.key not in self.recordings:
+                    with around_capture():
+                        self.recordings[piece.key] = pool.record(piece.function, piece.inputs)
+        except torch.OutOfMemoryError:
+            if not pool.is_used or restart is None or not restart():
+                raise
+            pool.clear()
+            return False
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            self.say(f"{self.subject} one operation at a time, because recording failed: {reason}")
+            self.pool = None
+            self.warm.clear()
+            self.recordings.clear()
+            if restart is not None:
+                restart()
+            return False
+        return True
+
+    def _replay(self, pieces: Sequence[Piece]) -> Any:
+        found = None
+        for piece in pieces:
+            found = piece.function(*piece.inputs) if piece.name is None else self.recordings[piece.key].replay(piece.inputs)
+        return found
+
+
+def memory_key(model: nn.Module) -> Hashable:
+    """Where the parameters and buffers lie: it changes when one moves, and a recording would read the old place."""
+    return hash(tuple(tensor.data_ptr() for tensor in tensors_of(model)))

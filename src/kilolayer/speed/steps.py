@@ -1,0 +1,40 @@
+"""The form of a model that trains, and what records its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from kilolayer.models.model import Model
+from kilolayer.moe.shard import expert_group
+from kilolayer.operators.kernels import why_no_kernels
+from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.graph import GraphPool
+from kilolayer.speed.recorder import Recorder
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+
+def training_form(
+    model: AnyModel, device: torch.device, say: Callable[[str], None], *, eager: bool, recompute: Recompute
+) -> tuple[AnyModel, Recorder]:
+    """The fast form of `model`, and what runs its steps; with `eager`, or on the CPU, layers are not compiled."""
+    form = fast_form(model, recompute)
+    records = device.type == "cuda" and not eager and _compile(form, say)
+    return form, Recorder(device, "steps run", say, GraphPool(device) if records else None)
+
+
+def _compile(form: Model, say: Callable[[str], None]) -> bool:
+    """Whether steps can be recorded then."""
+    if (reason := why_no_kernels()) is not None:
+        say(f"steps run one operation at a time, because {reason}")
+        return False
+    compile_layers(form)
+    if expert_group(form) is not None:
+        say("layers with experts run one operation at a time, because processes share these")
+        return False
+    torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
+    return True

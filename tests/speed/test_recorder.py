@@ -1,0 +1,232 @@
+"""When work is run as it is, recorded and replayed; a pool without CUDA stands for the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kilolayer.speed.graph import GraphPool, Recording
+from kilolayer.speed.recorder import Piece, Recorder
+
+CPU = torch.device("cpu")
+
+
+class StandInRecording(Recording):
+    """Replays by doing the work again, in the buffers."""
+
+    def __init__(self, pool: StandInPool, work: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+        object.__setattr__(self, "pool", pool)
+        object.__setattr__(self, "work", work)
+        object.__setattr__(self, "inputs", tuple(each.clone() for each in inputs))
+
+    def replay(self, inputs: tuple[Tensor, ...]) -> Any:
+        vars(self)["pool"].events.append("replay")
+        for buffer, given in zip(self.inputs, inputs, strict=True):
+            buffer.copy_(given)
+        return vars(self)["work"](*self.inputs)
+
+
+class StandInPool(GraphPool):
+    """Notes what it is asked for; `failure` is raised by the next capture."""
+
+    def __init__(self) -> None:
+        self.recordings = []
+        self.events: list[str] = []
+        self.failure: Exception | None = None
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        self.events.append("stream")
+        yield
+
+    def record(self, work: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Recording:
+        self.events.append("record")
+        if self.failure is not None:
+            raise self.failure
+        return StandInRecording(self, work, inputs)
+
+
+class Sum:
+    """A total to which pieces add; the first runs of which may find no memory."""
+
+    def __init__(self) -> None:
+        self.total, self.restarts, self.failures = 0.0, 0, 0
+
+    def add(self, numbers: Tensor) -> Tensor:
+        self.total += float(numbers.sum())
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("no memory")
+        return numbers.sum()
+
+    def restart(self) -> bool:
+        self.total, self.restarts = 0.0, self.restarts + 1
+        return True
+
+
+def make_recorder(said: list[str] | None = None) -> tuple[Recorder, StandInPool]:
+    pool = StandInPool()
+    return Recorder(CPU, "steps run", pytest.fail if said is None else said.append, pool), pool
+
+
+def test_each_shape_is_warmed_up_then_recorded_then_replayed() -> None:
+    recorder, pool = make_recorder()
+    for numbers in (torch.ones(3), torch.ones(3) * 2, torch.ones(3) * 3, torch.ones(2), torch.ones(2) * 5):
+        before = len(pool.events)
+        assert float(recorder.run([Piece("sum", torch.sum, (numbers,))])) == float(numbers.sum())
+        pool.events.insert(before, str(len(numbers)))
+    assert pool.events == ["3", "3", "record", "replay", "3", "replay", "2", "2", "record", "replay"]
+    assert set(recorder.recordings) == {("sum", (3,)), ("sum", (2,))}
+
+
+def test_work_with_gradients_is_warmed_up_on_the_stream_of_the_capture() -> None:
+    recorder, pool = make_recorder()
+    for _ in range(3):
+        recorder.run([Piece("sum", torch.sum, (torch.ones(3),))], gradients=True)
+    assert pool.events == ["stream", "record", "replay", "replay"]
+
+
+def test_a_piece_without_a_name_is_run_between_the_others() -> None:
+    recorder, pool = make_recorder()
+    done: list[str] = []
+    pieces = [
+        Piece("a", lambda: done.append("a")),
+        Piece(None, lambda: done.append("sum")),
+        Piece("b", lambda: done.append("b")),
+    ]
+    for _ in range(3):
+        recorder.run(pieces)
+    assert done == ["a", "sum", "b"] * 3
+    assert pool.events == ["record", "record", *["replay"] * 4]
+
+
+def test_one_new_shape_makes_all_pieces_run_as_they_are() -> None:
+    recorder, pool = make_recorder()
+    short, long = (Piece("add", lambda _: None, (torch.ones(size),)) for size in (2, 3))
+    recorder.run([short, short])
+    recorder.run([short, long])
+    assert pool.events == []
+    recorder.run([short, long])
+    assert pool.events == ["record", "record", "replay", "replay"]
+
+
+def test_inputs_of_the_caller_are_not_written_to() -> None:
+    recorder, _ = make_recorder()
+    given = [torch.full((2,), float(number)) for number in range(4)]
+    for each in given:
+        recorder.run([Piece("sum", torch.sum, (each,))])
+    assert [float(each[0]) for each in given] == [0, 1, 2, 3]
+
+
+def test_where_recording_fails_work_runs_as_it_is_for_good_and_that_is_said_once() -> None:
+    said: list[str] = []
+    recorder, pool = make_recorder(said)
+    work = Sum()
+    pool.failure = RuntimeError("operation not permitted\nand more")
+    for expected in (3, 6, 9, 12):
+        recorder.run([Piece("add", work.add, (torch.ones(3),))], restart=lambda: True)
+        assert work.total == expected
+    assert said == ["steps run one operation at a time, because recording failed: operation not permitted"]
+    assert pool.events == ["record"]
+
+
+def test_one_recorder_falls_back_without_the_other() -> None:
+    said: list[str] = []
+    steps, pool = make_recorder(said)
+    validation = steps.beside("validation runs")
+    piece = Piece("sum", torch.sum, (torch.ones(3),))
+    steps.run([piece])
+    steps.run([piece])
+    pool.failure = RuntimeError("not today")
+    for _ in range(3):
+        validation.run([piece])
+    assert said == ["validation runs one operation at a time, because recording failed: not today"]
+    steps.run([piece])
+    assert pool.events == ["record", "replay", "record", "replay"]
+
+
+@pytest.mark.parametrize("at_capture", [False, True])
+def test_where_memory_is_short_all_recordings_of_the_pool_go_and_the_work_is_done_once(at_capture: bool) -> None:
+    steps, pool = make_recorder()
+    validation = steps.beside("validation runs")
+    for _ in range(2):
+        validation.run([Piece("sum", torch.sum, (torch.ones(5),))])
+    work = Sum()
+    piece = Piece("add", work.add, (torch.ones(3),))
+    if at_capture:
+        steps.run([piece], restart=work.restart)
+        work.total, pool.failure = 0.0, torch.OutOfMemoryError("no memory")
+    else:
+        work.failures = 1
+    steps.run([piece], restart=work.restart)
+    assert (work.total, work.restarts) == (3, 1)
+    assert not pool.is_used
+    pool.failure = None
+    steps.run([piece], restart=work.restart)
+    assert (work.total, work.restarts) == (6, 1)
+    assert len(steps.recordings) == 1
+
+
+def test_work_that_finds_no_memory_is_not_done_again_without_need() -> None:
+    recorder, pool = make_recorder()
+    work = Sum()
+    work.failures = 1
+    piece = Piece("add", work.add, (torch.ones(3),))
+    with pytest.raises(torch.OutOfMemoryError):  # there is no recording whose memory could serve
+        recorder.run([piece], restart=work.restart)
+    for _ in range(2):
+        recorder.run([Piece("sum", torch.sum, (torch.ones(5),))])
+    for too_late in (None, lambda: False):
+        work.failures = 1
+        with pytest.raises(torch.OutOfMemoryError):
+            recorder.run([piece], restart=too_late)
+    assert pool.is_used
+    assert work.restarts == 0
+
+
+def test_recordings_are_dropped_when_weights_move_and_not_before() -> None:
+    recorder, pool = make_recorder()
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def run() -> None:
+        recorder.run([Piece("forward", model, (torch.ones(2, 3),))])
+
+    recorder.follow(model)
+    run()
+    run()
+    with torch.no_grad():
+        model.weight += 1
+    recorder.follow(model)
+    run()
+    assert pool.events == ["record", "replay", "replay"]
+    model.weight.data = model.weight.data.clone()
+    recorder.follow(model)
+    assert not recorder.recordings
+    run()
+    run()
+    recorder.follow(other)
+    assert not recorder.recordings
+
+
+def test_what_is_forgotten_is_warmed_up_again() -> None:
+    recorder, pool = make_recorder()
+    piece = Piece("sum", torch.sum, (torch.ones(3),))
+    for _ in range(2):
+        recorder.run([piece])
+        recorder.run([piece])
+        recorder.forget([piece])
+    assert not recorder.recordings
+    assert pool.events == ["record", "replay"] * 2
+
+
+def test_without_a_pool_work_is_run_as_it_is() -> None:
+    recorder = Recorder(CPU, "steps run", pytest.fail, None)
+    recorder.follow(nn.Linear(1, 1))
+    assert [float(recorder.run([Piece("sum", torch.sum, (torch.ones(3),))])) for _ in range(3)] == [3, 3, 3]
+    assert not recorder.recordings
+    assert not recorder.warm
