@@ -16,7 +16,8 @@ from kilolayer.generate.beam import beam_search
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import Reader, Reads
 from kilolayer.generate.search import greedy, sample
-from kilolayer.generate.static import ReadingRoom, Size, StaticReader, _rooms, rooms_of
+from kilolayer.generate.static import ScoringDecoder, StaticReader
+from kilolayer.speed.decoding import Size, _decoders, decoders_of
 from kilolayer.speed.graph import GraphPool
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -100,16 +101,16 @@ def test_texts_of_one_length_are_continued_up_to_the_last_learned_position(devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_batches_of_one_size_share_a_room_and_leave_nothing_behind(device: str) -> None:
+def test_batches_of_one_size_share_memory_and_leave_nothing_behind(device: str) -> None:
     model = translator().to(device).eval()
     first = both(model, "beam", [9, 9, 9, 9], seed=1)
     both(model, "beam", [3, 2, 1], seed=2)
     same(*both(model, "beam", [9, 9, 9, 9], seed=1))
     same(both(model, "beam", [9, 9, 9, 9], seed=1)[0], first[0])
-    assert len(_rooms[model].rooms) == 1
+    assert len(_decoders[model].decoders) == 1
     for rows in range(1, 40, 6):
         same(*both(model, "greedy", [3] * rows, seed=rows))
-    assert len(_rooms[model].rooms) == 4
+    assert len(_decoders[model].decoders) == 4
 
 
 def test_a_source_beyond_the_learned_positions_is_refused_as_ever() -> None:
@@ -124,13 +125,13 @@ def test_the_encoder_and_the_step_are_recorded() -> None:
     model = translator().to("cuda").eval()
     for seed in range(3):
         same(*both(model, "beam", [4, 5], seed=seed))
-    recorder = rooms_of(model).recorder
+    recorder = decoders_of(model).recorder
     assert recorder is not None
-    (room,) = rooms_of(model).rooms.values()
-    assert set(recorder.recordings) == {((room, "read_source"),), ((room, "take_step"),)}
+    (decoder,) = decoders_of(model).decoders.values()
+    assert set(recorder.recordings) == {((decoder, "read_source"),), ((decoder, "take_step"),)}
 
 
-def test_rooms_do_not_keep_their_model() -> None:
+def test_decoders_do_not_keep_their_model() -> None:
     model = translator()
     same(*both(model, "greedy", [4, 5], seed=1))
     alive = weakref.ref(model)
@@ -139,14 +140,14 @@ def test_rooms_do_not_keep_their_model() -> None:
     assert alive() is None
 
 
-def test_a_room_serves_weights_where_they_were_when_it_was_made() -> None:
+def test_memory_serves_weights_where_they_were_when_it_was_made() -> None:
     model, size = translator(), Size.holding(2, 1, 8, 4)
-    rooms = rooms_of(model)
-    room = rooms.room(ReadingRoom, model, size)
-    assert rooms.room(ReadingRoom, model, size) is room
+    decoders = decoders_of(model)
+    decoder = decoders.decoder(ScoringDecoder, model, size)
+    assert decoders.decoder(ScoringDecoder, model, size) is decoder
     moved = model.decoder.blocks[-1].get_parameter("feedforward.f.output.weight")
     moved.data = moved.data.clone()
-    assert rooms.room(ReadingRoom, model, size) is not room
+    assert decoders.decoder(ScoringDecoder, model, size) is not decoder
 
 
 @pytest.mark.gpu

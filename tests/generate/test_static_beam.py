@@ -14,8 +14,8 @@ from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import Reader
-from kilolayer.generate.static import rooms_of
-from kilolayer.generate.static_beam import BeamRoom, static_beam_search
+from kilolayer.generate.static_beam import BeamDecoder, static_beam_search
+from kilolayer.speed.decoding import decoders_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -97,12 +97,12 @@ def test_equal_tokens_are_as_good_as_each_other(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_batches_of_one_size_share_a_room_and_leave_nothing_behind(device: str) -> None:
+def test_batches_of_one_size_share_memory_and_leave_nothing_behind(device: str) -> None:
     model = translator().to(device)
     options: dict[str, Any] = {"beam": 4, "length_penalty": 1.0, "n_best": 2}
     for seed, lengths in enumerate([[9, 9, 9, 9], [3, 2, 1], [9, 9, 9, 9], [1, 5, 2, 8]]):
         same(*both(model, sources(lengths, seed=seed), [length + 9 for length in lengths], **options))
-    assert [type(room) for room in rooms_of(model).rooms.values()] == [BeamRoom]
+    assert [type(each) for each in decoders_of(model).decoders.values()] == [BeamDecoder]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -126,7 +126,7 @@ def test_one_step_more_than_needed_is_taken_and_none_beyond_the_longest(monkeypa
 
         return call
 
-    monkeypatch.setattr(BeamRoom, "take_step", counted("ours", BeamRoom.take_step))
+    monkeypatch.setattr(BeamDecoder, "take_step", counted("ours", BeamDecoder.take_step))
     monkeypatch.setattr(Reader, "read", counted("theirs", Reader.read))
     seen = set()
     for seed in range(8):
@@ -140,7 +140,7 @@ def test_one_step_more_than_needed_is_taken_and_none_beyond_the_longest(monkeypa
 
 @pytest.mark.parametrize("serves", [False, True])
 def test_the_step_attention_changes_nothing(serves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.generate.static.can_run_step_attention", lambda *_: serves)
+    monkeypatch.setattr("kilolayer.speed.decoding.can_run_step_attention", lambda *_: serves)
     for options in ({"kv_heads": 2}, {"positions": "rotary"}, {"recipe": "normformer"}):
         model = translator(**options)
         same(*both(model, sources(LENGTHS), [9, 14, 3, 12, 5], beam=3, length_penalty=1.0, n_best=3))
@@ -160,8 +160,8 @@ def test_the_kernels_find_the_tokens_that_plain_fp32_finds(options: dict[str, An
         source = sources(lengths, 8000, seed=seed)
         ours, theirs = both(model, source, [15 + length % 4 for length in lengths], beam=5, length_penalty=1.0, n_best=3)
         same(ours, theirs, rel=1e-4)
-    (room,) = rooms_of(model).rooms.values()
-    assert room.by_kernel
+    (decoder,) = decoders_of(model).decoders.values()
+    assert decoder.by_kernel
 
 
 @pytest.mark.gpu

@@ -13,8 +13,9 @@ from kilolayer.layers.cache import Cache
 from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.speed.decoding import PAD
 
-PAD, BOS, EOS = 0, 2, 3
+BOS, EOS = 2, 3
 
 
 class Reads(Protocol):

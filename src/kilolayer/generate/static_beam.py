@@ -13,9 +13,9 @@ from torch import Tensor
 from kilolayer.generate.beam import Sentence, advance, of_parents, open_first
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import BOS, EOS, PAD, allowed_length
-from kilolayer.generate.static import Room, Size, rooms_of
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.operators.best_tokens import best_tokens
+from kilolayer.speed.decoding import Size, StaticDecoder, decoders_of
 
 
 def static_beam_search(
@@ -24,19 +24,19 @@ def static_beam_search(
     """As `beam_search`, for a source int64 [batch, length]; limits are cut to what the model's positions allow."""
     longest = allowed_length(model, max(limits), before=0)
     sentences = [Sentence(min(limit, longest), beam, length_penalty, n_best, by_bound=True) for limit in limits]
-    rooms = rooms_of(model)
+    decoders = decoders_of(model)
     size = Size.holding(len(source), beam, longest, source.shape[1], model.config.max_length)
-    room = rooms.room(BeamRoom, model, size)
-    rooms.enter(room, source)
+    decoder = decoders.decoder(BeamDecoder, model, size)
+    decoders.enter(decoder, source)
     running = dict(enumerate(sentences))
-    written = torch.empty(room.size.rows, beam, 0, dtype=torch.int64)
-    rooms.take_step(room)
-    room.send(0)
+    written = torch.empty(decoder.size.rows, beam, 0, dtype=torch.int64)
+    decoders.take_step(decoder)
+    decoder.send(0)
     for length in range(1, longest + 1):
         if length < longest:
-            rooms.take_step(room)
-            room.send(length)
-        totals, parents, tokens = room.receive(length - 1)
+            decoders.take_step(decoder)
+            decoder.send(length)
+        totals, parents, tokens = decoder.receive(length - 1)
         written = torch.cat([of_parents(written, parents), tokens[..., None]], dim=2)
         ends = tokens == EOS
         over = advance(running, length, totals, written, ends)
@@ -47,8 +47,8 @@ def static_beam_search(
     return [sentence.best for sentence in sentences]
 
 
-class BeamRoom(Room):
-    """A room whose step reads the open hypotheses of each sentence, ranks their continuations and opens the best."""
+class BeamDecoder(StaticDecoder):
+    """Each step reads the open hypotheses of each sentence, ranks their continuations and opens the best."""
 
     def __init__(self, model: EncoderDecoder, size: Size) -> None:
         super().__init__(model, size)
