@@ -24,6 +24,7 @@ from kilolayer.operators.fused_norm import (
     residual_norm,
     residual_norm_backward,
 )
+from kilolayer.operators.random_bits import keep_mask
 from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
@@ -107,6 +108,55 @@ def test_residual_and_norm(
         elif ours is not None:
             # fp32 stays fp32: only what is written in the products' dtype may be rounded.
             close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), [("cpu", torch.float64, 1e-12), *SETTINGS])
+@pytest.mark.parametrize("shape", [(1, 1, 64), (7, 11, 1000), (2, 1501, 512)])
+@pytest.mark.parametrize(("p", "by_sample"), [(0.3, False), (0.3, True), (0.0, True)])
+@pytest.mark.parametrize(("centred", "full"), [(True, True), (False, False)])
+@pytest.mark.parametrize("keeps_sum", [False, True])
+def test_a_branch_that_is_dropped(
+    keeps_sum: bool,
+    centred: bool,
+    full: bool,
+    p: float,
+    by_sample: bool,
+    shape: tuple[int, ...],
+    device: str,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    """Values and all gradients are those of the plain formula with the mask multiplied in."""
+    width, skip, branch, precisely = shape[-1:], 2.5, 0.7, torch.promote_types(dtype, torch.float32)
+    x = torch.randn(shape, device=device, dtype=precisely) + 0.5
+    y = torch.randn(shape, device=device).to(dtype)
+    shift = torch.randn(width, device=device).to(dtype) if full else None
+    omega = torch.rand(width, device=device, dtype=precisely) + 0.5 if full else None
+    gain = torch.rand(width, device=device, dtype=precisely) + 0.5
+    bias = torch.randn(width, device=device, dtype=precisely) if centred else None
+    seed = torch.tensor([1234567890123456789], device=device)
+    samples = torch.tensor([0.0, 1.25] * 4, device=device)[1 : 1 + shape[0]] if by_sample else None
+    given, exact = leaves(x, y, shift, omega, gain, bias)
+    draw = (seed, p, samples)
+    precise, rounded, _ = residual_norm(x, y, shift, omega, skip, branch, gain, bias, EPS, keeps_sum, *draw)
+    x, y, shift, omega, gain, bias = exact
+    factor = keep_mask(seed, shape, p).double() / (1 - p)
+    if samples is not None:
+        factor = factor * samples.double()[:, None, None]
+    added = skip * x * (1 if omega is None else omega) + branch * factor * (y if shift is None else y + shift)
+    normed = norm(added, gain, bias)
+    first = added if keeps_sum else normed
+    close(precise, first, min(tolerance, 1e-5))
+    close(rounded, normed, tolerance)
+    gradients = [torch.randn_like(each) for each in (precise, rounded)]
+    torch.autograd.backward([precise, rounded], gradients)
+    torch.autograd.backward([first, normed], [each.double() for each in gradients])
+    for ours, theirs in zip(given, exact, strict=True):
+        if ours is not None:
+            close(ours.grad, theirs.grad, min(tolerance, 1e-5) if ours.dtype == precisely else tolerance)
+    of_y = given[1].grad if given[1] is not None else None
+    assert of_y is not None
+    assert not of_y[factor == 0].any()
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
@@ -219,16 +269,17 @@ def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str
     absent = [each if full else None for each in (shift, omega, bias)]
     tolerances = {"rtol": 2 * tolerance, "atol": 2 * tolerance}
     given, _ = leaves(x, y, *absent[:2], gain, absent[2])
+    draw = (torch.tensor(7, device=device), 0.3, torch.rand(2, device=device)) if full else ()
     for keeps_sum in (False, True):
-        torch.library.opcheck(residual_norm, (*given[:4], 2.0, 1.0, *given[4:], EPS, keeps_sum), **tolerances)
+        torch.library.opcheck(residual_norm, (*given[:4], 2.0, 1.0, *given[4:], EPS, keeps_sum, *draw), **tolerances)
     torch.library.opcheck(inner_norm, (given[1], *given[4:], EPS), **tolerances)
     x, y, shift, omega, gain, bias = (None if each is None else each.detach() for each in given)
     statistics = residual_norm(x, y, shift, omega, 2.0, 1.0, gain, bias, EPS, False)[2]
     gradients = (precise, rounded) if full else (None, rounded)
     for terms in ((None, x, y), (precise, x if full else None, None)):
-        others = (shift, omega, 2.0, 1.0, gain, statistics, dtype, full)
+        others = (shift, omega, 2.0, 1.0, gain, statistics, dtype, full, *draw)
         torch.library.opcheck(residual_norm_backward, (*gradients, *terms, *others), **tolerances)
-    torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics, full), **tolerances)
+    torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics, full, 1.5 if full else 1.0), **tolerances)
 
 
 class Calls(TorchDispatchMode):
@@ -240,7 +291,7 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.kilolayer.residual_norm.default:
-            keeps_sum = args[-1]
+            keeps_sum = args[9]
             self.residual += not keeps_sum
             self.sum += keeps_sum
         self.inner += func is torch.ops.kilolayer.inner_norm.default

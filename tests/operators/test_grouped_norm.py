@@ -20,6 +20,7 @@ from kilolayer.moe.groups import Groups
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.operators import kernels
 from kilolayer.operators.grouped_norm import grouped_relu_norm, grouped_relu_norm_backward
+from kilolayer.operators.random_bits import keep_mask
 from kilolayer.recipes.base import Plan
 from kilolayer.speed.compiler import Recompute
 
@@ -43,15 +44,19 @@ def close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> No
     assert bool((error <= tolerance * max(1.0, float(expected.detach().abs().max()))).all()) if error.numel() else True
 
 
-def looped(product: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, groups: Groups) -> Tensor:
-    """The norm of the rows of each group, one group after the other."""
+def looped(
+    product: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, groups: Groups, kept: Tensor | float
+) -> Tensor:
+    """The norm of the rows of each group, one group after the other; kept: what is multiplied in behind the ReLU."""
+    kept = torch.as_tensor(kept).expand(product.shape)
     parts, start = [], 0
     for group, end in enumerate(groups.ends.tolist()):
         before = product[start:end] if shift is None else product[start:end] + shift[group]
+        hidden = before.relu() * kept[start:end]
         if bias is None:
-            parts.append(F.rms_norm(before.relu(), gain.shape[1:], gain[group], EPS))
+            parts.append(F.rms_norm(hidden, gain.shape[1:], gain[group], EPS))
         else:
-            parts.append(F.layer_norm(before.relu(), gain.shape[1:], gain[group], bias[group], EPS))
+            parts.append(F.layer_norm(hidden, gain.shape[1:], gain[group], bias[group], EPS))
         start = end
     return torch.cat(parts)
 
@@ -65,8 +70,10 @@ def compare(
     device: str,
     dtype: torch.dtype,
     tolerance: float,
+    p: float = 0.0,
 ) -> None:
     """Output and all gradients are those of the loop, whatever stands behind the last group."""
+    seed = torch.tensor([31], device=device)
     groups = Groups(*(each.to(device) for each in make(sizes, rest)))
     precise = torch.promote_types(dtype, torch.float32)
     inside, rows = sum(sizes), sum(sizes) + rest
@@ -77,8 +84,8 @@ def compare(
     bias = torch.randn(len(sizes), width, device=device, dtype=precise) if centred else None
     given = [None if each is None else each.requires_grad_() for each in (product, shift, gain, bias)]
     exact: list[Any] = [None if each is None else each.detach().double().requires_grad_() for each in given]
-    found, statistics = grouped_relu_norm(product, *groups, shift, gain, bias, EPS)
-    expected = looped(*exact, groups)
+    found, statistics = grouped_relu_norm(product, *groups, shift, gain, bias, EPS, seed, p)
+    expected = looped(*exact, groups, keep_mask(seed, product.shape, p).double() / (1 - p))
     assert (found.dtype, statistics.dtype) == (dtype, precise)
     close(found[:inside], expected, tolerance)
     assert not found[inside:].any()
@@ -99,10 +106,11 @@ def compare(
 @each_setting
 @each_kind
 @pytest.mark.parametrize(("sizes", "rest"), [each for each in SIZES if sum(each[0]) > 0])
+@pytest.mark.parametrize("p", [0.0, 0.3])
 def test_values_and_gradients_are_those_of_a_loop(
-    sizes: list[int], rest: int, centred: bool, shifted: bool, device: str, dtype: torch.dtype, tolerance: float
+    sizes: list[int], rest: int, p: float, centred: bool, shifted: bool, device: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    compare(sizes, rest, 24, centred, shifted, device, dtype, tolerance)
+    compare(sizes, rest, 24, centred, shifted, device, dtype, tolerance, p)
 
 
 # Fewer rows than programs and more, many groups and few, in parts that hold several groups, or one of many.
@@ -112,8 +120,9 @@ MANY = [([5] * 64, 3), ([0, 3000, 0, 1], 0), ([3000], 5), ([0] * 40 + [700] + [0
 @pytest.mark.gpu
 @pytest.mark.parametrize(("sizes", "rest"), MANY)
 @pytest.mark.parametrize(("width", "full"), [(64, True), (1000, True), (2048, True), (4096, True), (4096, False), (8192, True)])
-def test_many_rows_on_a_gpu(sizes: list[int], rest: int, width: int, full: bool) -> None:
-    compare(sizes, rest, width, full, full, "cuda", torch.bfloat16, 1e-2)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_many_rows_on_a_gpu(sizes: list[int], rest: int, p: float, width: int, full: bool) -> None:
+    compare(sizes, rest, width, full, full, "cuda", torch.bfloat16, 1e-2, p)
 
 
 @each_setting
@@ -185,10 +194,11 @@ def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str
     shift, (gain, bias) = torch.randn(3, 24, device=device, dtype=dtype), torch.rand(2, 3, 24, device=device)
     tables = (shift if full else None, gain, bias if full else None)
     given = (product.requires_grad_(), *groups, *(None if each is None else each.requires_grad_() for each in tables), EPS)
-    torch.library.opcheck(grouped_relu_norm, given, rtol=2 * tolerance, atol=2 * tolerance)
+    draw = (torch.tensor(5, device=device), 0.3) if full else ()
+    torch.library.opcheck(grouped_relu_norm, (*given, *draw), rtol=2 * tolerance, atol=2 * tolerance)
     product, ends, of_row, shift, gain, _, _ = (each.detach() if isinstance(each, Tensor) else each for each in given)
-    statistics = grouped_relu_norm(*given)[1].detach()
-    backward = (gradient, product, ends, of_row, shift, gain, statistics)
+    statistics = grouped_relu_norm(*given, *draw)[1].detach()
+    backward = (gradient, product, ends, of_row, shift, gain, statistics, *draw)
     torch.library.opcheck(grouped_relu_norm_backward, backward, rtol=2 * tolerance, atol=2 * tolerance)
 
 

@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
+from kilolayer.operators import kernels
 from kilolayer.operators import relu_network as unit
+from kilolayer.operators.random_bits import keep_mask
 from kilolayer.operators.relu_network import masked_product, relu_network
-from kilolayer.operators.relu_product import relu_backward, relu_product
+from kilolayer.operators.relu_product import relu_backward, relu_dropout_product, relu_product
 from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
@@ -53,13 +55,15 @@ def begun_anywhere(given: Tensor) -> Tensor:
     return torch.cat([given.new_zeros(1), given.flatten()])[1:].view(given.shape)
 
 
-def assert_exact(given: list[Tensor], biased: bool, transposed: bool = False) -> None:
+def assert_exact(given: list[Tensor], biased: bool, transposed: bool = False, p: float = 0.0) -> None:
     """The network and all its gradients are those of fp64."""
     exact = [each.detach().double().requires_grad_() for each in given]
-    found = relu_network(*given[:4], given[4] if biased else None)
+    seed = torch.tensor(99, device=given[0].device)
+    found = relu_network(*given[:4], given[4] if biased else None, seed, p)
     # The second product reads what was rounded; where fp64 finds a sum on the other side of 0, that says what passes.
-    hidden = relu_product(*given[:3]).detach()
-    read = F.linear(*exact[:3]) * (hidden > 0)
+    hidden = relu_dropout_product(*given[:3], seed, p).detach()
+    assert torch.equal(hidden > 0, (relu_product(*given[:3]) > 0) & keep_mask(seed, hidden.shape, p))
+    read = F.linear(*exact[:3]) * (hidden > 0) / (1 - p)
     expected = F.linear(read + (hidden.double() - read).detach(), exact[3], exact[4] if biased else None)
     gradient = torch.randn_like(found)
     gradient = gradient.mT.contiguous().mT if transposed else gradient
@@ -73,8 +77,9 @@ def assert_exact(given: list[Tensor], biased: bool, transposed: bool = False) ->
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("biased", "transposed"), [(False, False), (True, True)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_network_and_gradients(shape: tuple[int, int, int, int], biased: bool, transposed: bool, device: str) -> None:
-    assert_exact(network(*shape, device), biased, transposed)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_network_and_gradients(shape: tuple[int, int, int, int], p: float, biased: bool, transposed: bool, device: str) -> None:
+    assert_exact(network(*shape, device), biased, transposed, p)
 
 
 @pytest.mark.parametrize("frozen", range(4))
@@ -100,11 +105,12 @@ def test_a_second_derivative_is_refused() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("rows", "dim", "width"), [(1, 8, 8), (129, 64, 136), (300, 200, 1000), (1000, 512, 2048)])
-def test_the_product_passes_where_the_relu_let_through(rows: int, dim: int, width: int, device: str) -> None:
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_the_product_passes_where_the_relu_let_through(rows: int, dim: int, width: int, scale: float, device: str) -> None:
     gradient, weight, hidden = factors(rows, dim, width, device)
     hidden[0, :2] = torch.tensor([torch.nan, -0.0])
-    passed, total = masked_product(gradient, weight, hidden)
-    expected = torch.where(hidden <= 0, 0.0, gradient.double() @ weight.double())
+    passed, total = masked_product(gradient, weight, hidden, scale)
+    expected = torch.where(hidden <= 0, 0.0, scale * gradient.double() @ weight.double())
     assert torch.all(passed[hidden <= 0] == 0)
     close(passed, expected)
     close(total, expected.sum(dim=0))
@@ -146,7 +152,7 @@ def test_the_shapes_of_models_have_the_kernel(rows: int, monkeypatch: pytest.Mon
 def test_an_older_gpu_has_the_product_and_a_pass(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 9))
     monkeypatch.setattr("kilolayer.operators.masked_product_kernel.multiply_and_mask", fail)
-    assert_exact(network(*shape, "cuda"), True)
+    assert_exact(network(*shape, "cuda"), True, p=0.3)
 
 
 @pytest.mark.gpu
@@ -202,7 +208,21 @@ def test_a_recording_computes_the_same() -> None:
 def test_the_operator_is_what_it_says_to_the_compiler(device: str) -> None:
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     for width in (200, 100):
-        torch.library.opcheck(masked_product, factors(70, 16, width, device), test_utils=tests, rtol=2e-2, atol=2e-2)
+        for scale in ((), (1.5,)):
+            given = (*factors(70, 16, width, device), *scale)
+            torch.library.opcheck(masked_product, given, test_utils=tests, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("left", ["relu_network", "relu_product"])
+@pytest.mark.gpu
+def test_it_can_be_left_out(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.get_device_capability()[0] not in unit.GENERATIONS:
+        pytest.skip("this GPU does not copy tiles")
+    calls: list[str] = []
+    monkeypatch.setattr(unit, "relu_backward", lambda *given: calls.append("pass") or relu_backward(*given))
+    with kernels.left_out(left):
+        masked_product(*factors(129, 64, 136, "cuda"))
+    assert calls == (["pass"] if left == "relu_network" else [])
 
 
 class Calls(TorchDispatchMode):

@@ -13,7 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from with_and_without import assert_same, loss_and_gradient
 
 import kilolayer as kl
-from kilolayer.operators.relu_product import can_fuse_relu_product, normed_relu_product, relu_backward, relu_product
+from kilolayer.operators.random_bits import keep_mask
+from kilolayer.operators.relu_product import (
+    can_fuse_relu_product,
+    normed_relu_product,
+    relu_backward,
+    relu_dropout_product,
+    relu_product,
+)
 from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
@@ -52,25 +59,47 @@ def test_product_and_gradients(batch: int, length: int, inputs: int, outputs: in
         close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize(("batch", "length", "inputs", "outputs"), [(1, 1, 16, 64), (3, 43, 32, 72), (7, 101, 128, 1000)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_behind_the_relu(batch: int, length: int, inputs: int, outputs: int, device: str) -> None:
+    torch.manual_seed(outputs)
+    shapes, seed, p = [(batch, length, inputs), (outputs, inputs), (outputs,)], torch.tensor(-11, device=device), 0.3
+    given = [torch.randn(shape, device=device, dtype=DTYPES[device], requires_grad=True) for shape in shapes]
+    exact = [each.detach().double().requires_grad_() for each in given]
+    found, before = relu_dropout_product(*given, seed, p), F.linear(*exact)
+    kept = keep_mask(seed, before.shape, p)
+    assert torch.equal(found > 0, kept & (relu_product(*given) > 0))
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    # Where fp64 finds a sum on the other side of 0, the gradient passes as the operator's own output says.
+    (before * (found > 0) / (1 - p)).backward(gradient.double())
+    close(found, before.relu() * kept / (1 - p))
+    for ours, theirs in zip(given, exact, strict=True):
+        close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 64), (43, 32, 96), (7, 64, 1000), (333, 64, 2048)])
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("device", DEVICES)
-def test_product_norm_and_gradients(rows: int, inputs: int, outputs: int, centred: bool, device: str) -> None:
+def test_product_norm_and_gradients(rows: int, inputs: int, outputs: int, p: float, centred: bool, device: str) -> None:
+    seed = torch.tensor([1 << 40], device=device)
     shapes = [(rows, inputs), (outputs, inputs), (outputs,)]
     given = [torch.randn(shape, device=device, dtype=DTYPES[device], requires_grad=True) for shape in shapes]
     given += [torch.randn(outputs, device=device, requires_grad=True) for _ in range(1 + centred)]
     exact = [each.detach().double().requires_grad_() for each in given]
-    found, hidden, _ = normed_relu_product(*given[:4], given[4] if centred else None, 1e-3)
+    found, hidden, _ = normed_relu_product(*given[:4], given[4] if centred else None, 1e-3, seed, p)
     # What the norm reads, as rounded; where fp64 finds a sum on the other side of 0, the gradient passes as the output says.
     before = F.linear(*exact[:3])
-    read = before * (hidden > 0)
+    read = before * (hidden > 0) / (1 - p)
     read = read + (hidden.double() - read).detach()
     norm = F.layer_norm if centred else F.rms_norm
     expected = norm(read, (outputs,), *exact[3:], eps=1e-3)
     gradient = torch.randn_like(found)
     found.backward(gradient)
     expected.backward(gradient.double())
-    assert torch.equal(hidden, relu_product(*given[:3]))
+    assert torch.equal(hidden, relu_dropout_product(*given[:3], seed, p))
+    assert torch.equal(hidden > 0, (relu_product(*given[:3]) > 0) & keep_mask(seed, hidden.shape, p))
     close(found, expected)
     for ours, theirs in zip(given, exact, strict=True):
         close(ours.grad, theirs.grad)
@@ -83,6 +112,9 @@ def test_the_bias_gets_the_sum_over_all_rows(rows: int, device: str) -> None:
     passed, total = relu_backward(torch.ones_like(hidden), hidden)
     assert torch.equal(passed, (hidden > 0).to(hidden.dtype))
     assert torch.equal(total, (hidden > 0).sum(dim=0).to(hidden.dtype))
+    passed, total = relu_backward(torch.ones_like(hidden), hidden, 2.0)
+    assert torch.equal(passed, 2 * (hidden > 0).to(hidden.dtype))
+    assert torch.equal(total, (2 * (hidden > 0).sum(dim=0)).to(hidden.dtype))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -93,6 +125,10 @@ def test_the_operators_are_what_they_say_to_the_compiler(device: str) -> None:
     norm = [torch.randn(24, device=device, requires_grad=True) for _ in range(2)]
     torch.library.opcheck(normed_relu_product, (x, weight, bias, *norm, 1e-3), rtol=2e-2, atol=2e-2)
     torch.library.opcheck(relu_backward, (torch.randn(70, 24).to(bias), torch.randn(70, 24).to(bias)))
+    draw = (torch.tensor(5, device=device), 0.3)
+    torch.library.opcheck(relu_dropout_product, (x, weight, bias, *draw), rtol=2e-2, atol=2e-2)
+    torch.library.opcheck(normed_relu_product, (x, weight, bias, *norm, 1e-3, *draw), rtol=2e-2, atol=2e-2)
+    torch.library.opcheck(relu_backward, (torch.randn(70, 24).to(bias), torch.randn(70, 24).to(bias), 1.5))
 
 
 class Calls(TorchDispatchMode):

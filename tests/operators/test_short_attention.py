@@ -11,6 +11,7 @@ from torch import Tensor
 from with_and_without import assert_same
 
 import kilolayer as kl
+from kilolayer.operators.random_bits import keep_mask
 from kilolayer.operators.short_attention import can_run_short_attention, short_cross_attention, short_self_attention
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -28,6 +29,21 @@ def attention(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, ca
     if causal:
         mask = mask.masked_fill(~torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril(), -torch.inf)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+def dropped_attention(
+    query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, causal: bool, head_dim: int, seed: Tensor, p: float
+) -> Tensor:
+    """The formula in fp64 with the mask multiplied into the weights, for sequences in which every query sees a key."""
+    query, key, value = (part.unflatten(-1, (-1, head_dim)).transpose(1, 2) for part in (query, key, value))
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) / head_dim**0.5
+    if keys is not None:
+        scores = scores + keys.double()[:, None, None, :]
+    if causal:
+        scores = scores + torch.full_like(scores, -torch.inf).triu(1)
+    weights = scores.softmax(dim=-1) * keep_mask(seed, scores.shape, p) / (1 - p)
+    return torch.einsum("bhqk,bhkd->bqhd", weights, value).flatten(2)
 
 
 def padding(batch: int, length: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -79,6 +95,58 @@ def test_cross_attention(queries: int, length: int, device: str) -> None:
         assert ours is not None
         assert theirs is not None
         close(ours, theirs)
+
+
+@pytest.mark.parametrize(("length", "head_dim"), [(1, 16), (7, 64), (33, 16), (64, 64), (100, 128), (128, 64)])
+@pytest.mark.parametrize(("key_heads", "causal", "padded"), [(4, True, True), (4, False, True), (2, True, False)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_self_attention_with_dropped_weights(
+    length: int, head_dim: int, key_heads: int, causal: bool, padded: bool, device: str
+) -> None:
+    batch, heads, dtype, seed = 5, 4, DTYPES[device], torch.tensor(-987654321987654321, device=device)
+    packed = torch.randn(batch, length, (heads + 2 * key_heads) * head_dim, device=device, dtype=dtype, requires_grad=True)
+    keys = padding(batch, length, dtype, device) if padded else None
+    exact = packed.detach().double().requires_grad_()
+    sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
+    expected = dropped_attention(*exact.split(sizes, dim=-1), keys, causal, head_dim, seed, 0.3)
+    found = short_self_attention(packed, keys, heads, key_heads, causal, seed, 0.3)
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    expected.backward(gradient.double())
+    close(found, expected)
+    assert packed.grad is not None
+    assert exact.grad is not None
+    close(packed.grad, exact.grad)
+
+
+@pytest.mark.parametrize(("queries", "length"), [(1, 1), (9, 30), (64, 17), (128, 128)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_cross_attention_with_dropped_weights(queries: int, length: int, device: str) -> None:
+    batch, heads, key_heads, head_dim, dtype = 3, 4, 2, 32, DTYPES[device]
+    seed = torch.tensor([3], device=device)
+    query = torch.randn(batch, queries, heads * head_dim, device=device, dtype=dtype, requires_grad=True)
+    packed = torch.randn(batch, length, 2 * key_heads * head_dim, device=device, dtype=dtype, requires_grad=True)
+    keys = padding(batch, length, dtype, device)
+    exact_query, exact = query.detach().double().requires_grad_(), packed.detach().double().requires_grad_()
+    expected = dropped_attention(exact_query, *exact.chunk(2, dim=-1), keys, False, head_dim, seed, 0.3)
+    found = short_cross_attention(query, packed, keys, heads, key_heads, seed, 0.3)
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    expected.backward(gradient.double())
+    for ours, theirs in ((found, expected), (query.grad, exact_query.grad), (packed.grad, exact.grad)):
+        assert ours is not None
+        assert theirs is not None
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operators_are_what_they_say_to_the_compiler(device: str) -> None:
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    packed = torch.randn(2, 9, 3 * 4 * 16, device=device, dtype=DTYPES[device], requires_grad=True)
+    query, seed = packed.detach()[..., :64].clone().requires_grad_(), torch.tensor(5, device=device)
+    for draw in ((), (seed, 0.3)):
+        torch.library.opcheck(short_self_attention, (packed, None, 4, 4, True, *draw), test_utils=tests)
+        torch.library.opcheck(short_cross_attention, (query, packed[..., :128].detach(), None, 4, 4, *draw), test_utils=tests)
 
 
 @pytest.mark.parametrize("device", DEVICES)

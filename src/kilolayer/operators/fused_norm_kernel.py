@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kilolayer.operators.random_bits import Draw
-from kilolayer.operators.random_bits_kernel import kept_or_zero
+from kilolayer.operators.random_bits_kernel import is_kept
 
 VECTOR: tl.constexpr = tl.constexpr(4)
 """Elements that a thread reads at once, fp32 or half: with one layout for both, threads exchange nothing but sums."""
@@ -395,7 +395,7 @@ def _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, r
     if samples_at is not None:
         branch *= tl.load(samples_at + row // rows_of_sample, mask=row_inside, other=0.0)[:, None]
     if seed_at is not None:
-        branch = kept_or_zero(branch, seed_at, place, threshold)
+        branch = tl.where(is_kept(seed_at, place, threshold), branch, 0.0)
     return branch
 
 

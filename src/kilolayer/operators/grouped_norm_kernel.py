@@ -14,7 +14,7 @@ from torch import Tensor
 from kilolayer.operators.fused_norm_kernel import of_normalised, row_columns, standard_rows, standardise, tile, tile_rows
 from kilolayer.operators.group_sums_kernel import PARTS, part_rows, segment_at
 from kilolayer.operators.random_bits import Draw
-from kilolayer.operators.random_bits_kernel import kept_or_zero
+from kilolayer.operators.random_bits_kernel import is_kept
 
 FORWARD = {"per_warp": 512, "fewest": 8, "most": 16, "per_thread": 16}
 BACKWARD = {"per_warp": 256, "fewest": 4, "most": 16, "per_thread": 16}
@@ -129,7 +129,7 @@ def _normalise(
             row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
             hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
             if seed_at is not None:
-                hidden *= kept_or_zero(kept_scale, seed_at, place, threshold)
+                hidden *= tl.where(is_kept(seed_at, place, threshold), kept_scale, 0.0)
             standard = standardise(hidden, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH)
             tl.store(normed_at + place, (standard * gain + bias).to(normed_at.dtype.element_ty), mask=inside)
         begin = end
@@ -181,7 +181,7 @@ def _normalise_backward(
             row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
             hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
             if seed_at is not None:
-                hidden *= kept_or_zero(kept_scale, seed_at, place, threshold)
+                hidden *= tl.where(is_kept(seed_at, place, threshold), kept_scale, 0.0)
             gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
             standard, inverse = standard_rows(hidden, statistics_at, row, row_inside, rows, CENTRED)
             of_hidden = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)

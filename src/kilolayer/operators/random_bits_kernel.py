@@ -15,9 +15,9 @@ WEYL: tl.constexpr = tl.constexpr(random_bits.WEYL)
 
 
 @triton.jit
-def kept_or_zero(kept, seed_at, position, threshold):
-    """`kept` where the word at the position, int64, is not below the threshold, and 0.0 elsewhere."""
-    return tl.where(random_words(seed_at, position) >= threshold.to(tl.uint32), kept, 0.0)
+def is_kept(seed_at, position, threshold):
+    """Whether the element at each position, int64, is kept: its word is not below the threshold."""
+    return random_words(seed_at, position) >= threshold.to(tl.uint32)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kilolayer.operators.random_bits import Draw
-from kilolayer.operators.random_bits_kernel import kept_or_zero
+from kilolayer.operators.random_bits_kernel import is_kept
 
 WARPS = 2
 BLOCK_COLUMNS = 256 * WARPS  # 16 bytes a lane along one row, so that each thread sums columns of its own
@@ -37,7 +37,7 @@ def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor
         passed,
         sums,
         rows,
-        scale,
+        None if scale == 1.0 else scale,
         WIDTH=columns,
         ROWS=block_rows,
         STEP=STEP,
@@ -50,7 +50,7 @@ def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor
 def _drop_in_place(x_at, size, seed_at, threshold, kept_scale, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_at + place, mask=place < size)
-    x = x.to(tl.float32) * kept_or_zero(kept_scale, seed_at, place, threshold)
+    x = x.to(tl.float32) * tl.where(is_kept(seed_at, place, threshold), kept_scale, 0.0)
     tl.store(x_at + place, x.to(x_at.dtype.element_ty), mask=place < size)
 
 
@@ -77,7 +77,9 @@ def _pass_gradient(
         inside = (row < rows)[:, None] & column_inside[None, :]
         gradient = tl.load(gradient_at + place, mask=inside, other=0.0)
         hidden = tl.load(hidden_at + place, mask=inside, other=0.0)
-        passed = tl.where(hidden <= 0.0, 0.0, scale * gradient.to(tl.float32))
-        tl.store(passed_at + place, passed.to(gradient.dtype), mask=inside)
-        total += tl.sum(passed, axis=0)
+        if scale is not None:
+            gradient = (scale * gradient.to(tl.float32)).to(gradient.dtype)
+        passed = tl.where(hidden <= 0.0, 0.0, gradient)
+        tl.store(passed_at + place, passed, mask=inside)
+        total += tl.sum(passed.to(tl.float32), axis=0)
     tl.store(sums_at + block * WIDTH + column, total, mask=column_inside)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kilolayer.operators.random_bits import Draw
-from kilolayer.operators.random_bits_kernel import kept_or_zero
+from kilolayer.operators.random_bits_kernel import is_kept
 
 
 def attend(
@@ -124,10 +124,10 @@ def _weights(query, key, keys, queries, length, scale, rows, columns, CAUSAL: tl
 
 
 @triton.jit
-def _kept_scale(seed_at, threshold, kept_scale, head, queries, length, rows, columns):
-    """What the weights of one of the batch's heads are multiplied by: kept_scale, or 0 where they are dropped."""
+def _is_kept(seed_at, threshold, head, queries, length, rows, columns):
+    """Which weights of one of the batch's heads are kept: bool [QUERIES, KEYS]."""
     position = head * queries * length + (rows[:, None] * length + columns[None, :])
-    return kept_or_zero(kept_scale, seed_at, position, threshold)
+    return is_kept(seed_at, position, threshold)
 
 
 @triton.jit(do_not_specialize=["threshold"])
@@ -170,9 +170,14 @@ def _attend(
     if keys_at is not None:
         keys_at += batch * keys_batch
     weights = _weights(query, key, keys_at, queries, length, scale, rows, columns, CAUSAL)
-    if seed_at is not None:
-        weights *= _kept_scale(seed_at, threshold, kept_scale, batch * HEADS + head, queries, length, rows, columns)
-    mixed = tl.dot(weights.to(value.dtype), value)
+    if seed_at is None:
+        weights = weights.to(value.dtype)
+    else:
+        # Rounded first: so they take half the registers while others draw.
+        weights = (weights * kept_scale).to(value.dtype)
+        kept = _is_kept(seed_at, threshold, batch * HEADS + head, queries, length, rows, columns)
+        weights = tl.where(kept, weights, 0.0)
+    mixed = tl.dot(weights, value)
     place = mixed_at + batch * mixed_batch + rows[:, None] * mixed_row + own
     tl.store(place, mixed.to(value.dtype), mask=row_inside)
 
@@ -231,15 +236,16 @@ def _attend_backward(
         gradient_place = gradient_at + batch * gradient_batch + rows[:, None] * gradient_row + own
         gradient = tl.load(gradient_place, mask=row_inside, other=0.0)
         weights = _weights(query, key, keys_at, queries, length, scale, rows, columns, CAUSAL)
-        dropped = weights
-        if seed_at is not None:
+        if seed_at is None:
+            value_found += tl.dot(tl.trans(weights.to(value.dtype)), gradient)
+            weights_found = tl.dot(gradient, tl.trans(value))
+        else:
+            # Those that are dropped wait with a minus sign, which takes no register.
             head = batch * HEADS + key_head * GROUP + member
-            kept = _kept_scale(seed_at, threshold, kept_scale, head, queries, length, rows, columns)
-            dropped = weights * kept
-        value_found += tl.dot(tl.trans(dropped.to(value.dtype)), gradient)
-        weights_found = tl.dot(gradient, tl.trans(value))
-        if seed_at is not None:
-            weights_found *= kept
+            weights = tl.where(_is_kept(seed_at, threshold, head, queries, length, rows, columns), weights, -weights)
+            value_found += tl.dot(tl.trans((tl.maximum(weights, 0.0) * kept_scale).to(value.dtype)), gradient)
+            weights_found = tl.where(weights > 0.0, tl.dot(gradient, tl.trans(value)) * kept_scale, 0.0)
+            weights = tl.abs(weights)
         scores_found = weights * (weights_found - tl.sum(weights * weights_found, axis=1)[:, None]) * scale
         scores_found = scores_found.to(value.dtype)
         place = query_found_at + batch * query_found_batch + rows[:, None] * query_found_row + own
