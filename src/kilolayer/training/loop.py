@@ -16,6 +16,7 @@ import torch
 from kilolayer.data.tokenizer import PAD
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
+from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Batch, Task
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
@@ -262,6 +263,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.routing,
         trainer.processes,
     )
+    validation = stepper.recorder.beside("validation runs")
     while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
         if config.patience and trainer.best.waited >= config.patience:
             progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
@@ -290,7 +292,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         else:
             progress.refresh(step, lambda: _shown(trainer.window.summary()))
         due = step % config.valid_every == 0 or step == config.steps
-        improved = due and _validate(trainer, metrics, progress)
+        improved = due and _validate(trainer, metrics, progress, validation)
         if (improved and config.save_best) or step % config.save_every == 0:
             _save(trainer, saver)
         saver.check()
@@ -327,8 +329,8 @@ def _shown(summary: dict[str, float]) -> dict[str, str]:
     return {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
 
 
-def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
-    found = trainer.task.validate(trainer.model, trainer.config.valid_sentences)
+def _validate(trainer: Trainer, metrics: Metrics, progress: Progress, recorder: Recorder) -> bool:
+    found = trainer.task.validate(trainer.model, trainer.config.valid_sentences, recorder)
     if found is None:
         return False
     metrics.write("valid", trainer.step, **found.metrics())
