@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import last_checkpoint, new_run, stop_after, task_of
+from small_runs import last_checkpoint, new_run, new_text_run, stop_after, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
+from kilolayer.speed.graph import GraphPool
+from kilolayer.speed.recorder import Recorder
 from kilolayer.training import loop
 from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.loop import DTYPES
+from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
@@ -209,3 +212,40 @@ def test_no_update_is_made_twice_for_want_of_memory(monkeypatch: pytest.MonkeyPa
     with pytest.raises(torch.OutOfMemoryError):
         stepper.step([some_batch(0)], 1e-3, LayerNorms())
     assert float(stepper.optimizer.taken) == 9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [new_run, new_text_run])
+def test_recorded_validations_find_what_plain_ones_find(kind: Any, tmp_path: Path, corpus: Path) -> None:
+    run = kind(tmp_path / "run", corpus)
+    task, device = task_of(run), torch.device("cuda")
+    model = kl.build_model(run.config.model, seed=1, device=device)
+    recorder = Recorder(device, "validation runs", pytest.fail, GraphPool(device))
+    weight = next(weight for weight in model.parameters() if weight.dim() == 2)
+    counts = []
+    for change in ("nothing", "values", "values", "memory", "nothing"):
+        with torch.no_grad():
+            if change == "values":
+                weight *= 1.1
+            elif change == "memory":
+                weight.data = weight.data.clone() * 1.1
+        found, expected = task.validate(model, 20, recorder), task.validate(model, 20)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+        counts.append(len(recorder.recordings))
+    assert counts[1]
+    # What lies elsewhere is warmed up and recorded anew.
+    assert counts == [counts[0], counts[1], counts[1], counts[0], counts[1]]
+
+
+@pytest.mark.gpu
+def test_steps_and_validations_are_recorded_in_one_pool(tmp_path: Path, corpus: Path) -> None:
+    model, train = {"dropout": 0.0}, {"device": "cuda", "precision": "fp32", "steps": 30, "valid_every": 5}
+    recorded, eager = (
+        new_run(tmp_path / str(eager), corpus, model=model, train={**train, "eager": eager}) for eager in (False, True)
+    )
+    losses = []
+    for run in (recorded, eager):
+        assert loop.train(run, task_of(run)) == 0
+        losses.append([row["loss"] for row in read_metrics(run.folder) if row["kind"] == "valid"])
+    assert len(losses[0]) == 6
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from read_nothing import NothingIsRead
+from small_runs import new_run, new_text_run, task_of
 from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.layers.embedding import Embedding
+from kilolayer.speed.recorder import Recorder
 from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.optimizer import Optimizer, add_lists
@@ -63,3 +66,27 @@ def test_a_step_reads_nothing_back(
         stepper.accumulate_and_update(source, labels.clone(), labels)
     assert stepper.measured.isfinite().all()
     assert float(optimizer.taken) == 1
+
+
+class Watched(Recorder):
+    """Counts the pieces that it runs; none of them may read anything."""
+
+    count = 0
+
+    def run(self, pieces: Any, **options: Any) -> Any:
+        self.count += len(pieces)
+        with NothingIsRead():
+            return super().run(pieces, **options)
+
+
+@pytest.mark.parametrize("kind", [new_run, new_text_run])
+@pytest.mark.parametrize("model", [{}, {"positions": "rotary", "moe": {"experts": 4, "every": 1}}])
+def test_the_loss_of_a_validation_batch_reads_nothing_back(
+    kind: Any, model: dict[str, Any], tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Embedding, "_check", lambda *_: None)
+    run = kind(tmp_path / "run", corpus, model=model)
+    task, built = task_of(run), kl.build_model(run.config.model, seed=1)
+    recorder = Watched(torch.device("cpu"), "validation runs", pytest.fail, None)
+    assert task.validate(built, 20, recorder) == task.validate(built, 20)
+    assert recorder.count

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from kilolayer.data.tokenizer import PAD
 from kilolayer.data.windows import TextBatch
 from kilolayer.evaluate.scores import Score
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.modules import in_mode
+from kilolayer.speed.recorder import Piece, Recorder
 
 
 @dataclass(frozen=True)
@@ -72,19 +74,24 @@ class TextLoss:
 
 
 @torch.inference_mode()
-def measure(model: Decoder, batches: Iterable[TextBatch], byte_lengths: np.ndarray) -> TextLoss:
+def measure(
+    model: Decoder, batches: Iterable[TextBatch], byte_lengths: np.ndarray, recorder: Recorder | None = None
+) -> TextLoss:
     """The loss of all labels of `batches`; dropout is off while this runs.
 
-    byte_lengths: int64 [vocabulary], the bytes that each token stands for.
+    byte_lengths: int64 [vocabulary], the bytes that each token stands for. recorder: runs the forward and the loss of a batch.
     """
-    device = next(model.parameters()).device
-    nll, tokens, size = 0.0, 0, 0
+
+    def nll(inputs: Tensor, labels: Tensor) -> Tensor:
+        logits = model(inputs).logits.float().flatten(0, 1)
+        return F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="none").double().sum()
+
+    recorder = recorder or Recorder.plain(next(model.parameters()).device)
+    recorder.follow(model)
+    total, tokens, size = 0.0, 0, 0
     with in_mode(model, training=False):
         for batch in batches:
-            logits = model(batch.inputs.to(device)).logits.float()
-            labels = batch.labels.to(device)
-            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="none")
-            nll += float(losses.double().sum())
+            total += float(recorder.run([Piece("nll", nll, batch.parts)], restart=lambda: True))
             tokens += batch.tokens
             size += int(byte_lengths[batch.labels.numpy()].sum())
-    return TextLoss(nll, tokens, size)
+    return TextLoss(total, tokens, size)

@@ -96,6 +96,13 @@ def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield from module.named_parameters(prefix=name)
 
 
+def idle_parameters(model: nn.Module, moe: MoE | None) -> int:
+    """The parameters of the experts that a token is not sent to, on whatever process they lie."""
+    if moe is None:
+        return 0
+    return sum(parameter[0].numel() for _, parameter in expert_parameters(model)) * (moe.experts - moe.top_k)
+
+
 def freeze_experts(model: nn.Module) -> None:
     """Leave routers and experts as they are in the training that follows, as fine-tuning does.
 

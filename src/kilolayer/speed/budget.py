@@ -21,9 +21,8 @@ from kilolayer.layers.view import Sequences
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model, lower
-from kilolayer.moe.config import MoE
 from kilolayer.moe.experts import ExpertProjection
-from kilolayer.moe.layer import expert_parameters
+from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
 from kilolayer.operators import kernels
 from kilolayer.speed.fast import fast_form
@@ -135,13 +134,6 @@ def budget(config: ModelConfig, work: Work) -> Budget:
         training=training,
         decoding=_decoding(config, work, total * size),
     )
-
-
-def idle_parameters(model: nn.Module, moe: MoE | None) -> int:
-    """The parameters of the experts that a token is not sent to, on whatever process they lie."""
-    if moe is None:
-        return 0
-    return sum(parameter[0].numel() for _, parameter in expert_parameters(model)) * (moe.experts - moe.top_k)
 
 
 def _parts(model: nn.Module) -> dict[str, int]:

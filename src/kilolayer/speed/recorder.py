@@ -49,6 +49,11 @@ class Recorder:
         if pool is not None:
             pool.recordings.append(self.recordings)
 
+    @classmethod
+    def plain(cls, device: torch.device) -> Recorder:
+        """One that records nothing."""
+        return cls(device, "work runs", print, None)
+
     def beside(self, subject: str) -> Recorder:
         """A recorder for other work in the same memory; one falls back without the other."""
         return Recorder(self.device, subject, self.say, self.pool)

@@ -19,6 +19,7 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
+from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.results import write_results
 
 SAMPLES, PROMPT, CONTINUATION = 5, 100, 200  # of the report: texts, tokens before, tokens written
@@ -65,9 +66,12 @@ class CausalLMTask:
         """Endless shuffled windows of the training text."""
         return Windows(self.train, self.rows, self.config.length, seed)
 
-    def validate(self, model: Decoder, most: int) -> TextLoss | None:
-        """The loss of the first `most` windows of the validation part, which do not overlap; None where there is none."""
-        return None if self.valid is None else self._measure(model, self.valid, self.config.length, most)
+    def validate(self, model: Decoder, most: int, recorder: Recorder | None = None) -> TextLoss | None:
+        """The loss of the first `most` windows of the validation part, which do not overlap; None where there is none.
+
+        recorder: runs the forward and the loss of each batch.
+        """
+        return None if self.valid is None else self._measure(model, self.valid, self.config.length, most, recorder)
 
     def test_scores(self, model: Decoder, stride: int | None = None) -> dict[str, TextScore]:
         """The scores of the test part; stride: in the place of the configured one."""
@@ -81,9 +85,11 @@ class CausalLMTask:
         scores = {part: {key: asdict(score) for key, score in found.items()} for part, found in tested.items()}
         write_results(folder, self._samples(model), scores)
 
-    def _measure(self, model: Decoder, text: TokenText, stride: int, most: int | None = None) -> TextLoss:
+    def _measure(
+        self, model: Decoder, text: TokenText, stride: int, most: int | None = None, recorder: Recorder | None = None
+    ) -> TextLoss:
         batches = windows_in_order(text, self.rows, self.config.length, stride, most)
-        return measure(model, batches, self.vocabulary.byte_lengths)
+        return measure(model, batches, self.vocabulary.byte_lengths, recorder)
 
     def _samples(self, model: Decoder) -> list[dict[str, str]]:
         """How the model goes on at a few places of a text that it was not trained on, where there is one."""

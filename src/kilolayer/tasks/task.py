@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kilolayer.models.config import ModelConfig
+from kilolayer.speed.recorder import Recorder
 
 
 class Batch(Protocol):
@@ -99,8 +100,11 @@ class Task(Protocol):
         """Endless shuffled batches; seed and text alone decide their order."""
         ...
 
-    def validate(self, model: Any, most: int) -> Validation | None:
-        """The model on the validation part, of which the first `most` pairs or windows count; None where there is none."""
+    def validate(self, model: Any, most: int, recorder: Recorder | None = None) -> Validation | None:
+        """The model on the validation part, of which the first `most` pairs or windows count; None where there is none.
+
+        recorder: runs the forward and the loss of each batch; kept from one validation to the next.
+        """
         ...
 
     def score(self, model: Any, folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kilolayer.data.batches import BatchConfig, Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
@@ -24,6 +25,7 @@ from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.modules import in_mode
+from kilolayer.speed.recorder import Piece, Recorder
 from kilolayer.tasks.loss import token_losses
 from kilolayer.tasks.translation_scores import TestResult, write_translations
 
@@ -125,19 +127,21 @@ class TranslationTask:
         self.shapes = batches.shapes
         return batches
 
-    def validate(self, model: EncoderDecoder, most: int) -> TranslationValidation | None:
+    def validate(self, model: EncoderDecoder, most: int, recorder: Recorder | None = None) -> TranslationValidation | None:
         """Loss, and with `valid_bleu` BLEU, of the validation part; None where there is none.
 
-        Of each corpus and direction the first `most` pairs count.
+        Of each corpus and direction the first `most` pairs count. recorder: runs the forward and the loss of each batch.
         """
         if not self.corpora.valid:
             return None
+        recorder = recorder or Recorder.plain(next(model.parameters()).device)
+        recorder.follow(model)
         parts: dict[str, tuple[float, int, TranslationValidation]] = {}
         with in_mode(model, training=False):
             for direction in self.corpora.directions:
                 texts = self.corpora.valid_of(direction)
                 if texts:
-                    losses = [self._loss(model, text, most) for text in texts]
+                    losses = [self._loss(model, text, most, recorder) for text in texts]
                     loss, tokens = sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses)
                     bleu = self._bleu(model, texts, most) if self.valid_bleu else None
                     parts[direction.name] = (loss, tokens, TranslationValidation(loss / tokens, bleu, {}))
@@ -165,13 +169,14 @@ class TranslationTask:
         return translate_lines(model, SidedTokenizer(self.tokenizers), lines, search, prefix=tag)
 
     @torch.inference_mode()
-    def _loss(self, model: EncoderDecoder, text: ParallelText, most: int) -> tuple[float, int]:
+    def _loss(self, model: EncoderDecoder, text: ParallelText, most: int, recorder: Recorder) -> tuple[float, int]:
+        def nll(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+            return token_losses(model(source, target).logits, labels, 0.0)[1]
+
         pairs = encode_text(text, self.tokenizers, self.cache, tagged=self.tagged)
-        device = next(model.parameters()).device
         total, tokens = 0.0, 0
         for batch in in_order(pairs, self.batch_config, self.shapes, most):
-            logits = model(batch.source.to(device), batch.target.to(device)).logits
-            total += float(token_losses(logits, batch.labels.to(device), 0.0)[1])
+            total += float(recorder.run([Piece("nll", nll, batch.parts)], restart=lambda: True))
             tokens += batch.tokens
         return total, tokens
 

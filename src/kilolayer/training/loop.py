@@ -14,14 +14,9 @@ from types import FrameType
 import torch
 
 from kilolayer.data.tokenizer import PAD
-from kilolayer.models.build import build_model
-from kilolayer.models.calibrate import calibrate
-from kilolayer.models.model import Model
-from kilolayer.moe.full_state import join_state, load_full_state_dict, own_state
-from kilolayer.moe.layer import expert_parameters, freeze_experts
-from kilolayer.moe.shard import expert_group, shard_experts
+from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
-from kilolayer.speed.budget import idle_parameters
+from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Batch, Task
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
@@ -29,9 +24,10 @@ from kilolayer.training.guard import Guard
 from kilolayer.training.metrics import Metrics, Unwritten
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.optimizer import Optimizer
+from kilolayer.training.placement import Placement
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.routing_meter import RoutingMeter
-from kilolayer.training.run import Run, check_vocabulary, choose_device, load_weights
+from kilolayer.training.run import Run, check_vocabulary, choose_device
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper, StepResult
@@ -125,7 +121,8 @@ class Trainer:
             torch.set_num_threads(config.threads)
         self.device = self.processes.place(choose_device(config.device))
         torch.manual_seed(config.seed)
-        self.model = self._build(shared=run.config.model.moe is not None).train()
+        self.placement = Placement(run.config.model, self.processes, self.device, config.seed)
+        self.model = self.placement.model.train()
         if config.freeze == "experts":
             freeze_experts(self.model)
         self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
@@ -138,27 +135,17 @@ class Trainer:
         self.saved: int | None = None
         self.seconds = 0.0
 
-    def _build(self, shared: bool) -> Model:
-        """The model at its start; with `shared`, each of several processes holds a part of the experts."""
-        group, config, seed = self.processes.group, self.run.config.model, self.config.seed
-        if group is None or not shared:
-            return build_model(config, device=self.device, seed=seed)
-        model = build_model(config, device="meta", seed=seed)
-        shard_experts(model, group.processes, one_batch=False)
-        return model.materialise(self.device)
-
     def begin(self, saved: Checkpoint | None) -> None:
         """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
         if saved is None and self.config.start_from is not None:
             other = Run.open(Path(self.config.start_from), self.run.config.task)
-            load_weights(self.model, own_state(self.model, other.weights(self.task.vocabulary)), other.folder)
+            self.placement.load(other.weights(self.task.vocabulary), other.folder)
         elif saved is None:
             self.calibrate()
         else:
             check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
-            load_weights(self.model, own_state(self.model, saved.model), self.run.folder)
-        experts = {name for name, _ in expert_parameters(self.model)}
-        self.processes.spread_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
+            self.placement.load(saved.model, self.run.folder)
+        self.placement.make_equal()
         dtype = DTYPES.get(self.config.precision)
         precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
         self.frozen = {
@@ -185,9 +172,9 @@ class Trainer:
             "seconds": self.seconds,
             "vocabulary": self.task.vocabulary.digest,
         }
-        weights = self.model.state_dict() | self.frozen | self.optimizer.precise()
-        moments = join_state(self.model, self.optimizer.tensors())
-        return Checkpoint(self.step, join_state(self.model, weights), moments | random, values)
+        moments = self.placement.full_state(self.optimizer.tensors())
+        weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
+        return Checkpoint(self.step, weights, moments | random, values)
 
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
@@ -195,7 +182,7 @@ class Trainer:
         torch.set_rng_state(tensors.pop("random.cpu"))
         if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda, self.device)
-        self.optimizer.load(own_state(self.model, tensors))
+        self.optimizer.load(self.placement.own_state(tensors))
         self.guard.load_state(saved.state["guard"])
         self.batches.load_state(saved.state["batches"])
         self.best = Best(**saved.state["best"])
@@ -223,12 +210,7 @@ class Trainer:
         *inputs, labels = next(self.batches).parts
         self.batches.load_state(position)
         real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
-        # Scales come from the whole model: where processes share the experts, each has all of them for a moment.
-        shares = expert_group(self.model) is not None
-        whole = self._build(shared=False).train() if shares else self.model
-        calibrate(whole, tuple(each[real].to(self.device) for each in inputs))
-        if shares:
-            load_full_state_dict(self.model, whole.state_dict())
+        self.placement.calibrate(tuple(each[real].to(self.device) for each in inputs))
 
 
 def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None) -> int:
@@ -281,6 +263,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.routing,
         trainer.processes,
     )
+    validation = stepper.recorder.beside("validation runs")
     while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
         if config.patience and trainer.best.waited >= config.patience:
             progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
@@ -309,20 +292,17 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         else:
             progress.refresh(step, lambda: _shown(trainer.window.summary()))
         due = step % config.valid_every == 0 or step == config.steps
-        improved = due and _validate(trainer, metrics, progress)
+        improved = due and _validate(trainer, metrics, progress, validation)
         if (improved and config.save_best) or step % config.save_every == 0:
             _save(trainer, saver)
         saver.check()
 
 
 def _introduce(trainer: Trainer, progress: Progress) -> None:
-    size = trainer.processes.size
-    count = sum(parameter.numel() for parameter in trainer.model.parameters())
-    count += (size - 1) * sum(parameter.numel() for _, parameter in expert_parameters(trainer.model))
-    config = trainer.model.config
-    parts = [f"{config.recipe.title} {config.depths.title}", config.experts, f"{_millions(count)} parameters"]
+    size, config, placement = trainer.processes.size, trainer.model.config, trainer.placement
+    parts = [f"{config.recipe.title} {config.depths.title}", config.experts, f"{_millions(placement.parameters)} parameters"]
     if config.moe is not None:
-        parts.append(f"{_millions(count - idle_parameters(trainer.model, config.moe))} active")
+        parts.append(f"{_millions(placement.active_parameters)} active")
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
@@ -349,8 +329,8 @@ def _shown(summary: dict[str, float]) -> dict[str, str]:
     return {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
 
 
-def _validate(trainer: Trainer, metrics: Metrics, progress: Progress) -> bool:
-    found = trainer.task.validate(trainer.model, trainer.config.valid_sentences)
+def _validate(trainer: Trainer, metrics: Metrics, progress: Progress, recorder: Recorder) -> bool:
+    found = trainer.task.validate(trainer.model, trainer.config.valid_sentences, recorder)
     if found is None:
         return False
     metrics.write("valid", trainer.step, **found.metrics())
