@@ -126,7 +126,7 @@ def _wait(device: torch.device) -> None:
 KINDS = {"training": training, "product": product, "decoding": decoding}
 
 
-def _without(names: tuple[str, ...]) -> AbstractContextManager[Any]:
+def without(names: tuple[str, ...]) -> AbstractContextManager[Any]:
     """Leaves kernels of ours out while layers are built, compiled and run."""
     if not names:
         return nullcontext()
@@ -148,7 +148,7 @@ def main() -> None:
     hardware = torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores"
     facts: dict[str, Any] = {"hardware": hardware}
     report = Path(order["report"])
-    with _without(job.left_out):
+    with without(job.left_out):
         for part, found in enumerate(KINDS[job.kind](job, device)):
             if part == 0:
                 facts["ready_s"] = time.time() - order["started"]
