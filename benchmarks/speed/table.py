@@ -82,7 +82,8 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         "embeddings, residual branches and attention weights, in translation behind the activation too. Of a padded batch a",
         "tenth of the tokens are padding, which tokens/s and TFLOP/s do not count. Memory: the peak of what the process",
         "allocated. `ready` counts from the start of the process to the end of its warm-up; only the processes for 10 and 500",
-        "layers started alone and with an empty compile cache. GB are 2^30 bytes. All systems of a row ran in one run, by variant:",
+        "layers started alone and with an empty compile cache. GB are 2^30 bytes. All systems of a row and variant ran in one",
+        "run:",
         "",
     ]
     measured = latest(runs)
