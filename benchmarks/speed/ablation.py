@@ -86,6 +86,10 @@ def label(left_out: tuple[str, ...] | list[str], every: tuple[str, ...]) -> str:
     return NONE if len(left_out) == len(every) > 1 else left_out[0]
 
 
+def name_of(case: str, dropout: float) -> str:
+    return f"{case}, dropout {dropout}"
+
+
 def orders(case: Case, every: tuple[str, ...]) -> list[tuple[str, ...]]:
     """What is left out, one after the other: nothing, everything, each kernel that serves the case."""
     return [(), every, *((name,) for name in case.kernels)]
@@ -100,7 +104,7 @@ def trials(names: list[str], dropouts: list[float], repeat: int, small: bool) ->
                 if dropout not in CASES[name].dropouts:
                     continue
                 job = CASES[name].job
-                job = replace(tiny(job) if small else job, base=name, name=f"{name}, dropout {dropout}")
+                job = replace(tiny(job) if small else job, base=name, name=name_of(name, dropout))
                 found.append(Trial(replace(job, setting=replace(job.setting, dropout=dropout)), repeat=number, cache="shared"))
     return found
 
@@ -271,17 +275,19 @@ def _summary(without_it: list[dict[str, Any]], with_all: list[dict[str, Any]]) -
 
 
 def verdicts(summary: dict[str, dict[str, dict[str, Any]]], every: tuple[str, ...]) -> dict[str, str]:
-    """For each kernel: kept where its absence costs enough in some case, beyond the spread; unclear where one failed."""
+    """For each kernel: kept where its absence costs enough in some case; goes where it does in none of all that it serves.
+
+    open: a case that it serves was not measured twice or more, and the others do not keep it.
+    """
     found = {}
     for kernel in every:
-        cases = [kinds[kernel] for kinds in summary.values() if kernel in kinds]
-        measured = [case for case in cases if "cost" in case]
-        if any(case["cost"] >= WORTH and case["cost"] > case["spread"] for case in measured):
+        jobs = [name_of(name, each) for name, case in CASES.items() if kernel in case.kernels for each in case.dropouts]
+        facts = [summary.get(job, {}).get(kernel, {}) for job in jobs]
+        measured = [each for each in facts if "cost" in each and each["repetitions"] > 1]
+        if any(each["cost"] >= WORTH and each["cost"] > each["spread"] for each in measured):
             found[kernel] = "kept"
-        elif len(measured) < len(cases) or not cases:
-            found[kernel] = "not measured" if not measured else "unclear"
         else:
-            found[kernel] = "goes"
+            found[kernel] = "goes" if jobs and len(measured) == len(jobs) else "open"
     return found
 
 
