@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 from jobs import Job, Setting
 from torch.profiler import ProfilerActivity, profile
 
@@ -33,7 +34,10 @@ def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
 
     step = SYSTEMS[job.system](job.setting, device)
     first = [_seconds(step, device) for _ in range(job.warm)]
-    yield {"first_s": first[0], "warm_steps_s": _rounded(first)}
+    graphs = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
+    if job.system.endswith("compiled") and not graphs:
+        raise RuntimeError("torch.compile has compiled nothing")  # it skips what it does not know without a word
+    yield {"first_s": first[0], "warm_steps_s": _rounded(first), "graphs": graphs}
     marks, loss = [_mark(device)], None
     for _ in range(job.timed):
         loss = step()
