@@ -50,7 +50,7 @@ def trials_before_and_after(jobs: list[Job], repeat: int, checkout: Path, cold: 
         for place, job in enumerate(each for each in jobs if each.system == "kilolayer"):
             lone = replace(job, profile=None, peer=False)
             pair = [
-                Trial(lone, package, number, cache=f"{place}-{name}", cold=cold or number == 0)
+                Trial(lone, package, name == "before", number, cache=f"{place}-{name}", cold=cold or number == 0)
                 for name, package in (("before", checkout), ("this", HERE))
             ]
             trials += pair[:: -1 if number % 2 else 1]

@@ -19,22 +19,26 @@ from typing import Any
 
 from jobs import Job
 
+import kilolayer
+
 HERE = Path(__file__).parents[2]
 MEMORY = 130  # GB of the GPU that jobs may take together
 READY_SECONDS, MEASURE_SECONDS = 200.0, 60.0
 NO_MEMORY = ("out of memory", "ALLOC_FAILED")
-PACKAGES = ("kilolayer", "torch", "triton", "transformers", "torchscale", "x-transformers")
+PEERS = ("torch", "triton", "transformers", "torchscale", "x-transformers")
 
 
 @dataclass(frozen=True)
 class Trial:
     """A job to run once. package: the checkout of this repository whose `src` it imports.
 
-    cache: trials of the same name share a compile cache. cold: this one finds it empty.
+    before: whether that is the older commit. cache: trials of the same name share a compile cache. cold: this one finds it
+    empty.
     """
 
     job: Job
     package: Path = HERE
+    before: bool = False
     repeat: int = 0
     cache: str = "shared"
     cold: bool = False
@@ -128,7 +132,7 @@ class Lines:
                 log.write(f"== {job.name}: {facts['reason']}\n{said[-4000:]}\n")
         which = {
             "job": job.name,
-            "package": "this" if trial.package == HERE else "before",
+            "package": "before" if trial.before else "this",
             "repeat": trial.repeat,
             "cold": trial.cold,
             "left_out": list(job.left_out),
@@ -150,8 +154,8 @@ def read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    found = {"python": platform.python_version(), "kilolayer": kilolayer.__version__}
+    for package in PEERS:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
