@@ -11,36 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-import kilolayer as kl
 from kilolayer.speed.budget import Work, budget
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
-from jobs import JOBS, ROWS, Job
+from jobs import Job, every_job, names_in
+from ours import model_config
+from table import units_of
 
 
 def predicted(job: Job) -> int:
     """The peak that the plan names for a job, in bytes."""
     setting = job.setting
-    config = kl.ModelConfig(
-        shape="encoder_decoder" if setting.task == "translation" else "decoder",
-        layers=setting.layers,
-        dim=setting.dim,
-        heads=setting.heads,
-        ffn_dim=setting.ffn_dim,
-        vocab_size=setting.vocabulary,
-        recipe=kl.recipes.get(setting.recipe),
-        moe=kl.MoE(experts=setting.experts) if setting.experts else None,
-        pad_id=None,
-    )
-    return budget(config, Work(setting.rows, setting.length, 1, "bf16")).training.peak
+    return budget(model_config(setting), Work(setting.rows, setting.length, 1, "bf16")).training.peak
 
 
-def names(rows: list[int], jobs: Iterable[str]) -> list[str]:
-    """The jobs of a run that count: those of the rows that it still holds, or all where it was for single jobs."""
-    return [name for row in rows for name in ROWS[row].jobs] if rows else list(jobs)
+def names(run: dict[str, Any]) -> list[str]:
+    """The jobs of a run that count: those of its rows and variants, or all where it was for single jobs."""
+    return [name for unit in units_of(run) for name in names_in(*unit)] if run["rows"] else list(run["jobs"])
 
 
 def main() -> None:
@@ -49,9 +39,9 @@ def main() -> None:
     parser.add_argument("speed", type=Path, nargs="+")
     options = parser.parse_args()
     runs = [run for path in options.speed for run in json.loads(path.read_text())["runs"]]
-    found = {name: run["jobs"].get(name, {}) for run in runs for name in names(run["rows"], run["jobs"])}
+    found = {name: run["jobs"].get(name, {}) for run in runs for name in names(run)}
     cases = {}
-    for job in JOBS:
+    for job in every_job():
         measured = found.get(job.name, {}).get("gigabytes")
         if job.system == "kilolayer" and measured is not None and not job.setting.twin:
             plan = predicted(job) / 2**30

@@ -1,8 +1,8 @@
-"""What is measured: shapes, jobs in the order of their importance, and the rows of the table with their goals."""
+"""What is measured: shapes, jobs in the order of their importance, variants, and the rows of the table with their goals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -15,7 +15,8 @@ class Setting:
     """A model and its batch: `rows` x `length` tokens, a side in translation; `layers` a side.
 
     experts: in every second layer, two of which serve a token. twin: the dense model of the same active arithmetic, FFN twice
-    as wide in every second layer.
+    as wide in every second layer. dropout: on embeddings, on residual branches and on attention weights, in translation behind
+    the activation too. padded: a tenth of the tokens are padding, behind sentences of different lengths.
     """
 
     task: Literal["translation", "language"]
@@ -29,11 +30,20 @@ class Setting:
     recipe: str = "deepnorm"
     experts: int = 0
     twin: bool = False
+    dropout: float = 0.0
+    padded: bool = False
+    precision: Literal["fp32", "bf16"] = "bf16"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row that are not padding, ascending."""
+        shortest, last = (0.8 if self.padded else 1.0) * self.length, max(1, self.rows - 1)
+        return [round(shortest + (self.length - shortest) * row / last) for row in range(self.rows)]
 
     @property
     def tokens(self) -> int:
-        """Target tokens a step."""
-        return self.rows * self.length
+        """Target tokens a step, without padding."""
+        return sum(self.lengths)
 
     @property
     def flops(self) -> int:
@@ -52,6 +62,8 @@ class Job:
     """One process. gigabytes: about what it takes of the GPU, so that several can get ready side by side.
 
     alone: with an empty compile cache and nothing beside it, because its start is timed. profile: the row to profile it for.
+    base: the name of the job that it is a variant of. left_out: kernels of ours that it does without. peer: decode by Hugging
+    Face beside ours.
     """
 
     name: str
@@ -63,6 +75,38 @@ class Job:
     warm: int = 5
     timed: int = 12
     profile: int | None = None
+    variant: str = "plain"
+    base: str = ""
+    left_out: tuple[str, ...] = ()
+    peer: bool = True
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dropout": {"dropout": 0.1},
+    "padded": {"padded": True},
+    "both": {"dropout": 0.1, "padded": True},
+}
+DROPOUT_MEMORY = 1.25  # at most, over that of the plain job
+
+
+def as_variant(job: Job, variant: str) -> Job:
+    """The same job with the options of VARIANTS[variant]."""
+    options = VARIANTS[variant]
+    gigabytes = round(job.gigabytes * (DROPOUT_MEMORY if "dropout" in options else 1.0))
+    return replace(
+        job,
+        name=name_of(job.name, variant),
+        base=job.name,
+        variant=variant,
+        setting=replace(job.setting, **options),
+        gigabytes=gigabytes,
+        profile=None if "padded" in options else job.profile,
+    )
+
+
+def name_of(base: str, variant: str) -> str:
+    return base if variant == "plain" else f"{base}, {variant}"
 
 
 TRANSLATION = Setting("translation", 100, 64, 64, dim=512, heads=8, ffn_dim=2048, vocabulary=32_768)
@@ -70,6 +114,7 @@ LARGE = replace(TRANSLATION, rows=256)
 SPARSE = Setting("language", 12, 16, 1024, dim=1024, heads=16, ffn_dim=4096, vocabulary=50_304, recipe="sub_ln", experts=64)
 LANGUAGE = Setting("language", 24, 32, 1024, dim=1024, heads=16, ffn_dim=4096, vocabulary=50_304)
 DECODED = replace(TRANSLATION, layers=18, length=32)
+READY = 10  # warm-up steps of ours: `ready_s` is the time to the end of the tenth
 
 
 def deep(layers: int) -> Setting:
@@ -81,34 +126,36 @@ def by(recipe: str) -> Setting:
 
 
 JOBS = [
-    Job("product", "product", "torch", TRANSLATION, 3),
-    Job("kilolayer", "training", "kilolayer", TRANSLATION, 28, profile=1),
+    Job("product", "product", "product", TRANSLATION, 3),
+    Job("kilolayer", "training", "kilolayer", TRANSLATION, 28, profile=1, warm=READY),
     Job("torchscale", "training", "torchscale", TRANSLATION, 55),
     Job("nn.Transformer", "training", "nn.Transformer", TRANSLATION, 40),
-    Job("kilolayer 256x64", "training", "kilolayer", LARGE, 76, profile=2),
-    Job("kilolayer 500L", "training", "kilolayer", deep(500), 135, alone=True, warm=10),
+    Job("nn.Transformer compiled", "training", "nn.Transformer compiled", TRANSLATION, 40),
+    Job("kilolayer 256x64", "training", "kilolayer", LARGE, 76, profile=2, warm=READY),
+    Job("kilolayer 500L", "training", "kilolayer", deep(500), 135, alone=True, warm=READY),
     Job("gpt2 compiled", "training", "gpt2 compiled", LANGUAGE, 60),
     Job("x-transformers compiled", "training", "x-transformers compiled", LANGUAGE, 60),
-    Job("kilolayer language", "training", "kilolayer", LANGUAGE, 45, profile=4),
-    Job("kilolayer post_ln", "training", "kilolayer", by("post_ln"), 28),
-    Job("kilolayer pre_ln", "training", "kilolayer", by("pre_ln"), 28),
-    Job("kilolayer sub_ln", "training", "kilolayer", by("sub_ln"), 28),
-    Job("kilolayer admin", "training", "kilolayer", by("admin"), 28),
-    Job("kilolayer 25L", "training", "kilolayer", deep(25), 9),
-    Job("kilolayer 50L", "training", "kilolayer", deep(50), 15),
-    Job("kilolayer 200L", "training", "kilolayer", deep(200), 54),
-    Job("decoding fp32", "decoding", "fp32", DECODED, 8),
-    Job("decoding bf16", "decoding", "bf16", DECODED, 8),
-    Job("kilolayer 10L", "training", "kilolayer", deep(10), 8, alone=True),
-    Job("kilolayer 64 experts", "training", "kilolayer", SPARSE, 70, profile=10),
-    Job("kilolayer twin", "training", "kilolayer", replace(SPARSE, experts=0, twin=True), 20, profile=11),
+    Job("kilolayer language", "training", "kilolayer", LANGUAGE, 45, profile=4, warm=READY),
+    Job("kilolayer post_ln", "training", "kilolayer", by("post_ln"), 28, warm=READY),
+    Job("kilolayer pre_ln", "training", "kilolayer", by("pre_ln"), 28, warm=READY),
+    Job("kilolayer sub_ln", "training", "kilolayer", by("sub_ln"), 28, warm=READY),
+    Job("kilolayer admin", "training", "kilolayer", by("admin"), 28, warm=READY),
+    Job("kilolayer 25L", "training", "kilolayer", deep(25), 9, warm=READY),
+    Job("kilolayer 50L", "training", "kilolayer", deep(50), 15, warm=READY),
+    Job("kilolayer 200L", "training", "kilolayer", deep(200), 54, warm=READY),
+    Job("decoding fp32", "decoding", "kilolayer", replace(DECODED, precision="fp32"), 8),
+    Job("decoding bf16", "decoding", "kilolayer", DECODED, 8),
+    Job("kilolayer 10L", "training", "kilolayer", deep(10), 8, alone=True, warm=READY),
+    Job("kilolayer 64 experts", "training", "kilolayer", SPARSE, 70, profile=10, warm=READY),
+    Job("kilolayer twin", "training", "kilolayer", replace(SPARSE, experts=0, twin=True), 20, profile=11, warm=READY),
     Job("torchscale 64 experts", "training", "torchscale language", SPARSE, 110),
     Job("torchscale dense", "training", "torchscale language", replace(SPARSE, experts=0), 40),
-    Job("kilolayer 16 experts", "training", "kilolayer", replace(SPARSE, experts=16), 30),
+    Job("kilolayer 16 experts", "training", "kilolayer", replace(SPARSE, experts=16), 30, warm=READY),
     Job("torchscale 16 experts", "training", "torchscale language", replace(SPARSE, experts=16), 80),
     Job("x-transformers", "training", "x-transformers", LANGUAGE, 62),
     Job("gpt2", "training", "gpt2", LANGUAGE, 88),
     Job("marian", "training", "marian", TRANSLATION, 40),
+    Job("nn.Transformer compiled 256x64", "training", "nn.Transformer compiled", LARGE, 120),
     Job("nn.Transformer 256x64", "training", "nn.Transformer", LARGE, 120),
     Job("torchscale 256x64", "training", "torchscale", LARGE, 135),
 ]
@@ -172,15 +219,22 @@ LANGUAGE_PEERS = ("gpt2 compiled", "x-transformers compiled", "gpt2", "x-transfo
 ROWS = {
     1: Row(
         "Translation 100L-100L, d 512, 64 x 64 tokens a side",
-        ("kilolayer", "torchscale", "nn.Transformer", "marian"),
+        ("kilolayer", "torchscale", "nn.Transformer compiled", "nn.Transformer", "marian"),
         (
             Goal("times TorchScale (at least 11)", times("kilolayer", "torchscale")),
             Goal("times nn.Transformer (at least 5.5)", times("kilolayer", "nn.Transformer")),
+            Goal("times nn.Transformer compiled", times("kilolayer", "nn.Transformer compiled")),
+            Goal("with dropout, times TorchScale (at least 10)", times("kilolayer, dropout", "torchscale, dropout")),
+            Goal(
+                "with dropout, times nn.Transformer compiled", times("kilolayer, dropout", "nn.Transformer compiled, dropout")
+            ),
+            Goal("time with dropout over that without (at most 1.15)", times("kilolayer", "kilolayer, dropout")),
+            Goal("memory with dropout over that without (at most 1.1)", memory("kilolayer, dropout", "kilolayer")),
         ),
     ),
     2: Row(
         "Translation 100L-100L, d 512, 256 x 64 tokens a side",
-        ("kilolayer 256x64", "nn.Transformer 256x64", "torchscale 256x64"),
+        ("kilolayer 256x64", "nn.Transformer compiled 256x64", "nn.Transformer 256x64", "torchscale 256x64"),
         (Goal("TFLOP/s (at least 330)", lambda found: found["kilolayer 256x64"]["tflops"]),),
     ),
     3: Row(
@@ -197,6 +251,14 @@ ROWS = {
         (
             Goal("times HF GPT-2 compiled (at least 1.3)", times("kilolayer language", "gpt2 compiled")),
             Goal("times x-transformers compiled (at least 1.2)", times("kilolayer language", "x-transformers compiled")),
+            Goal(
+                "with dropout, times HF GPT-2 compiled (at least 1.25)",
+                times("kilolayer language, dropout", "gpt2 compiled, dropout"),
+            ),
+            Goal(
+                "with dropout, times x-transformers compiled",
+                times("kilolayer language, dropout", "x-transformers compiled, dropout"),
+            ),
             Goal("share of the product's rate (at least 0.62)", lambda found: found["kilolayer language"]["share"]),
             Goal("memory over the least of the peers' (below 1)", memory("kilolayer language", *LANGUAGE_PEERS)),
         ),
@@ -241,6 +303,10 @@ ROWS = {
         (
             Goal("times TorchScale at 64 experts (at least 5)", times("kilolayer 64 experts", "torchscale 64 experts")),
             Goal(
+                "with dropout, times TorchScale at 64 experts",
+                times("kilolayer 64 experts, dropout", "torchscale 64 experts, dropout"),
+            ),
+            Goal(
                 "forward and backward over those of the dense twin (at most 1.5)",
                 lambda found: found["kilolayer 64 experts"]["model_ms"] / found["kilolayer twin"]["model_ms"],
             ),
@@ -258,7 +324,32 @@ ROWS = {
 }
 
 
-def jobs_of(rows: list[int]) -> list[Job]:
-    """The jobs that these rows show, most important first; the product's rate stands in every table."""
-    wanted = {"product", *(name for row in rows for name in ROWS[row].jobs)}
-    return [job for job in JOBS if job.name in wanted]
+def units(rows: Iterable[int], variants: Iterable[str]) -> list[tuple[int, str]]:
+    """What a run is for: pairs of a row and a variant. Decoding, and the time of compilation, have no variants."""
+    variants = list(variants)
+    return [(row, name) for row in rows for name in variants if name == "plain" or row not in (7, 9)]
+
+
+def names_in(row: int, variant: str) -> list[str]:
+    """The jobs that a row shows in one of its variants."""
+    return [name_of(name, variant) for name in ROWS[row].jobs]
+
+
+def every_job() -> list[Job]:
+    """All jobs in all variants, most important first; the product of matrices, whose rate stands in every table, is first."""
+    return [as_variant(job, name) for job in JOBS for name in (VARIANTS if job.kind == "training" else ["plain"])]
+
+
+def jobs_of(rows: Iterable[int], variants: Iterable[str], systems: Container[str]) -> list[Job]:
+    """The jobs of these rows, variants and systems."""
+    wanted = {"product", *(name for row, variant in units(rows, variants) for name in names_in(row, variant))}
+    return [job for job in every_job() if job.name in wanted and job.system in systems]
+
+
+def ours_beside(name: str) -> str | None:
+    """Our job of the same setting as a peer's."""
+    jobs = {job.name: job for job in every_job() if job.kind == "training"}
+    if name not in jobs or jobs[name].system == "kilolayer":
+        return None
+    same = (job.name for job in jobs.values() if job.system == "kilolayer" and job.setting == jobs[name].setting)
+    return next(same, None)

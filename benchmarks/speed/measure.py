@@ -1,22 +1,27 @@
-"""One job in a process of its own: gets ready, reports it, waits for a line on stdin, and measures. Started by run.py."""
+"""One job in a process of its own: gets ready, reports it, waits for a line on stdin, and measures. Started by workers.py."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 from jobs import Job, Setting
 from torch.profiler import ProfilerActivity, profile
+
+import kilolayer
 
 Step = Callable[[], Any]
 # Kernels of the optimizer: its own, and the norms of gradients.
@@ -29,10 +34,13 @@ def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
 
     step = SYSTEMS[job.system](job.setting, device)
     first = [_seconds(step, device) for _ in range(job.warm)]
-    yield {"first_s": first[0], "warm_steps_s": _rounded(first)}
-    marks = [_mark(device)]
+    graphs = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
+    if job.system.endswith("compiled") and not graphs:
+        raise RuntimeError("torch.compile has compiled nothing")  # it skips what it does not know without a word
+    yield {"first_s": first[0], "warm_steps_s": _rounded(first), "graphs": graphs}
+    marks, loss = [_mark(device)], None
     for _ in range(job.timed):
-        step()
+        loss = step()
         marks.append(_mark(device))
     _wait(device)
     all_ms = [_ms(before, after) for before, after in pairwise(marks)]
@@ -44,7 +52,10 @@ def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
         "tokens_per_s": job.setting.tokens / ms * 1e3,
         "tflops": job.setting.flops / ms / 1e9,
         "compile_s": first[0] - ms / 1e3,
+        "loss": float(loss),
     }
+    if not math.isfinite(facts["loss"]):
+        raise FloatingPointError(f"the loss is {facts['loss']}")
     if device.type == "cuda":
         facts["gigabytes"] = torch.cuda.max_memory_allocated() / 2**30
         facts["reserved_gigabytes"] = torch.cuda.max_memory_reserved() / 2**30
@@ -56,7 +67,7 @@ def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
 
 def product(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
     """The rate of a product of two matrices [8192, 8192] in bf16: what a model's products can hope for."""
-    size = 8192 if device.type == "cuda" else 256
+    size = 8192 if device.type == "cuda" else 64
     left, right = torch.randn(2, size, size, device=device).bfloat16()
     yield {}
     for _ in range(500 if device.type == "cuda" else 5):  # most of a second: a GPU that stood still is slow at first
@@ -119,23 +130,37 @@ def _wait(device: torch.device) -> None:
 KINDS = {"training": training, "product": product, "decoding": decoding}
 
 
+def without(names: tuple[str, ...]) -> AbstractContextManager[Any]:
+    """Leaves kernels of ours out while layers are built, compiled and run."""
+    if not names:
+        return nullcontext()
+    from kilolayer.operators import kernels
+
+    return kernels.left_out(*names)
+
+
 def main() -> None:
     order = json.loads(sys.argv[1])
-    job = Job(**{**order["job"], "setting": Setting(**order["job"]["setting"])})
+    parts = order["job"] | {"setting": Setting(**order["job"]["setting"]), "left_out": tuple(order["job"]["left_out"])}
+    job = Job(**parts)
+    if order["package"] not in kilolayer.__file__:
+        raise ImportError(f"kilolayer is {kilolayer.__file__} and not under {order['package']}")
     warnings.simplefilter("ignore")
+    torch.manual_seed(1)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     hardware = torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores"
     facts: dict[str, Any] = {"hardware": hardware}
     report = Path(order["report"])
-    for part, found in enumerate(KINDS[job.kind](job, device)):
-        if part == 0:
-            facts["ready_s"] = time.time() - order["started"]
-        beside = report.with_suffix(".part")
-        beside.write_text(json.dumps(facts := facts | found))
-        beside.replace(report)
-        if part == 0:
-            sys.stdin.readline()
+    with without(job.left_out):
+        for part, found in enumerate(KINDS[job.kind](job, device)):
+            if part == 0:
+                facts["ready_s"] = time.time() - order["started"]
+            beside = report.with_suffix(".part")
+            beside.write_text(json.dumps(facts := facts | found))
+            beside.replace(report)
+            if part == 0:
+                sys.stdin.readline()
 
 
 if __name__ == "__main__":

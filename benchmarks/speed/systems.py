@@ -1,8 +1,8 @@
 """Kilolayer and its peers: one function a system, from a setting to a training step.
 
-All take the same shapes, dropout 0 and no padding, compute products in bf16 and update fp32 weights by AdamW; norms, positions
-and activations are as each system has them. Peers hold fp32 weights under autocast and use torch's fused AdamW; their batch
-lies on the device already.
+All take the same shapes, the same dropout and the same padding, compute products in bf16 and update fp32 weights by AdamW;
+norms, positions and activations are as each system has them. Peers hold fp32 weights under autocast and use torch's fused
+AdamW; their batch and its masks lie on the device already. A peer that is compiled is by torch.compile in its default mode.
 """
 
 from __future__ import annotations
@@ -12,66 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from batch import PAD, batch
 from jobs import Setting
+from ours import LR, kilolayer
 from torch import Tensor, nn
 
-import kilolayer as kl
-from kilolayer.data.batches import Batch
-from kilolayer.data.windows import TextBatch
-from kilolayer.layers.stack import Stack
-from kilolayer.training.config import TrainConfig
-from kilolayer.training.guard import Guard
-from kilolayer.training.optimizer import Optimizer
-from kilolayer.training.step import Stepper
-
-LR = 1e-4
 Step = Callable[[], Any]
-
-
-def kilolayer(setting: Setting, device: torch.device) -> Step:
-    """The trainer's own step: bf16 weights with fp32 masters, compiled layers, recorded as a graph; on a CPU plain."""
-    options: dict[str, Any] = {
-        "layers": setting.layers,
-        "dim": setting.dim,
-        "heads": setting.heads,
-        "ffn_dim": setting.ffn_dim,
-        "vocab_size": setting.vocabulary,
-        "recipe": kl.recipes.get(setting.recipe),
-        "pad_id": None,
-    }
-    if setting.experts:
-        options["moe"] = kl.MoE(experts=setting.experts)
-    translates = setting.task == "translation"
-    shape = "encoder_decoder" if translates else "decoder"
-    model = kl.build_model(kl.ModelConfig(shape=shape, **options), device=device, seed=1)
-    if setting.twin:
-        widen(model.stacks()[0], kl.ModelConfig(shape=shape, **options | {"ffn_dim": 2 * setting.ffn_dim}), device)
-    source, target, labels = batch(setting, torch.device("cpu"))
-    read = Batch(source, target, labels, labels.numel()) if translates else TextBatch(target, labels, labels.numel())
-    if model.config.recipe.calibration() is not None:
-        kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
-    config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
-    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16))
-    stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse)
-
-    def step() -> None:
-        fault = stepper.step([read], LR).fault
-        if fault is not None:
-            _refuse(f"{fault} is not finite, and the update was left out")
-
-    return step
-
-
-def widen(stack: Stack, config: kl.ModelConfig, device: torch.device) -> None:
-    """Put layers of another configuration in the place of every second one."""
-    wide = kl.build_model(config, device=device, seed=1).stacks()[0]
-    for index in range(1, len(stack.blocks), 2):
-        stack.blocks[index] = wide.blocks[index]
-
-
-def _refuse(message: str) -> None:
-    """The trainer would go on more slowly, or with less work; that must not be measured."""
-    raise RuntimeError(message)
 
 
 def torchscale(setting: Setting, device: torch.device) -> Step:
@@ -96,6 +42,9 @@ def torchscale(setting: Setting, device: torch.device) -> Step:
         vocab_size=setting.vocabulary,
         share_all_embeddings=True,
         no_scale_embedding=False,
+        dropout=setting.dropout,
+        attention_dropout=setting.dropout,
+        activation_dropout=setting.dropout,
     )
     with device:
         # Its positions count from 2.
@@ -103,11 +52,23 @@ def torchscale(setting: Setting, device: torch.device) -> Step:
         table = TextEmbedding(setting.vocabulary, setting.dim)
         model = EncoderDecoder(config, table, source_positions, table, target_positions)
     source, target, labels = batch(setting, device)
-    return autocast_step(model, lambda: model(source, target)[0], labels)
+    if not setting.padded:
+        return autocast_step(model, lambda: model(source, target)[0], labels)
+    source_padding, target_padding = source == PAD, target == PAD
+
+    def logits() -> Tensor:
+        """As its forward, which takes no masks of padding, calls the two sides."""
+        encoded = model.encoder(source, encoder_padding_mask=source_padding)
+        return model.decoder(target, self_attn_padding_mask=target_padding, encoder_out=encoded)[0]
+
+    return autocast_step(model, logits, labels)
 
 
 def torchscale_language(setting: Setting, device: torch.device) -> Step:
-    """Its decoder, Sub-LN, with X-MoE in every second layer; the balance loss as its examples weigh it."""
+    """Its decoder, Sub-LN, with X-MoE in every second layer; the balance loss as its examples weigh it.
+
+    Its attention is told of padding; its experts have no way to be.
+    """
     from torchscale.architecture.config import DecoderConfig
     from torchscale.architecture.decoder import Decoder
     from torchscale.component.embedding import PositionalEmbedding, TextEmbedding
@@ -126,16 +87,19 @@ def torchscale_language(setting: Setting, device: torch.device) -> Step:
         activation_fn="relu",
         vocab_size=setting.vocabulary,
         share_decoder_input_output_embed=True,
+        dropout=setting.dropout,
+        attention_dropout=setting.dropout,
         **sparse,
     )
     with device:
         positions = PositionalEmbedding(setting.length + 2, setting.dim)
         model = Decoder(config, TextEmbedding(setting.vocabulary, setting.dim), positions)
     _, target, labels = batch(setting, device)
+    padding = target == PAD if setting.padded else None
     balance: list[Tensor] = []
 
     def logits() -> Tensor:
-        found, extra = model(target)
+        found, extra = model(target, self_attn_padding_mask=padding)
         balance[:] = [each for each in extra.get("l_aux", []) if each is not None]
         return found
 
@@ -149,21 +113,38 @@ class PlainTransformer(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.randn(setting.vocabulary, setting.dim) * setting.dim**-0.5)
         self.positions = nn.Parameter(torch.zeros(setting.length, setting.dim))
+        self.dropout = nn.Dropout(setting.dropout)
         self.layers = nn.Transformer(
-            setting.dim, setting.heads, setting.layers, setting.layers, setting.ffn_dim, dropout=0.0, batch_first=True
+            setting.dim, setting.heads, setting.layers, setting.layers, setting.ffn_dim, setting.dropout, batch_first=True
         )
         self.causal = nn.Transformer.generate_square_subsequent_mask(setting.length, self.table.device)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        source, target = (F.embedding(ids, self.table) + self.positions for ids in (source, target))
-        return F.linear(self.layers(source, target, tgt_mask=self.causal, tgt_is_causal=True), self.table)
+    def forward(self, source: Tensor, target: Tensor, masks: dict[str, Tensor]) -> Tensor:
+        source, target = (self.dropout(F.embedding(ids, self.table) + self.positions) for ids in (source, target))
+        return F.linear(self.layers(source, target, tgt_mask=self.causal, tgt_is_causal=True, **masks), self.table)
 
 
-def nn_transformer(setting: Setting, device: torch.device) -> Step:
+def nn_transformer(setting: Setting, device: torch.device, compiled: bool = False) -> Step:
+    """compiled: each layer by itself, because all layers of a side then share what was compiled for the first."""
     with device:
         model = PlainTransformer(setting)
     source, target, labels = batch(setting, device)
-    return autocast_step(model, lambda: model(source, target), labels)
+    masks: dict[str, Tensor] = {}
+    if setting.padded:
+        behind_source, behind_target = (
+            torch.zeros(ids.shape, device=device).masked_fill_(ids == PAD, float("-inf")) for ids in (source, target)
+        )
+        masks = {
+            "src_key_padding_mask": behind_source,
+            "memory_key_padding_mask": behind_source,
+            "tgt_key_padding_mask": behind_target,
+        }
+    if compiled:
+        for layers in (model.layers.encoder.layers, model.layers.decoder.layers):
+            for index, layer in enumerate(layers):
+                # Not layer.compile(): the compiler skips a forward that stands in torch.nn, and says nothing.
+                layers[index] = torch.compile(layer)
+    return autocast_step(model, lambda: model(source, target, masks), labels)
 
 
 def marian(setting: Setting, device: torch.device) -> Step:
@@ -172,7 +153,8 @@ def marian(setting: Setting, device: torch.device) -> Step:
     with device:
         model = MarianMTModel(MarianConfig(**marian_options(setting)))
     source, target, labels = batch(setting, device)
-    return autocast_step(model, lambda: model(source, decoder_input_ids=target, use_cache=False).logits, labels)
+    masks = {"attention_mask": source != PAD, "decoder_attention_mask": target != PAD} if setting.padded else {}
+    return autocast_step(model, lambda: model(source, decoder_input_ids=target, use_cache=False, **masks).logits, labels)
 
 
 def marian_options(setting: Setting) -> dict[str, Any]:
@@ -193,8 +175,10 @@ def marian_options(setting: Setting) -> dict[str, Any]:
         "max_position_embeddings": 256,
         "activation_function": "relu",
         "scale_embedding": True,
-        "dropout": 0.0,
-        "pad_token_id": 0,
+        "dropout": setting.dropout,
+        "attention_dropout": setting.dropout,
+        "activation_dropout": setting.dropout,
+        "pad_token_id": PAD,
         "decoder_start_token_id": 2,
         "eos_token_id": 3,
         "forced_eos_token_id": None,
@@ -212,15 +196,16 @@ def gpt2(setting: Setting, device: torch.device, compiled: bool = False) -> Step
         n_layer=setting.layers,
         n_head=setting.heads,
         n_inner=setting.ffn_dim,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        resid_pdrop=setting.dropout,
+        embd_pdrop=setting.dropout,
+        attn_pdrop=setting.dropout,
         attn_implementation="sdpa",
     )
     with device:
         model = GPT2LMHeadModel(config)
     _, target, labels = batch(setting, device)
-    return autocast_step(model, lambda: model(target, use_cache=False).logits, labels, compiled)
+    mask = target != PAD if setting.padded else None
+    return autocast_step(model, lambda: model(target, attention_mask=mask, use_cache=False).logits, labels, compiled)
 
 
 def x_transformers(setting: Setting, device: torch.device, compiled: bool = False) -> Step:
@@ -234,12 +219,20 @@ def x_transformers(setting: Setting, device: torch.device, compiled: bool = Fals
             attn_dim_head=setting.dim // setting.heads,
             ff_mult=setting.ffn_dim // setting.dim,
             attn_flash=True,
+            attn_dropout=setting.dropout,
+            attn_sublayer_dropout=setting.dropout,
+            ff_sublayer_dropout=setting.dropout,
         )
         model = TransformerWrapper(
-            num_tokens=setting.vocabulary, max_seq_len=setting.length, attn_layers=layers, tie_embedding=True
+            num_tokens=setting.vocabulary,
+            max_seq_len=setting.length,
+            attn_layers=layers,
+            tie_embedding=True,
+            emb_dropout=setting.dropout,
         )
     _, target, labels = batch(setting, device)
-    return autocast_step(model, lambda: model(target), labels, compiled)
+    mask = target != PAD if setting.padded else None
+    return autocast_step(model, lambda: model(target, mask=mask), labels, compiled)
 
 
 def autocast_step(
@@ -257,23 +250,18 @@ def autocast_step(
 
     def mean_loss() -> Tensor:
         with torch.autocast(labels.device.type, torch.bfloat16):
-            return F.cross_entropy(logits().flatten(0, 1), labels.flatten()) + more()
+            return F.cross_entropy(logits().flatten(0, 1), labels.flatten(), ignore_index=PAD) + more()
 
     loss = torch.compile(mean_loss) if compiled else mean_loss
 
-    def step() -> None:
-        loss().backward()
+    def step() -> Tensor:
+        found = loss()
+        found.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return found.detach()
 
     return step
-
-
-def batch(setting: Setting, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, target and labels, int64 [rows, length]: random, without special tokens; a language model has no source."""
-    noise = torch.Generator().manual_seed(1)
-    ids = torch.randint(4, setting.vocabulary, (2, setting.rows, setting.length + 1), generator=noise).to(device)
-    return ids[0, :, 1:].contiguous(), ids[1, :, :-1].contiguous(), ids[1, :, 1:].contiguous()
 
 
 SYSTEMS: dict[str, Callable[[Setting, torch.device], Step]] = {
@@ -281,6 +269,7 @@ SYSTEMS: dict[str, Callable[[Setting, torch.device], Step]] = {
     "torchscale": torchscale,
     "torchscale language": torchscale_language,
     "nn.Transformer": nn_transformer,
+    "nn.Transformer compiled": lambda setting, device: nn_transformer(setting, device, compiled=True),
     "marian": marian,
     "gpt2": gpt2,
     "gpt2 compiled": lambda setting, device: gpt2(setting, device, compiled=True),

@@ -1,13 +1,24 @@
-"""The results as Markdown: a table and its goals for each row."""
+"""The results as Markdown: a table and its goals for each row.
+
+    python benchmarks/speed/table.py benchmarks/speed [LINES.jsonl ...]
+
+adds the runs of these files to results.json, which run.py does for its own, and makes results.md anew.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
-from jobs import ROWS, Found
+from jobs import ROWS, VARIANTS, Found, names_in, ours_beside, units
+from workers import read_lines
 
+DESCRIBED = {"plain": "", "dropout": "dropout 0.1", "padded": "padded", "both": "dropout 0.1, padded"}
 TRAINING = {
     "ms": ("ms a step", "{:,.1f}"),
+    "times": ("times ours", "{:.2f}"),
     "ms_per_layer": ("ms a layer", "{:.3f}"),
     "tokens_per_s": ("target tokens/s", "{:,.0f}"),
     "tflops": ("TFLOP/s", "{:,.1f}"),
@@ -29,12 +40,15 @@ DECODING = {
 
 
 def derive(found: Found) -> Found:
-    """What was measured to the end, with each system's share of the product's rate."""
+    """What was measured to the end, with each system's share of the product's rate, and a peer's time over ours."""
     whole = {name: dict(facts) for name, facts in found.items() if "ms" in facts or "times" in facts}
-    if (product := whole.pop("product", None)) is not None:
-        for facts in whole.values():
-            if "tflops" in facts:
-                facts["share"] = facts["tflops"] / product["tflops"]
+    product = whole.pop("product", None)
+    for name, facts in whole.items():
+        if product is not None and "tflops" in facts:
+            facts["share"] = facts["tflops"] / product["tflops"]
+        ours = whole.get(ours_beside(name) or "")
+        if ours is not None:
+            facts["times"] = facts["ms"] / ours["ms"]
     return whole
 
 
@@ -49,48 +63,120 @@ def goals(row: int, found: Found) -> dict[str, float | None]:
     return values
 
 
+def units_of(run: dict[str, Any]) -> list[tuple[int, str]]:
+    """The rows and variants that a run is for."""
+    return units(run["rows"], run.get("variants", ["plain"]))
+
+
+def latest(runs: list[dict[str, Any]]) -> dict[tuple[int, str], dict[str, Any]]:
+    """For each row and variant the last run that is for it."""
+    return {unit: run for run in runs for unit in units_of(run)}
+
+
 def markdown(runs: list[dict[str, Any]]) -> str:
     """All rows in their order, each from the run that measured it."""
     lines = [
         "# Speed",
         "",
-        "Medians of single steps, AdamW included, dropout 0, no padding. Memory: the peak of what the process allocated.",
-        "`ready` counts from the start of the process to the end of its warm-up; only the processes for 10 and 500 layers",
-        "started alone and with an empty compile cache. GB are 2^30 bytes. All systems of a row ran in one run:",
+        "Medians of single steps, AdamW included; without dropout and padding where nothing else is said. Dropout 0.1 is on",
+        "embeddings, residual branches and attention weights, in translation behind the activation too. Of a padded batch a",
+        "tenth of the tokens are padding, which tokens/s and TFLOP/s do not count. Memory: the peak of what the process",
+        "allocated. `ready` counts from the start of the process to the end of its warm-up; only the processes for 10 and 500",
+        "layers started alone and with an empty compile cache. GB are 2^30 bytes. All systems of a row and variant ran in one",
+        "run:",
         "",
     ]
+    measured = latest(runs)
     for run in runs:
         product = run["jobs"].get("product", {})
         rate = f"{product['tflops']:,.0f} TFLOP/s" if "tflops" in product else "not measured"
         lines += [
-            f"- {_measured(run)}: `{run['command']}` on {run['hardware']} in {run['seconds']:.0f} s; "
+            f"- {_measured(run, measured)}: `{run['command']}` on {run['hardware']} in {run['seconds']:.0f} s; "
             + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
             + f"; product of 8192 x 8192 matrices in bf16: {rate}"
         ]
-    measured: dict[int, Found] = {row: run["jobs"] for run in runs for row in run["rows"]}
-    for row, found in sorted(measured.items()):
+    for row in sorted({row for row, _ in measured}):
+        found = {variant: measured[row, variant]["jobs"] for variant in VARIANTS if (row, variant) in measured}
         lines += ["", f"## {row}. {ROWS[row].title}", "", *_table(row, found), ""]
-        lines += [f"- {text}: {_shown(value, '{:.3f}')}" for text, value in goals(row, found).items()]
+        lines += [f"- {text}: {_shown(value, '{:.3f}')}" for text, value in _best_goals(row, found).items()]
     return "\n".join(lines) + "\n"
 
 
-def _measured(run: dict[str, Any]) -> str:
-    return f"rows {', '.join(map(str, run['rows']))}" if run["rows"] else ", ".join(run["jobs"])
+def _best_goals(row: int, found: dict[str, Found]) -> dict[str, float | None]:
+    """What the goals came to in any one run that the row shows."""
+    each = [goals(row, jobs) for jobs in found.values()]
+    return {text: next((values[text] for values in each if values[text] is not None), None) for text in each[0]}
 
 
-def _table(row: int, found: Found) -> list[str]:
-    whole = derive(found)
-    names = ROWS[row].jobs
+def _measured(run: dict[str, Any], measured: dict[tuple[int, str], dict[str, Any]]) -> str:
+    """The rows that are shown from this run; single jobs where it was for these."""
+    rows: dict[str, list[str]] = {}
+    for row, variant in units_of(run):
+        if measured[row, variant] is run:
+            rows.setdefault(variant, []).append(str(row))
+    parts = [f"rows {', '.join(each)}{' with ' if DESCRIBED[name] else ''}{DESCRIBED[name]}" for name, each in rows.items()]
+    return "; ".join(parts) or ", ".join(run["jobs"])
+
+
+def _table(row: int, found: dict[str, Found]) -> list[str]:
     columns = DECODING if row == 9 else TRAINING
     lines = ["| system | " + " | ".join(title for title, _ in columns.values()) + " |", "|---" * (len(columns) + 1) + "|"]
-    for name in names:
-        facts = whole.get(name, {})
-        reason = found.get(name, {"reason": "not run"}).get("reason")
-        label = name if reason is None else f"{name}: {reason}"
-        cells = [_shown(facts.get(key), form) for key, (_, form) in columns.items()]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    for variant, jobs in found.items():
+        whole = derive(jobs)
+        for base, name in zip(ROWS[row].jobs, names_in(row, variant), strict=True):
+            reason = jobs.get(name, {"reason": "not run"}).get("reason")
+            label = base if variant == "plain" else f"{base}, {DESCRIBED[variant]}"
+            cells = [_shown(whole.get(name, {}).get(key), form) for key, (_, form) in columns.items()]
+            lines.append(f"| {label if reason is None else f'{label}: {reason}'} | " + " | ".join(cells) + " |")
     return lines
+
+
+def as_run(path: Path) -> dict[str, Any]:
+    """A run as results.json holds it, from its lines; of a job's repetitions the one whose time is the median."""
+    run, lines = read_lines(path)
+    repeated: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        repeated.setdefault(line["job"], []).append(line["facts"])
+    jobs: Found = {}
+    for name, every in repeated.items():
+        whole = sorted((facts for facts in every if "reason" not in facts), key=lambda facts: facts["ms"])
+        jobs[name] = dict(whole[(len(whole) - 1) // 2] if whole else every[-1])
+        if len(whole) > 1:
+            jobs[name]["repeated_ms"] = [round(facts["ms"], 3) for facts in whole]
+    hardware = [facts.pop("hardware") for facts in jobs.values() if "hardware" in facts]
+    return {
+        **{key: value for key, value in run.items() if key != "before"},
+        "hardware": hardware[0] if hardware else "unknown hardware",
+        "seconds": lines[-1]["seconds"] if lines else 0.0,
+        "jobs": jobs,
+        "goals": {row: goals(row, jobs) for row in run["rows"]},
+    }
+
+
+def add_run(out: Path, run: dict[str, Any]) -> None:
+    """Put a run into results.json, in the place of an earlier state of itself; runs of which nothing is shown any more go."""
+    path = out / "results.json"
+    others = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs = [*(each for each in others if each.get("started") is None or each["started"] != run["started"]), run]
+    shown = list(latest(runs).values())
+    runs = [each for each in runs if not each["rows"] or any(each is one for one in shown)]
+    path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+
+
+def write(out: Path, *others: Path) -> None:
+    """results.json with the runs of these files of lines, by default that of the folder `out`; results.md from it."""
+    for path in others or [out / "jobs.jsonl"]:
+        add_run(out, as_run(path))
+    (out / "results.md").write_text(markdown(json.loads((out / "results.json").read_text())["runs"]))
 
 
 def _shown(value: Any, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+if __name__ == "__main__":
+    folder, *files = map(Path, sys.argv[1:])
+    if files:
+        write(folder, *files)
+    else:
+        (folder / "results.md").write_text(markdown(json.loads((folder / "results.json").read_text())["runs"]))

@@ -1,0 +1,82 @@
+"""Kilolayer's own training step, by the package that is imported: this commit's, or that of an older one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from batch import PAD, batch
+from jobs import Setting
+
+import kilolayer as kl
+from kilolayer.data.batches import Batch
+from kilolayer.data.windows import TextBatch
+from kilolayer.layers.stack import Stack
+
+LR = 1e-4
+
+
+def _training(module: str) -> ModuleType:
+    """A module of `kilolayer.training`, which older commits call `kilolayer.train`."""
+    package = "kilolayer.training" if importlib.util.find_spec("kilolayer.training") else "kilolayer.train"
+    return importlib.import_module(f"{package}.{module}")
+
+
+def model_config(setting: Setting, **others: Any) -> kl.ModelConfig:
+    """The model of a setting; `others` are options in the place of its own."""
+    translates = setting.task == "translation"
+    options: dict[str, Any] = {
+        "shape": "encoder_decoder" if translates else "decoder",
+        "layers": setting.layers,
+        "dim": setting.dim,
+        "heads": setting.heads,
+        "ffn_dim": setting.ffn_dim,
+        "vocab_size": setting.vocabulary,
+        "recipe": kl.recipes.get(setting.recipe),
+        "moe": kl.MoE(experts=setting.experts) if setting.experts else None,
+        "pad_id": PAD if setting.padded else None,
+        "dropout": setting.dropout,
+        "attention_dropout": setting.dropout,
+        "activation_dropout": setting.dropout if translates else 0.0,
+    }
+    return kl.ModelConfig(**options | others)
+
+
+def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
+    """The trainer's own step: bf16 weights with fp32 masters, compiled layers, recorded as a graph; on a CPU plain."""
+    model = kl.build_model(model_config(setting), device=device, seed=1)
+    if setting.twin:
+        widen(model.stacks()[0], model_config(setting, ffn_dim=2 * setting.ffn_dim), device)
+    source, target, labels = batch(setting, torch.device("cpu"))
+    tokens = int((labels != PAD).sum())
+    read = Batch(source, target, labels, tokens) if setting.task == "translation" else TextBatch(target, labels, tokens)
+    if model.config.recipe.calibration() is not None:
+        kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
+    config = _training("config").TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
+    optimizer = _training("optimizer").Optimizer(model.train(), config, model.lower(torch.bfloat16))
+    guard = _training("guard").Guard(scaled=False)
+    stepper = _training("step").Stepper(model, optimizer, config, guard, device, say=_refuse)
+
+    def step() -> float:
+        result = stepper.step([read], LR)
+        if result.fault is not None:
+            _refuse(f"{result.fault} is not finite, and the update was left out")
+        return result.loss
+
+    return step
+
+
+def widen(stack: Stack, config: kl.ModelConfig, device: torch.device) -> None:
+    """Put layers of another configuration in the place of every second one."""
+    wide = kl.build_model(config, device=device, seed=1).stacks()[0]
+    for index in range(1, len(stack.blocks), 2):
+        stack.blocks[index] = wide.blocks[index]
+
+
+def _refuse(message: str) -> None:
+    """The trainer would go on more slowly, or with less work; that must not be measured."""
+    raise RuntimeError(message)
