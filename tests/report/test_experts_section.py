@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kilolayer.report import experts_section as section
-from kilolayer.report.experts_section import experts, state, unbalanced
+from kilolayer.report.experts_section import expert_faults, experts_section, experts_summary
 from kilolayer.report.page import render
 from kilolayer.report.record import Record
 
@@ -29,12 +29,12 @@ def record(*entries: dict[str, Any], train: dict[str, Any] | None = None, **moe:
 
 
 def page(*entries: dict[str, Any], top_k: int = 2) -> str:
-    return experts(record(*entries, top_k=top_k))
+    return render(record(*entries, top_k=top_k))
 
 
 def test_even_loads_are_well() -> None:
     text = page(entry(10, EVEN, [0.1, 0.2, 0.3, 0.4]))
-    assert "At step 10 every expert works; the busiest has 1.6 times an even share." in text
+    assert "At step 10 every expert is in use; the busiest takes 1.6 times an even share." in text
     assert "dead" not in text
     assert "collapsed" not in text
     assert text.count("<svg") == 6
@@ -65,41 +65,40 @@ DEAD = [0.5, 0.5, 0.0, 0.0]
 
 
 def test_the_advice_is_that_of_the_runs_own_way_to_balance() -> None:
-    assert unbalanced(record(entry(10, DEAD)))[-1].startswith("Raise model.moe.balance or set model.moe.loss_free, lower")
-    assert unbalanced(record(entry(10, DEAD), loss_free=1e-3))[-1].startswith("Raise model.moe.loss_free, lower")
-    frozen = unbalanced(record(entry(10, DEAD), train={"freeze": "experts", "start_from": "runs/base"}, loss_free=1e-3))[-1]
+    assert expert_faults(record(entry(10, DEAD)))[-1].startswith("Raise model.moe.balance or set model.moe.loss_free, lower")
+    assert expert_faults(record(entry(10, DEAD), loss_free=1e-3))[-1].startswith("Raise model.moe.loss_free, lower")
+    frozen = expert_faults(record(entry(10, DEAD), train={"freeze": "experts", "start_from": "runs/base"}, loss_free=1e-3))[-1]
     assert frozen == "Experts and routers are frozen: the faults are those of runs/base. Train without train.freeze."
-    fresh = unbalanced(record(entry(10, DEAD), train={"freeze": "experts"}))[-1]
+    fresh = expert_faults(record(entry(10, DEAD), train={"freeze": "experts"}))[-1]
     assert "those of a model that was never trained" in fresh
 
 
 def test_many_dropped_choices_are_a_fault_of_their_own() -> None:
-    told = unbalanced(record(entry(10, EVEN, EVEN, dropped=[0.19, 0.35]), capacity=0.5))
-    assert told[:-1] == [
+    found = expert_faults(record(entry(10, EVEN, EVEN, dropped=[0.19, 0.35]), capacity=0.5))
+    assert found[:-1] == [
         "At step 10, of 2 layers with experts:",
         "Layer decoder 4 drops 35% of the tokens' choices: the experts are full.",
     ]
-    assert told[-1].startswith("Raise model.moe.capacity (now 0.5, 1.25 is usual), or even out the loads: raise model.moe.bal")
-    assert unbalanced(record(entry(10, EVEN, dropped=[0.2]))) == []
-    both = unbalanced(record(entry(10, DEAD, dropped=[0.5]), capacity=1.0, loss_free=1e-3))
+    assert found[-1].startswith("Raise model.moe.capacity (now 0.5, 1.25 is usual), or even out the loads: raise model.moe.bal")
+    assert expert_faults(record(entry(10, EVEN, dropped=[0.2]))) == []
+    both = expert_faults(record(entry(10, DEAD, dropped=[0.5]), capacity=1.0, loss_free=1e-3))
     assert both[-2] == "Raise model.moe.capacity (now 1, 1.25 is usual), or even out the loads: raise model.moe.loss_free."
     assert both[-1].startswith("Raise model.moe.loss_free, ")
-    frozen = unbalanced(record(entry(10, EVEN, dropped=[0.5]), train={"freeze": "experts"}, capacity=1.0))
+    frozen = expert_faults(record(entry(10, EVEN, dropped=[0.5]), train={"freeze": "experts"}, capacity=1.0))
     assert frozen[-1] == "Raise model.moe.capacity (now 1, 1.25 is usual)."
 
 
 def test_choices_were_dropped_in_as_many_lines_as_the_loads_are_of() -> None:
     few, many = ({"choices": [count], "tokens": [count // 2]} for count in (100, 300))
     lines = [entry(1, EVEN, dropped=[0.9], **many), entry(2, EVEN, dropped=[0.0], **many), entry(3, EVEN, dropped=[0.9], **few)]
-    assert "drops 22% of" in unbalanced(record(*lines))[1]  # 90 of the 400 choices of the last two
+    assert "drops 22% of" in expert_faults(record(*lines))[1]  # 90 of the 400 choices of the last two
 
 
 def test_the_dropped_share_is_drawn_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     from_zero: dict[str, bool] = {}
 
-    def note(name: str, *_: Any, **options: Any) -> str:
+    def note(name: str, *_: Any, **options: Any) -> None:
         from_zero[name] = options.get("from_zero", False)
-        return ""
 
     monkeypatch.setattr(section, "line_plot", note)
     page(entry(10, EVEN))
@@ -109,7 +108,7 @@ def test_the_dropped_share_is_drawn_from_zero(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("loads", "options", "expected"),
     [
-        ([EVEN, EVEN], {}, "all work"),
+        ([EVEN, EVEN], {}, "all in use"),
         ([EVEN, DEAD], {"top_k": 4}, "2 dead"),
         ([EVEN, [0.34, 0.33, 0.33, 0.0]], {}, "1 dead"),
         ([[1.0, 0.0, 0.0, 0.0], DEAD], {"top_k": 1}, "1 layer collapsed, 5 dead"),
@@ -119,14 +118,14 @@ def test_the_dropped_share_is_drawn_from_zero(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_tile_says_how_the_experts_are(loads: list[list[float]], options: dict[str, Any], expected: str) -> None:
-    told = record(entry(10, *loads, **{k: v for k, v in options.items() if k != "top_k"}), top_k=options.get("top_k", 2))
-    assert state(told) == (expected, "4 in each of 2 layers, step 10")
-    assert bool(unbalanced(told)) == (expected not in ("all work", "too few tokens to tell"))
+    found = record(entry(10, *loads, **{k: v for k, v in options.items() if k != "top_k"}), top_k=options.get("top_k", 2))
+    assert experts_summary(found) == (expected, "4 in each of 2 layers, step 10")
+    assert bool(expert_faults(found)) == (expected not in ("all in use", "too few tokens to tell"))
 
 
 def test_the_tile_stands_at_the_top_of_a_sparse_run_alone() -> None:
     top = render(record(entry(1200, EVEN))).partition("<h2")[0]
-    assert "<dt>Experts</dt><dd>all work<small>4 in 1 layer, step 1,200</small>" in top
+    assert "<dt>Experts</dt><dd>all in use<small>4 in 1 layer, step 1,200</small>" in top
     assert "<dt>Experts" not in render(Record("run"))
 
 
@@ -134,7 +133,7 @@ def counted(step: int, load: list[float], choices: int, tokens: int) -> dict[str
     return entry(step, load, choices=[choices], tokens=[tokens])
 
 
-def test_a_collapse_is_told_by_tokens_whatever_the_second_experts_do() -> None:
+def test_a_collapse_is_found_by_tokens_whatever_the_second_experts_do() -> None:
     alone = page(counted(10, [1.0, 0.0, 0.0, 0.0], choices=5000, tokens=5000))
     assert "expert 1 takes 100% of the tokens" in alone
     some = page(counted(10, [0.5, 0.2, 0.2, 0.1], choices=6000, tokens=5000))  # 3,000 of 5,000 tokens
@@ -146,23 +145,24 @@ def test_a_collapse_is_told_by_tokens_whatever_the_second_experts_do() -> None:
 def test_chance_kills_no_expert() -> None:
     even, lucky = [counted(step, EVEN, choices=300, tokens=150) for step in (1, 2)], [0.4, 0.4, 0.2, 0.0]
     last = counted(3, lucky, choices=20, tokens=10)
-    assert "At step 3 every expert works; the busiest has 1.0 times an even share." in page(*even, last)
-    assert "At step 3 too few tokens were routed to tell whether every expert works." in page(last)
+    assert "At step 3 every expert is in use; the busiest takes 1.0 times an even share." in page(*even, last)
+    assert "At step 3 too few tokens were routed to tell whether every expert is in use." in page(last)
     assert "1 of 4 experts is dead, with next to no tokens: 4." in page(*even, counted(3, lucky, choices=400, tokens=200))
 
 
 def test_lines_without_a_finite_step_say_nothing_of_experts() -> None:
     text = page(entry(10, EVEN), entry(11, [0.0] * 4))
-    assert "At step 10 every expert works" in text
-    assert page(entry(11, [0.0] * 4)) == ""
+    assert "At step 10 every expert is in use" in text
+    assert experts_section(record(entry(11, [0.0] * 4))) is None
 
 
 @pytest.mark.parametrize(
     "broken", [{}, {"load": None}, {"load": [[0.5, None]]}, {"load": [EVEN, EVEN]}, {"load": []}, {"layers": "decoder 2"}]
 )
 def test_an_entry_that_does_not_hold_loads_is_passed_over(broken: dict[str, Any]) -> None:
-    assert page({"step": 1} if not broken else entry(1, EVEN) | broken) == ""
+    assert experts_section(record({"step": 1} if not broken else entry(1, EVEN) | broken)) is None
 
 
 def test_nothing_is_said_of_a_dense_run() -> None:
-    assert experts(Record("run")) == ""
+    assert experts_section(Record("run")) is None
+    assert "Experts" not in render(Record("run"))

@@ -14,7 +14,7 @@ from made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
 import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError
-from kilolayer.report.markup import show_number
+from kilolayer.report.numbers import show_number
 from kilolayer.report.page import write_report
 from kilolayer.report.record import read_record
 
@@ -76,7 +76,7 @@ def test_the_page_is_self_contained(run: Path, page: Page) -> None:
     assert text.startswith("<!DOCTYPE html>")
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     references = [value for name, value in page.attributes if name in ("src", "href", "xlink:href", "srcset", "action")]
-    assert all(value.startswith("#") for value in references)
+    assert all(value.startswith(("#", "data:image/png;base64,")) for value in references)
     assert "http://" not in text
     assert "https://" not in text
     assert "@import" not in text
@@ -108,9 +108,10 @@ def test_scores_stand_with_their_signatures(page: Page) -> None:
 
 def test_every_plot_is_there(page: Page) -> None:
     labels = [value for name, value in page.attributes if name == "aria-label"]
-    assert len(labels) == page.tags.count("svg") == 5 + 2 + 6
+    assert len(labels) == page.tags.count("svg") == 5 + 2 + 3 + 6
     assert "Training and validation loss by step" in labels
-    assert "Residual stream norm by layer of the decoder" in labels
+    assert "Gradient norm by layer and step" in labels
+    assert "Residual stream RMS by layer of the decoder" in labels
     assert "Word accuracy by frequency in the training text" in labels
     assert "BLEU by sentence length" in labels
 
@@ -122,6 +123,88 @@ def test_samples_are_shown_and_escaped(run: Path, page: Page) -> None:
     assert "<script>" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "b" not in page.tags
+
+
+HOSTILE = (
+    "</title></style></pre></svg><script>alert(1)</script><img src=x onerror=f()>{{ 7 * 7 }}{% raw %}\"' onload='' $\\frac{$"
+)
+
+
+def hostile_run(folder: Path) -> Path:
+    """A run whose every text and name is hostile, wherever the format allows one."""
+    loads = {"layers": [HOSTILE, HOSTILE], "load": [[0.97, 0.01, 0.02], [0.5, 0.5, 0.0]], "entropy": [0.1, 0.2]}
+    metrics = [
+        {
+            "kind": "train",
+            "step": 10,
+            "loss": 5.0,
+            "nll": HOSTILE,
+            "lr": 1e-3,
+            "epoch": HOSTILE,
+            "seconds": HOSTILE,
+            HOSTILE: 1,
+        },
+        {"kind": "train", "step": 20, "loss": 4.0, "nll": 4.0, "tokens_per_second": HOSTILE, "clipped": HOSTILE},
+        {"kind": "valid", "step": 20, "loss": 4.0, "bleu": 3.0, "directions": {HOSTILE: {"loss": 4.0, "bleu": HOSTILE}}},
+        {"kind": "layers", "step": 1, "gradient": {"encoder": [1.0, HOSTILE], HOSTILE: [1.0]}, "update": HOSTILE},
+        {"kind": "layers", "step": 20, "gradient": {"encoder": [1e-9, 1.0], HOSTILE: [1.0]}, "residual": {"encoder": HOSTILE}},
+        {"kind": "routing", "step": 20, **loads, "dropped": [0.5, 0.4], "temperature": [HOSTILE, 0.3], "clipped": HOSTILE},
+        {"kind": "event", "step": 20, "text": HOSTILE},
+    ]
+    score = {"name": HOSTILE, "value": 1.5, "signature": f"{HOSTILE}|{HOSTILE}", "digits": HOSTILE}
+    scores = {
+        HOSTILE: {HOSTILE: score, "ter": {"reason": HOSTILE}},
+        "length_buckets": [{"label": HOSTILE, "bleu": 3.0, "sentences": HOSTILE}],
+        "frequency_buckets": [{"label": HOSTILE, "f1": 0.5}],
+    }
+    fields = ("source", "reference", "hypothesis", "prompt", "text", "continuation", HOSTILE)
+    make_run(folder, metrics)
+    (folder / "config.toml").write_text(
+        f"# {HOSTILE}\n[train]\nfreeze = 'experts'\nstart_from = {json.dumps(HOSTILE)}\n[model]\nname = {json.dumps(HOSTILE)}\n"
+    )
+    (folder / "scores.json").write_text(json.dumps(scores))
+    (folder / "samples.json").write_text(json.dumps([dict.fromkeys(fields, HOSTILE)]))
+    (folder / "log.txt").write_text(f"{HOSTILE}\nwarning: {HOSTILE}\n")
+    return folder
+
+
+def assert_harmless(run: Path) -> Page:
+    text = write_report(run).path.read_text(encoding="utf-8")
+    shown = Page(text)
+    assert not {"script", "img", "iframe", "object", "link"} & set(shown.tags)
+    assert all(not name.startswith("on") for name, _ in shown.attributes)
+    assert text.count("</title>") == text.count("</style>") == 1
+    return shown
+
+
+def test_hostile_text_in_every_field_of_a_run_is_escaped(tmp_path: Path) -> None:
+    shown = assert_harmless(hostile_run(tmp_path / '"><script>alert(0)<\u2044script>'))
+    words = re.sub(r"\s+", " ", HOSTILE)
+    assert "{{ 7 * 7 }}" in shown.text
+    assert '"><script>alert(0)<\u2044script> - Kilolayer' in shown.text
+    for place in (
+        f"Step 20: {words}",  # an event
+        f"warning: {words}",  # the log
+        f"Layer {words} has collapsed",
+        f"the faults are those of {words}",  # the configuration
+        f"not available: {words}",
+        f"on {words}",
+    ):
+        assert place in shown.text, place
+    assert shown.text.count(words) >= 20
+
+
+def test_hostile_names_of_directions_are_escaped(tmp_path: Path) -> None:
+    run = hostile_run(tmp_path / "run")
+    tests = {f"{side} {HOSTILE}": {"bleu": {"value": 1.0, "name": HOSTILE, "signature": HOSTILE}} for side in "ab"}
+    buckets = {f"a {HOSTILE}": [{"label": HOSTILE, "f1": 0.5, "bleu": 1.0}]}
+    averages = {"averages": {HOSTILE: {"bleu": 1.0}}, "frequency_buckets": buckets, "length_buckets": buckets}
+    (run / "scores.json").write_text(json.dumps(tests | averages))
+    (run / "config.toml").write_text(f"[model]\n{HOSTILE}")
+    words = re.sub(r"\s+", " ", HOSTILE)
+    shown = assert_harmless(run)
+    assert f"average {words}" in shown.text
+    assert f"b {words}" in shown.text
 
 
 def test_warnings_are_in_words(page: Page) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kilolayer.config import build, dump, merge, table_of
 from kilolayer.errors import OptionError
-from kilolayer.training.config import RunConfig
+from kilolayer.training.config import RunConfig, TrainConfig
 
 TEXT: dict[str, Any] = {"task": "causal_lm", "text": {"train": "book.txt", "valid_share": 0.1, "length": 64}}
 BYTES: dict[str, Any] = {**TEXT, "tokenizer": {"kind": "bytes"}}
@@ -77,4 +77,32 @@ def test_contradictions_and_options_without_effect_are_told(
     with pytest.raises(OptionError) as caught:
         build(RunConfig, merge(base, wrong))
     assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "measured"),
+    [
+        (25, "auto", [1, 10, 20]),
+        (1000, "auto", [1, *range(10, 1001, 10)]),
+        (1234, "auto", [1, *range(13, 1235, 13)]),
+        (100_000, "auto", [1, *range(1000, 100_001, 1000)]),
+        (7, 3, [1, 3, 6]),
+        (7, 0, []),
+    ],
+)
+def test_layers_are_measured_a_hundred_times_unless_the_configuration_says_otherwise(
+    steps: int, every: Any, measured: list[int]
+) -> None:
+    config = TrainConfig(steps=steps, layers_every=every)
+    assert [step for step in range(1, steps + 1) if config.measures_layers(step)] == measured
+
+
+@pytest.mark.parametrize(
+    ("every", "fix"), [(-1, "at least 0"), ("often", "'auto', a whole number"), (2.5, "'auto', a whole number")]
+)
+def test_layers_every_is_a_count_or_auto(every: Any, fix: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        TrainConfig(layers_every=every)
+    assert f"layers_every is {every!r}" in caught.value.what
     assert fix in caught.value.fix

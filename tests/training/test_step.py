@@ -146,6 +146,10 @@ def test_layer_norms_are_what_they_say(options: dict[str, Any]) -> None:
             norm = torch.cat([each.flatten() for each in changed]).norm()
             assert norms.update[side][layer] == pytest.approx(float(norm), rel=1e-5)
     assert sum(value**2 for layers in norms.gradient.values() for value in layers) < result.gradient_norm**2
+    for name, stacks in norms.rounded().items():
+        for side, layers in stacks.items():
+            assert layers == pytest.approx(getattr(norms, name)[side], rel=1e-5)
+            assert all(len(f"{value:e}".partition("e")[0].rstrip("0")) <= 7 for value in layers)  # six digits and the point
 
 
 @pytest.mark.parametrize("largest", [0.0, 0.01, 1e6])

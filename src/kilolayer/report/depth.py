@@ -1,41 +1,42 @@
-"""The part of the page about depth: how far the gradient reaches, said in words, and the norms of each layer, drawn."""
+"""The part of the page about depth: norms by layer and step as pictures, and in words how far the gradient reaches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from kilolayer.report.panels import Panel, grid
-from kilolayer.report.plots import Series, line_plot
+from kilolayer.report.panels import Panel
+from kilolayer.report.plots import Series, layers_by_step_plot, line_plot
 from kilolayer.report.record import Entry, number
 
 SIDES = ("encoder", "decoder")
 QUANTITIES = {
-    "gradient": ("Gradient norm", "How strongly the loss pulls on each layer's weights."),
-    "update": ("Update norm", "How far a step moved each layer's weights."),
-    "residual": ("Residual stream norm", "The root mean square of what each layer hands to the next."),
+    "gradient": ("Gradient norm", "The norm of the gradient of each layer's weights."),
+    "update": ("Update norm", "The norm of what a step changed in each layer's weights."),
+    "residual": ("Residual stream RMS", "The root mean square of each layer's output."),
 }
 REACHED = 0.01  # of the largest gradient in a stack: with less, a layer does not learn
 
 
-def unreached(entries: Sequence[Entry]) -> list[str]:
+def vanished_gradients(entries: Sequence[Entry]) -> list[str]:
     """For each stack whose layers the gradient did not all reach when it was last measured: where, and what to do."""
     found: list[str] = []
     for side in SIDES:
         measured = [entry for entry in entries if any(_gradient(entry, side).values())]
-        if not measured or not (missed := _missed(measured[-1], side)):
+        if not measured or not (vanished := _vanished(measured[-1], side)):
             continue
         (first, last), norms = (f"step {int(measured[place]['step']):,}" for place in (0, -1)), _gradient(measured[-1], side)
         least, most = min(norms, key=norms.__getitem__), max(norms, key=norms.__getitem__)
         found.append(
-            f"At {last} the gradient does not reach {missed} of the {len(norms)} layers of the {side}: "
+            f"At {last} the gradient does not reach {vanished} of the {len(norms)} layers of the {side}: "
             f"layer {least} has {norms[least]:.1e}, layer {most} {norms[most]:.1e}."
         )
         if side == "encoder" and _gradient(measured[-1], "decoder"):
             found.append(
                 "A decoder beside such an encoder does not read the source: the loss that falls is a language model's."
             )
-        if _missed(measured[0], side):
+        if _vanished(measured[0], side):
             found.append(f"Nor did it at {first}: choose a recipe for this depth, such as deepnorm.")
         else:
             found.append(
@@ -44,26 +45,56 @@ def unreached(entries: Sequence[Entry]) -> list[str]:
     return found
 
 
-def layers(entries: Sequence[Entry]) -> str:
-    """Each quantity over depth at up to five steps from first to last, for each stack."""
+@dataclass(frozen=True)
+class DepthSection:
+    """pictures: norms by layer and step. profiles: norms over depth at a few steps, which `summary` names."""
+
+    pictures: list[Panel]
+    profiles: list[Panel]
+    summary: str
+
+
+def depth_section(entries: Sequence[Entry]) -> DepthSection:
+    """Every quantity in every stack; pictures where there are at least two measurements."""
     places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
-    panels: list[Panel] = []
-    for side in SIDES:
-        for quantity, (title, note) in QUANTITIES.items():
-            svg = line_plot(
-                f"{quantity}-{side}",
-                [_over_depth(entries[place], quantity, side) for place in places],
-                x_label="layer",
-                y_label=title.lower(),
-                description=f"{title} by layer of the {side}",
-                log=True,
-                ordered=True,
-            )
-            panels.append(Panel(svg, f"{title}, {side}", note))
-    return grid(*panels)
+    few = [entries[place] for place in places]
+    profiles = [_profile(few, quantity, side) for side in SIDES for quantity in QUANTITIES]
+    pictures = [_picture(entries, quantity) for quantity in QUANTITIES] if len(entries) > 1 else []
+    return DepthSection(
+        [panel for panel in pictures if panel.svg],
+        [panel for panel in profiles if panel.svg],
+        f"Norms over depth at {'one step' if len(few) == 1 else f'{len(few)} steps'}",
+    )
 
 
-def _missed(entry: Entry, side: str) -> int:
+def _picture(entries: Sequence[Entry], quantity: str) -> Panel:
+    title, note = QUANTITIES[quantity]
+    stacks = {side: [_norms(entry, quantity, side) for entry in entries] for side in SIDES}
+    svg = layers_by_step_plot(
+        f"{quantity}-by-step",
+        [number(entry, "step") for entry in entries],
+        {side: columns for side, columns in stacks.items() if any(columns)},
+        scale_label=title.lower().replace("rms", "RMS"),
+        description=f"{title} by layer and step",
+    )
+    return Panel(svg, f"{title} by layer and step", note)
+
+
+def _profile(entries: Sequence[Entry], quantity: str, side: str) -> Panel:
+    title, _ = QUANTITIES[quantity]
+    svg = line_plot(
+        f"{quantity}-{side}",
+        [_over_depth(entry, quantity, side) for entry in entries],
+        x_label="layer",
+        y_label=title.lower().replace("rms", "RMS"),
+        description=f"{title} by layer of the {side}",
+        log=True,
+        ordered=True,
+    )
+    return Panel(svg, f"{title}, {side}")
+
+
+def _vanished(entry: Entry, side: str) -> int:
     """Layers with too little gradient."""
     norms = _gradient(entry, side).values()
     return sum(norm < REACHED * max(norms) for norm in norms)

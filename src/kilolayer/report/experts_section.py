@@ -1,4 +1,4 @@
-"""The part of the page about experts: who does the work, said in words and drawn."""
+"""The part of the page about experts: how evenly they are loaded, in words and in plots."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kilolayer.report.markup import bullets
-from kilolayer.report.panels import Panel, grid, series_of
+from kilolayer.report.panels import Panel, series_of
 from kilolayer.report.plots import Series, heat_plot, line_plot
 from kilolayer.report.record import Entry, Record, number
 
@@ -19,45 +18,53 @@ NAMED = 8
 LINES = 6
 
 
-def experts(record: Record) -> str:
-    """Verdict, loads at the end, and how entropy, loads and gradients went; empty in a dense run."""
-    if not (entries := _told(record)):
-        return ""
-    lately = _lately(entries, _top_k(record))
-    verdict = unbalanced(record) or [_sound(lately, int(entries[-1]["step"]))]
-    return bullets(verdict) + grid(*_panels(entries, lately))
+@dataclass(frozen=True)
+class ExpertsSection:
+    """What to say about the experts, and the plots below it."""
+
+    verdict: list[str]
+    panels: list[Panel]
 
 
-def unbalanced(record: Record) -> list[str]:
+def experts_section(record: Record) -> ExpertsSection | None:
+    """Verdict, loads at the end, and entropy, loads and gradients by step; None for a dense run."""
+    if not (entries := _measured(record)):
+        return None
+    recent = _recent_loads(entries, _top_k(record))
+    verdict = expert_faults(record) or [_balanced(recent, int(entries[-1]["step"]))]
+    return ExpertsSection(verdict, _panels(entries, recent))
+
+
+def expert_faults(record: Record) -> list[str]:
     """What is wrong with the experts of each layer, and what to do; empty where nothing is."""
-    if not (entries := _told(record)):
+    if not (entries := _measured(record)):
         return []
-    lately = _lately(entries, _top_k(record))
-    faults = [fault for each in lately for fault in _faults(each)]
+    recent = _recent_loads(entries, _top_k(record))
+    faults = [fault for each in recent for fault in _faults(each)]
     if not faults:
         return []
-    start = f"At step {int(entries[-1]['step']):,}, of {_count(len(lately), 'layer')} with experts:"
-    return [start, *faults, *_advice(record.config, lately)]
+    start = f"At step {int(entries[-1]['step']):,}, of {_count(len(recent), 'layer')} with experts:"
+    return [start, *faults, *_advice(record.config, recent)]
 
 
-def state(record: Record) -> tuple[str, str] | None:
-    """In a few words how the experts are, and how many there are; None in a dense run."""
-    if not (entries := _told(record)):
+def experts_summary(record: Record) -> tuple[str, str] | None:
+    """In a few words how the experts are loaded, and how many there are; None for a dense run."""
+    if not (entries := _measured(record)):
         return None
-    lately = _lately(entries, _top_k(record))
-    collapsed, dead = sum(each.collapsed for each in lately), sum(len(each.dead) for each in lately)
-    dropped = max(each.dropped_share for each in lately)
+    recent = _recent_loads(entries, _top_k(record))
+    collapsed, dead = sum(each.collapsed for each in recent), sum(len(each.dead) for each in recent)
+    dropped = max(each.dropped_share for each in recent)
     faults = [
         f"{_count(collapsed, 'layer')} collapsed" if collapsed else "",
         f"{dead} dead" if dead else "",
         f"{dropped:.0%} dropped" if dropped > OVERFULL else "",
     ]
-    well = "all work" if all(each.enough for each in lately) else "too few tokens to tell"
-    size = f"{len(lately[0].load)} in {'each of ' if len(lately) > 1 else ''}{_count(len(lately), 'layer')}"
-    return ", ".join(filter(None, faults)) or well, f"{size}, step {int(entries[-1]['step']):,}"
+    balanced = "all in use" if all(each.enough for each in recent) else "too few tokens to tell"
+    size = f"{len(recent[0].load)} in {'each of ' if len(recent) > 1 else ''}{_count(len(recent), 'layer')}"
+    return ", ".join(filter(None, faults)) or balanced, f"{size}, step {int(entries[-1]['step']):,}"
 
 
-def _told(record: Record) -> list[Entry]:
+def _measured(record: Record) -> list[Entry]:
     return [entry for entry in record.routing if _loads(entry)]
 
 
@@ -67,13 +74,13 @@ def _top_k(record: Record) -> float:
 
 
 @dataclass(frozen=True)
-class Lately:
-    """What a layer did in the last lines of metrics.
+class LayerLoad:
+    """The load of a layer's experts in the last lines of metrics.
 
-    load: choices by expert; tokens: that made them, `top_k` each at most; dropped: choices that found their expert full.
+    load: choices by expert; tokens: that made them, `top_k` each at most; dropped: choices over an expert's capacity.
     """
 
-    layer: str
+    name: str
     load: list[float]
     tokens: float
     top_k: float
@@ -91,12 +98,12 @@ class Lately:
 
     @property
     def dead(self) -> list[int]:
-        """The experts, counted from 1, that learn nothing."""
+        """The experts, counted from 1, with next to no tokens."""
         return [index + 1 for index, count in enumerate(self.load) if count < IDLE * self.even] if self.enough else []
 
     @property
     def collapsed(self) -> bool:
-        """Whether nearly all tokens go to one expert that need not see them all."""
+        """Whether nearly all tokens go to one expert, though not every expert has to take every token."""
         return self.top_k < len(self.load) and max(self.load) > CROWDED * self.tokens
 
     @property
@@ -104,42 +111,42 @@ class Lately:
         """Of the choices."""
         return self.dropped / sum(self.load)
 
-    def with_earlier(self, other: Lately) -> Lately:
+    def with_earlier(self, other: LayerLoad) -> LayerLoad:
         load = [a + b for a, b in zip(self.load, other.load, strict=True)]
-        return Lately(self.layer, load, self.tokens + other.tokens, self.top_k, self.dropped + other.dropped)
+        return LayerLoad(self.name, load, self.tokens + other.tokens, self.top_k, self.dropped + other.dropped)
 
 
-def _sound(lately: Sequence[Lately], step: int) -> str:
-    if not all(each.enough for each in lately):
-        return f"At step {step:,} too few tokens were routed to tell whether every expert works."
-    highest = max(max(each.load) / each.even for each in lately)
-    return f"At step {step:,} every expert works; the busiest has {highest:.1f} times an even share."
+def _balanced(recent: Sequence[LayerLoad], step: int) -> str:
+    if not all(each.enough for each in recent):
+        return f"At step {step:,} too few tokens were routed to tell whether every expert is in use."
+    highest = max(max(each.load) / each.even for each in recent)
+    return f"At step {step:,} every expert is in use; the busiest takes {highest:.1f} times an even share."
 
 
-def _faults(lately: Lately) -> list[str]:
-    load, faults = lately.load, list[str]()
-    if lately.collapsed:
+def _faults(layer: LayerLoad) -> list[str]:
+    load, faults = layer.load, list[str]()
+    if layer.collapsed:
         busiest = max(range(len(load)), key=load.__getitem__)
-        share = load[busiest] / lately.tokens
-        faults.append(f"Layer {lately.layer} has collapsed: expert {busiest + 1} takes {share:.0%} of the tokens.")
-    if dead := lately.dead:
+        share = load[busiest] / layer.tokens
+        faults.append(f"Layer {layer.name} has collapsed: expert {busiest + 1} takes {share:.0%} of the tokens.")
+    if dead := layer.dead:
         names = ", ".join(map(str, dead[:NAMED])) + (" and others" if len(dead) > NAMED else "")
         are = "is" if len(dead) == 1 else "are"
-        faults.append(f"Layer {lately.layer}: {len(dead)} of {len(load)} experts {are} dead, with next to no tokens: {names}.")
-    if lately.dropped_share > OVERFULL:
-        faults.append(f"Layer {lately.layer} drops {lately.dropped_share:.0%} of the tokens' choices: the experts are full.")
+        faults.append(f"Layer {layer.name}: {len(dead)} of {len(load)} experts {are} dead, with next to no tokens: {names}.")
+    if layer.dropped_share > OVERFULL:
+        faults.append(f"Layer {layer.name} drops {layer.dropped_share:.0%} of the tokens' choices: the experts are full.")
     return faults
 
 
-def _advice(config: Entry, lately: Sequence[Lately]) -> list[str]:
-    """What to do about choices that are dropped, and about experts that are dead or do it all."""
+def _advice(config: Entry, recent: Sequence[LayerLoad]) -> list[str]:
+    """What to do about dropped choices, dead experts and collapsed layers."""
     advice: list[str] = []
-    if any(each.dropped_share > OVERFULL for each in lately):
+    if any(each.dropped_share > OVERFULL for each in recent):
         capacity = number(config, "model", "moe", "capacity")
         now = f"now {capacity:g}, " if math.isfinite(capacity) else ""
         otherwise = "" if _frozen(config) else f", or even out the loads: raise {_balancer(config)}"
         advice.append(f"Raise model.moe.capacity ({now}1.25 is usual){otherwise}.")
-    if any(each.collapsed or each.dead for each in lately):
+    if any(each.collapsed or each.dead for each in recent):
         advice.append(_balancing(config))
     return advice
 
@@ -165,9 +172,9 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _lately(entries: Sequence[Entry], top_k: float) -> list[Lately]:
+def _recent_loads(entries: Sequence[Entry], top_k: float) -> list[LayerLoad]:
     """The sums of the last entries, as few of them as hold enough choices, by layer."""
-    *before, last = (_counted(entry, top_k) for entry in entries)
+    *before, last = (_layer_loads(entry, top_k) for entry in entries)
     for earlier in reversed(before):
         alike = [len(each.load) for each in earlier] == [len(each.load) for each in last]
         if not alike or all(each.enough for each in last):
@@ -176,9 +183,9 @@ def _lately(entries: Sequence[Entry], top_k: float) -> list[Lately]:
     return last
 
 
-def _counted(entry: Entry, top_k: float) -> list[Lately]:
+def _layer_loads(entry: Entry, top_k: float) -> list[LayerLoad]:
     """One entry; where it has no counts, it is taken to hold enough choices, `top_k` a token."""
-    found: list[Lately] = []
+    found: list[LayerLoad] = []
     for place, (layer, shares) in enumerate(zip(_layers(entry), _loads(entry), strict=True)):
         choices, tokens = _value(entry, "choices", place), _value(entry, "tokens", place)
         if not (choices > 0 and tokens > 0):
@@ -186,18 +193,18 @@ def _counted(entry: Entry, top_k: float) -> list[Lately]:
             choices = top_k * tokens
         dropped = _value(entry, "dropped", place)
         over = dropped * choices if math.isfinite(dropped) else 0.0
-        found.append(Lately(layer, [share * choices for share in shares], tokens, top_k, over))
+        found.append(LayerLoad(layer, [share * choices for share in shares], tokens, top_k, over))
     return found
 
 
-def _panels(entries: Sequence[Entry], lately: Sequence[Lately]) -> list[Panel]:
-    layers = [each.layer for each in lately]
+def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad]) -> list[Panel]:
+    layers = [each.name for each in recent]
     steps = [number(entry, "step") for entry in entries]
     places = sorted({round(index * (len(layers) - 1) / (LINES - 1)) for index in range(LINES)})
     entropy = [Series(layers[place], steps, [_value(entry, "entropy", place) for entry in entries]) for place in places]
     extremes = [
         Series("busiest", steps, [max(max(load) * len(load) for load in _loads(entry)) for entry in entries]),
-        Series("idlest", steps, [min(min(load) * len(load) for load in _loads(entry)) for entry in entries]),
+        Series("least busy", steps, [min(min(load) * len(load) for load in _loads(entry)) for entry in entries]),
     ]
     norms = [series_of("all but experts", entries, "dense_norm"), series_of("experts", entries, "expert_norm")]
     temperature = [Series(layers[place], steps, [_value(entry, "temperature", place) for entry in entries]) for place in places]
@@ -208,13 +215,13 @@ def _panels(entries: Sequence[Entry], lately: Sequence[Lately]) -> list[Panel]:
             heat_plot(
                 "loads",
                 layers,
-                [[count / each.even for count in each.load] for each in lately],
+                [[count / each.even for count in each.load] for each in recent],
                 x_label="expert",
                 scale_label="times an even share",
                 description="Load of each expert in each layer",
             ),
             f"Load by expert, step {int(entries[-1]['step']):,}",
-            "A dark cell is an expert that nobody asks; one bright cell in a dark row is an expert that does it all.",
+            "A dark cell is an expert with few tokens; one bright cell in a dark row is an expert that takes nearly all.",
         ),
         Panel(
             line_plot(
@@ -222,10 +229,10 @@ def _panels(entries: Sequence[Entry], lately: Sequence[Lately]) -> list[Panel]:
                 extremes,
                 x_label="step",
                 y_label="times an even share",
-                description="Load of the busiest and of the idlest expert of all layers by step",
+                description="Load of the busiest and of the least busy expert of all layers by step",
                 from_zero=True,
             ),
-            "Busiest and idlest expert",
+            "Busiest and least busy expert",
         ),
         Panel(
             line_plot(
@@ -237,7 +244,7 @@ def _panels(entries: Sequence[Entry], lately: Sequence[Lately]) -> list[Panel]:
                 from_zero=True,
             ),
             "Entropy of the gates",
-            f"Between 0, a token asks one expert alone, and {math.log(len(lately[0].load)):.2f}, it asks all alike.",
+            f"From 0 (all weight on one expert) to {math.log(len(recent[0].load)):.2f} (the same weight on every expert).",
         ),
         Panel(
             line_plot(
@@ -265,7 +272,7 @@ def _panels(entries: Sequence[Entry], lately: Sequence[Lately]) -> list[Panel]:
                 from_zero=True,
             )
             if any_dropped
-            else "",
+            else None,
             "Choices over an expert's capacity",
         ),
     ]

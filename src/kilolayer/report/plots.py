@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
@@ -23,6 +24,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and the page stays small
     "font.family": "sans-serif",
     "font.size": 10,
+    "text.parse_math": False,  # a dollar sign in a run's text is a dollar sign
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -33,6 +35,9 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 POINTS = 400
+DOTS_PER_INCH = 100  # of pictures inside a plot: six of them, of a thousand layers each, stay below 2 MB
+LABEL = 24  # characters of a label: a longer one would leave no room for the plot
+DECADES = 6  # that the colours of a picture tell apart, below its largest value
 
 
 @dataclass(frozen=True)
@@ -54,16 +59,16 @@ def line_plot(
     log: bool = False,
     from_zero: bool = False,
     ordered: bool = False,
-) -> str:
-    """Lines over x as SVG; empty where no series has a finite value.
+) -> Markup | None:
+    """Lines over x as SVG; None where no series has a finite value.
 
     name: unique on the page. log: a logarithmic y axis, where all values allow it. from_zero: the y axis begins at 0.
     ordered: the series are one quantity at rising times, coloured from dark to light rather than as different things.
     """
-    drawn = [(each.name, *_thinned(each)) for each in series]
+    drawn = [(_shortened(each.name), *_thinned(each)) for each in series]
     drawn = [(label, x, y) for label, x, y in drawn if np.isfinite(y).any()]
     if not drawn:
-        return ""
+        return None
     with mpl.rc_context(STYLE):
         figure, axes = _axes(x_label, y_label)
         colours = _shades(len(drawn)) if ordered else PALETTE
@@ -82,17 +87,20 @@ def line_plot(
         return _svg(figure, name, description)
 
 
-def bar_plot(name: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, y_label: str, description: str) -> str:
-    """A bar with its number for each label as SVG; a value that is not finite leaves its place empty."""
+def bar_plot(
+    name: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, y_label: str, description: str
+) -> Markup | None:
+    """A bar with its number for each label as SVG; None where no value is finite, a gap where one is not."""
     heights = np.array(values, dtype=float)
     if not np.isfinite(heights).any():
-        return ""
+        return None
     with mpl.rc_context(STYLE):
         figure, axes = _axes(x_label, y_label)
         places = np.flatnonzero(np.isfinite(heights))
         bars = axes.bar(places, heights[places], color=PALETTE[0], width=0.7)
         axes.bar_label(bars, labels=[f"{height:.3g}" for height in heights[places]], fontsize=8, padding=1)
-        axes.set_xticks(range(len(labels)), labels, rotation=30 if max(map(len, labels)) * len(labels) > 40 else 0)
+        shown = [_shortened(label) for label in labels]
+        axes.set_xticks(range(len(labels)), shown, rotation=30 if max(map(len, shown)) * len(shown) > 40 else 0)
         axes.set_xlim(-0.6, len(labels) - 0.4)
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.1)
@@ -101,21 +109,78 @@ def bar_plot(name: str, labels: Sequence[str], values: Sequence[float], *, x_lab
 
 def heat_plot(
     name: str, rows: Sequence[str], values: Sequence[Sequence[float]], *, x_label: str, scale_label: str, description: str
-) -> str:
-    """Rows of cells as SVG, dark where a value is low; empty where no value is finite. Columns are counted from 1."""
+) -> Markup | None:
+    """Rows of cells as SVG, dark where a value is low; None where no value is finite. Columns are counted from 1."""
     cells = np.array(values, dtype=float)
     if not np.isfinite(cells).any():
-        return ""
+        return None
     with mpl.rc_context(STYLE):
         figure, axes = _axes(x_label, "")
         image = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0.0)
         image.set_extent((0.5, cells.shape[1] + 0.5, len(rows) - 0.5, -0.5))
         shown = range(0, len(rows), -(-len(rows) // 12))
-        axes.set_yticks(list(shown), [rows[place] for place in shown])
+        axes.set_yticks(list(shown), [_shortened(rows[place]) for place in shown])
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(visible=False)
         figure.colorbar(image, label=scale_label)
         return _svg(figure, name, description)
+
+
+def layers_by_step_plot(
+    name: str,
+    steps: Sequence[float],
+    stacks: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    scale_label: str,
+    description: str,
+) -> Markup | None:
+    """Positive values by layer (upwards) and step as pictures with one logarithmic colour scale, as SVG.
+
+    stacks: [steps][layers] for each, the first at the bottom; NaN where there is no value, which is drawn in grey.
+    None where no value is positive. More than POINTS steps are thinned evenly.
+    """
+    kept = sorted({round(place) for place in np.linspace(0, len(steps) - 1, min(len(steps), POINTS))}) if steps else []
+    images = {stack: _by_layer([columns[place] for place in kept]) for stack, columns in stacks.items()}
+    positive = np.concatenate([image[image > 0] for image in images.values()] or [np.empty(0)])
+    if not positive.size:
+        return None
+    high = np.log10(positive.max())
+    low = min(max(np.log10(positive.min()), high - DECADES), high - math.log10(2))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(SIZE[0], 1.2 + 1.9 * len(images)), layout="constrained")
+        rows = figure.subplots(len(images), 1, sharex=True, squeeze=False)[::-1, 0]
+        drawn, below = None, False
+        for axes, (stack, image) in zip(rows, images.items(), strict=True):
+            shades = np.log10(np.where(image > 0, image, np.where(np.isnan(image), math.nan, 10 ** (low - 1))))
+            extent = (-0.5, image.shape[1] - 0.5, 0.5, image.shape[0] + 0.5)
+            colours = mpl.colormaps["viridis"].with_extremes(bad="#cccccc", under="#000000")
+            drawn = axes.imshow(shades, cmap=colours, vmin=low, vmax=high, aspect="auto", origin="lower", extent=extent)
+            below |= bool((shades < low).any())
+            axes.set_ylabel(f"{stack} layer")
+            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+            axes.grid(visible=False)
+        ticks = sorted({round(place) for place in np.linspace(0, len(kept) - 1, min(len(kept), 5))})
+        rows[0].set_xticks(ticks, [f"{int(steps[kept[place]]):,}" for place in ticks])
+        rows[0].set_xlabel("step")
+        assert drawn is not None
+        bar = figure.colorbar(drawn, ax=list(rows), label=scale_label, extend="min" if below else "neither")
+        bar.locator = MaxNLocator(5, integer=high - low > 2)
+        bar.formatter = FuncFormatter(lambda power, _: f"{10**power:.2g}")
+        bar.update_ticks()
+        return _svg(figure, name, description)
+
+
+def _by_layer(columns: Sequence[Sequence[float]]) -> np.ndarray:
+    """[layers, steps], NaN where a step has no finite value for a layer."""
+    image = np.full((max(map(len, columns)), len(columns)), math.nan)
+    for place, column in enumerate(columns):
+        image[: len(column), place] = column
+    image[~np.isfinite(image)] = math.nan
+    return image
+
+
+def _shortened(label: str) -> str:
+    return label if len(label) <= LABEL else f"{label[: LABEL - 3]}..."
 
 
 def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
@@ -154,11 +219,14 @@ def _thinned(series: Series) -> tuple[np.ndarray, np.ndarray]:
     return x[order], y[order]
 
 
-def _svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as an element for an HTML page: it scales, names itself, and shares no id with another plot."""
+def _svg(figure: Figure, name: str, description: str) -> Markup:
+    """The figure as an element for an HTML page: it scales, names itself, and shares no id with another plot.
+
+    The only text that goes into a page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
+    """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", dpi=DOTS_PER_INCH, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
@@ -167,4 +235,4 @@ def _svg(figure: Figure, name: str, description: str) -> str:
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
     opening = f'<svg {box[0]} role="img" aria-label="{escape(description)}">'
-    return re.sub(r"<svg\b[^>]*>", lambda _: opening, text, count=1).replace("xlink:href", "href").strip()
+    return Markup(re.sub(r"<svg\b[^>]*>", lambda _: opening, text, count=1).replace("xlink:href", "href").strip())

@@ -77,8 +77,9 @@ class TrainConfig:
     """Processor threads of torch; 0: torch's own choice."""
     log_every: int = 50
     """Steps between lines of metrics."""
-    layers_every: int = 500
-    """Steps between measurements of gradient, update and residual norms by layer; 0: never."""
+    layers_every: int | Literal["auto"] = "auto"
+    """Steps between measurements of gradient, update and residual norms by layer; 0: never; auto: a hundredth of all steps, and
+    at least 10."""
     valid_every: int = 1000
     """Steps between validations; one more at the end."""
     valid_bleu: bool = False
@@ -104,7 +105,8 @@ class TrainConfig:
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be above 0")
         at_least_0 = ("seed", "threads", "warmup_steps", "decay_steps", "min_lr", "weight_decay", "clip_norm")
-        for name in (*at_least_0, "layers_every", "patience", "average"):
+        measured = () if self.layers_every == "auto" else ("layers_every",)
+        for name in (*at_least_0, *measured, "patience", "average"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0")
         for name in ("beta1", "beta2", "label_smoothing"):
@@ -119,6 +121,11 @@ class TrainConfig:
             raise OptionError("patience waits for a better validation than one that is not saved", fix="leave save_best on")
         if self.average > self.keep:
             raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
+
+    def measures_layers(self, step: int) -> bool:
+        """Whether the norms of each layer are measured in this step, counted from 1."""
+        every = max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
+        return every > 0 and (step == 1 or step % every == 0)
 
     def _check_schedule(self) -> None:
         if self.schedule == "warmup_stable_decay":

@@ -270,7 +270,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             return
         step = trainer.step + 1
         lr = learning_rate(config, step)
-        norms = LayerNorms() if config.layers_every and (step % config.layers_every == 0 or step == 1) else None
+        norms = LayerNorms() if config.measures_layers(step) else None
         trainer.processes.seed_noise(config.seed, step)
         started = time.monotonic()
         result = stepper.step(trainer.take_batches(), lr, norms)
@@ -281,7 +281,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         if result.fault is None:
             trainer.guard.accept()
             if norms is not None:
-                metrics.write("layers", step, **asdict(norms))
+                metrics.write("layers", step, **norms.rounded())
         else:
             text = trainer.guard.skip(step, result.fault)
             metrics.write("event", step, text=text)

@@ -1,0 +1,83 @@
+"""The part of the page about errors: word accuracy by training frequency, and BLEU by sentence length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kilolayer.report.numbers import show_number
+from kilolayer.report.panels import Panel, Table
+from kilolayer.report.plots import bar_plot
+from kilolayer.report.record import Entry, number
+
+
+@dataclass(frozen=True)
+class TitledTable:
+    """A table under a heading."""
+
+    title: str
+    table: Table
+
+
+@dataclass(frozen=True)
+class ErrorsSection:
+    """Of one direction a plot each; of several a table each, with a row for every direction and a column for every bucket."""
+
+    panels: list[Panel] = field(default_factory=list)
+    tables: list[TitledTable] = field(default_factory=list)
+
+
+def errors_section(scores: dict[str, Any]) -> ErrorsSection:
+    """What scores.json says about errors; empty where it says nothing."""
+    if isinstance(scores.get("frequency_buckets"), dict):
+        found = [
+            _by_direction(scores, "frequency_buckets", "f1", "Word accuracy (F1) by times seen in training"),
+            _by_direction(scores, "length_buckets", "bleu", "BLEU by words of the reference"),
+        ]
+        return ErrorsSection(tables=[each for each in found if each is not None])
+    frequency, length = _buckets(scores.get("frequency_buckets")), _buckets(scores.get("length_buckets"))
+    accuracy = bar_plot(
+        "by-frequency",
+        [str(bucket.get("label", "")) for bucket in frequency],
+        [number(bucket, "f1") for bucket in frequency],
+        x_label="times seen in training",
+        y_label="F1",
+        description="Word accuracy by frequency in the training text",
+    )
+    bleu = bar_plot(
+        "by-length",
+        [str(bucket.get("label", "")) for bucket in length],
+        [number(bucket, "bleu") for bucket in length],
+        x_label="words of the reference",
+        y_label="BLEU",
+        description="BLEU by sentence length",
+    )
+    frequency_columns = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis", "f1": "F1"}
+    length_columns = {"sentences": "sentences", "bleu": "BLEU"}
+    words = "F1 of the words that hypothesis and reference share."
+    return ErrorsSection(
+        panels=[
+            Panel(accuracy, "Word accuracy by training frequency", words, _numbers(frequency, frequency_columns)),
+            Panel(bleu, "BLEU by sentence length", numbers=_numbers(length, length_columns)),
+        ]
+    )
+
+
+def _by_direction(scores: dict[str, Any], key: str, value: str, title: str) -> TitledTable | None:
+    parts = scores.get(key)
+    rows = {name: _buckets(buckets) for name, buckets in parts.items()} if isinstance(parts, dict) else {}
+    if not any(rows.values()):
+        return None
+    header = ["", *(str(bucket.get("label", "")) for bucket in next(filter(None, rows.values())))]
+    cells = [[name, *(show_number(number(bucket, value)) for bucket in buckets)] for name, buckets in rows.items()]
+    return TitledTable(title, Table(header, cells))
+
+
+def _buckets(buckets: Any) -> list[Entry]:
+    return [bucket for bucket in buckets if isinstance(bucket, dict)] if isinstance(buckets, list) else []
+
+
+def _numbers(buckets: Sequence[Entry], columns: dict[str, str]) -> Table:
+    rows = [[str(bucket.get("label", "")), *(show_number(number(bucket, key)) for key in columns)] for bucket in buckets]
+    return Table(["", *columns.values()], rows)

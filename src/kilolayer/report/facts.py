@@ -1,0 +1,83 @@
+"""The tiles at the top of the page: what the model is, and how well it does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kilolayer.config import build
+from kilolayer.errors import KilolayerError
+from kilolayer.models.config import ModelConfig
+from kilolayer.report.experts_section import experts_summary
+from kilolayer.report.numbers import show_count, show_number
+from kilolayer.report.record import Record, number
+from kilolayer.report.scores_section import score_sets
+
+HEADLINES = {"bleu": ("BLEU", 1, max), "bits_per_byte": ("Bits per byte", 3, min)}  # name, digits, and which is the best
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One tile: a name, its value in large letters, and a small note."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def facts_of(record: Record) -> list[Fact]:
+    """Recipe, depth, parameters, best loss, scores, experts and speed, as far as the record has them."""
+    return [*_of_model(record.config), *_of_quality(record), *_of_experts(record), *_of_speed(record)]
+
+
+def _of_model(config: dict[str, Any]) -> list[Fact]:
+    """What the [model] table says, where it can be understood."""
+    options = config.get("model")
+    if not isinstance(options, dict):
+        return []
+    try:
+        model = build(ModelConfig, options)
+    except KilolayerError:
+        return []
+    depths = model.depths
+    return [
+        Fact("Recipe", model.recipe.title),
+        Fact("Depth", depths.title, " and ".join(depths.sides)),
+        Fact("Parameters", show_count(_parameters(model)), model.widths),
+    ]
+
+
+def _parameters(model: ModelConfig) -> int:
+    from kilolayer.models.build import build_model
+
+    return sum(parameter.numel() for parameter in build_model(model, device="meta").parameters())
+
+
+def _of_quality(record: Record) -> list[Fact]:
+    facts: list[Fact] = []
+    losses = [entry for entry in record.valid if math.isfinite(number(entry, "loss"))]
+    if losses:
+        best = min(losses, key=lambda entry: entry["loss"])
+        perplexity = f"perplexity {show_number(math.exp(min(best['loss'], 700)))}, "
+        facts.append(Fact("Best validation loss", f"{best['loss']:.3f}", f"{perplexity}step {int(best['step']):,}"))
+    for key, (title, digits, best_of) in HEADLINES.items():
+        tests = [(name, number(scores, key, "value")) for name, scores in score_sets(record.scores)]
+        tested = [(name, value) for name, value in tests if math.isfinite(value)]
+        measured = [(number(entry, key), entry) for entry in record.valid if math.isfinite(number(entry, key))]
+        if tested:
+            facts.append(Fact(title, f"{tested[0][1]:.{digits}f}", f"on {tested[0][0]}"))
+        elif measured:
+            value, best = best_of(measured, key=lambda pair: pair[0])
+            facts.append(Fact(title, f"{value:.{digits}f}", f"validation, step {int(best['step']):,}"))
+    return facts
+
+
+def _of_experts(record: Record) -> list[Fact]:
+    summary = experts_summary(record)
+    return [] if summary is None else [Fact("Experts", *summary)]
+
+
+def _of_speed(record: Record) -> list[Fact]:
+    speeds = sorted(speed for entry in record.train if math.isfinite(speed := number(entry, "tokens_per_second")))
+    return [Fact("Speed", show_count(speeds[len(speeds) // 2]), "tokens a second (median)")] if speeds else []

@@ -1,0 +1,90 @@
+"""The part of the page about scores: each with the signature that says how it was computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kilolayer.report.numbers import show_number
+from kilolayer.report.panels import Table
+from kilolayer.report.record import Entry, number
+
+SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF++", "ter": "TER", "spbleu": "spBLEU", "meteor": "METEOR"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """value: as text, empty where there is none and `reason` says why. signature: its fields."""
+
+    name: str
+    value: str = ""
+    signature: list[str] = field(default_factory=list)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ScoredTest:
+    """A test set with its scores."""
+
+    name: str
+    scores: list[Score]
+
+
+@dataclass(frozen=True)
+class ScoresSection:
+    """One test set with its scores; or of several directions a row each, their averages, and each signature once."""
+
+    tests: list[ScoredTest] = field(default_factory=list)
+    averages: Table | None = None
+    by_direction: Table | None = None
+    signatures: list[str] = field(default_factory=list)
+
+
+def scores_section(scores: dict[str, Any]) -> ScoresSection:
+    """The scores of scores.json; empty where it holds none."""
+    sets = score_sets(scores)
+    if len(sets) > 1:
+        return _by_direction(sets, scores.get("averages"))
+    return ScoresSection(
+        [
+            ScoredTest(name, [_score(key, score) for key, score in entries.items() if isinstance(score, dict)])
+            for name, entries in sets
+        ]
+    )
+
+
+def score_sets(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The test sets of scores.json: tables whose entries have a value, or the reason why there is none."""
+    return [
+        (name, entries)
+        for name, entries in scores.items()
+        if isinstance(entries, dict)
+        and any(isinstance(each, dict) and each.keys() & {"value", "reason"} for each in entries.values())
+    ]
+
+
+def _by_direction(sets: Sequence[tuple[str, dict[str, Any]]], averages: Any) -> ScoresSection:
+    found = [(key, score) for _, entries in sets for key, score in entries.items() if isinstance(score, dict)]
+    names = {key: _name(key, score) for key, score in found}
+    header = ["", *names.values()]
+    means = averages if isinstance(averages, dict) else {}
+    averaged = [[f"average {side}", *(show_number(number(means, side, key)) for key in names)] for side in means]
+    rows = [[part, *(show_number(number(entries, key, "value")) for key in names)] for part, entries in sets]
+    signatures = [
+        f"{names[key]}: {score.get('signature') or 'not available: ' + str(score.get('reason', ''))}" for key, score in found
+    ]
+    return ScoresSection([], Table(header, averaged), Table(header, rows), list(dict.fromkeys(signatures)))
+
+
+def _score(key: str, score: Entry) -> Score:
+    value = number(score, "value")
+    if not math.isfinite(value):
+        return Score(_name(key, score), reason=str(score.get("reason", "it has no value")))
+    digits = score.get("digits") if isinstance(score.get("digits"), int) else 2
+    return Score(_name(key, score), f"{value:.{digits}f}", str(score.get("signature", "")).split("|"))
+
+
+def _name(key: str, score: Entry) -> str:
+    return str(score.get("name") or SCORE_NAMES.get(key, key))
