@@ -292,7 +292,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         else:
             progress.refresh(step, lambda: _shown(trainer.window.summary()))
         due = step % config.valid_every == 0 or step == config.steps
-        improved = due and _validate(trainer, metrics, progress, validation)
+        improved = due and _validate(trainer, stepper, metrics, progress, validation)
         if (improved and config.save_best) or step % config.save_every == 0:
             _save(trainer, saver)
         saver.check()
@@ -329,8 +329,8 @@ def _shown(summary: dict[str, float]) -> dict[str, str]:
     return {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
 
 
-def _validate(trainer: Trainer, metrics: Metrics, progress: Progress, recorder: Recorder) -> bool:
-    found = trainer.task.validate(trainer.model, trainer.config.valid_sentences, recorder)
+def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder) -> bool:
+    found = trainer.task.validate(stepper.form, trainer.config.valid_sentences, recorder)
     if found is None:
         return False
     metrics.write("valid", trainer.step, **found.metrics())
