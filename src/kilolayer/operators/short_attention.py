@@ -167,7 +167,7 @@ def _(
 ) -> Tensor:
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
     query, key, value = packed.split([heads * head_dim, key_heads * head_dim, key_heads * head_dim], dim=-1)
-    backward = torch.func.vjp(lambda *qkv: reference(*qkv, keys, heads, causal, seed, dropout), query, key, value)[1]
+    backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, causal, seed, dropout), query, key, value)[1]
     return torch.cat(backward(gradient), dim=-1)
 
 
@@ -197,7 +197,7 @@ def _(
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     key, value = packed.chunk(2, dim=-1)
-    backward = torch.func.vjp(lambda *qkv: reference(*qkv, keys, heads, False, seed, dropout), query, key, value)[1]
+    backward = torch.func.vjp(lambda q, k, v: reference(q, k, v, keys, heads, False, seed, dropout), query, key, value)[1]
     of_query, of_key, of_value = backward(gradient)
     return of_query, torch.cat([of_key, of_value], dim=-1)
 
