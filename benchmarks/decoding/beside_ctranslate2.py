@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.speed.written import write_out
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
 from kilolayer.layers.position import sinusoids
+from kilolayer.speed.written import write_out
 
 PAD, BOS, EOS = 0, 2, 3
 WORDS = {PAD: "<blank>", 1: "<unk>", BOS: "<s>", EOS: "</s>"}

@@ -34,11 +34,11 @@ from sacrebleu import BLEU
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.speed.packed_product import Product
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import translate_lines
+from kilolayer.speed.packed_product import Product
 from kilolayer.tasks.translation import SidedTokenizer
 from kilolayer.training.run import Run
 

@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/speed/ablation.py benchmarks/speed
 
 Models have the widths and batches of the speed table and fewer layers (CASES), so that all fits a few minutes. What does not
-grow with depth, the loss and the best tokens, therefore has a larger share of these steps than of a deep model's.
+grow with depth, the loss and the best tokens, therefore has a larger share of these steps than of a deep model's. The kernel
+of the update is not among them: it decides on the GPU whether a step is finite, and no step could be recorded without it.
 
 One process for each case, dropout and repetition measures all that is left out in it, one after the other, in another order in
 each repetition: each time a new model, the compiler reset, the recordings and their memory given back. Processes get ready side
@@ -32,7 +33,7 @@ from typing import Any
 from jobs import DECODED, LANGUAGE, SPARSE, TRANSLATION, Job, Setting, tiny
 from workers import Lines, Trial, groups, read_lines, versions
 
-TRAINED = ("residual_norm", "relu_product", "heads_product", "update", "loss")
+TRAINED = ("residual_norm", "relu_product", "heads_product", "loss")
 DECODES = ("residual_norm", "short_attention", "relu_product", "step_attention", "best_tokens")
 ALL, NONE = "all kernels", "no kernel"
 WORTH = 0.03

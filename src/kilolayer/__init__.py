@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kilolayer.moe.layer import freeze_experts as freeze_experts
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
+    from kilolayer.speed.fast import fast as fast
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _HOMES = {
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
+    "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
     "freeze_experts": "kilolayer.moe.layer",
     "full_state_dict": "kilolayer.moe.full_state",
@@ -55,6 +57,7 @@ __all__ = [
     "build_model",
     "calibrate",
     "clip_grad_norm_",
+    "fast",
     "fold",
     "freeze_experts",
     "full_state_dict",

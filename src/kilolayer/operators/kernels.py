@@ -25,12 +25,11 @@ Name = Literal[
     "heads_product",
     "group_sums",
     "few_rows",
-    "update",
     "loss",
     "best_tokens",
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
-"""Every kernel, or group of kernels, that can be left out alone."""
+"""Every kernel, or group of kernels, that can be left out alone; a recorded step cannot do without that of the update."""
 
 _assumed: str | None = None
 _left_out: tuple[str, ...] = ()

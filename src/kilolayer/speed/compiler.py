@@ -50,7 +50,7 @@ def compiler_settings(recompute: Recompute) -> Iterator[None]:
         limit = settings.accumulated_recompile_limit
         stack.enter_context(settings.patch(specialize_float=True, recompile_limit=limit))
         # Sizes that happen to be equal are still two sizes.
-        stack.enter_context(shape_config.patch(use_duck_shape=False))
+        stack.enter_context(shape_config.patch(use_duck_shape=False))  # pyright: ignore[reportAttributeAccessIssue]
         stack.enter_context(partition_config.patch(activation_memory_budget=BUDGETS[recompute]))
         yield
 
