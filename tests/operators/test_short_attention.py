@@ -8,9 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from with_and_without import assert_same
 
-import kilolayer as kl
 from kilolayer.operators.short_attention import can_run_short_attention, short_cross_attention, short_self_attention
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -90,25 +88,6 @@ def test_a_row_that_may_look_nowhere_is_zero(device: str) -> None:
     assert packed.grad is not None
     assert not found.any()
     assert not packed.grad.any()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "compiled"), [("deepnorm", False), ("sub_ln", False), ("normformer", False), ("deepnorm", True)]
-)
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    model = kl.EncoderDecoder(50, 64, 4, 128, 3, 3, recipe, kv_heads=2, device=device).train()
-    if device == "cuda":
-        model.lower(torch.bfloat16)
-    torch._dynamo.utils.counters.clear()
-
-    def serve(served: bool) -> None:
-        monkeypatch.setattr("kilolayer.layers.stack.can_run_short_attention", lambda *_: served)
-
-    assert_same(model, serve, 1e-2 if device == "cuda" else 1e-6, compiled=compiled)
-    if compiled:
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
