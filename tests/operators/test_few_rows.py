@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.operators.few_rows import can_run_few_rows, few_rows_product, linear
+from kilolayer.speed.fast import fast_form
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -74,8 +75,8 @@ def test_the_scores_of_a_vocabulary_are_such_products(monkeypatch: pytest.Monkey
     served = []
     monkeypatch.setattr("kilolayer.operators.few_rows.few_rows_product", lambda x, *_: served.append(x.shape))
     states = torch.randn(320, 1, 64, device="cuda")
-    Embedding(100, 64, None, device=torch.device("cuda")).scores(states)
-    VocabularyProjection(100, 64, device=torch.device("cuda"))(states)
+    fast_form(Embedding(100, 64, None).cuda()).scores(states)
+    fast_form(VocabularyProjection(100, 64).cuda())(states)
     assert served == [states.shape] * 2
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from kilolayer.layers.state import State
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from with_and_without import assert_same, loss_and_gradient
 
-import kilolayer as kl
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.operators.fused_norm import (
     can_fuse_inner_norm,
@@ -25,7 +20,6 @@ from kilolayer.operators.fused_norm import (
     residual_norm_backward,
 )
 from kilolayer.operators.random_bits import keep_mask
-from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance
@@ -108,55 +102,6 @@ def test_residual_and_norm(
         elif ours is not None:
             # fp32 stays fp32: only what is written in the products' dtype may be rounded.
             close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
-
-
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), [("cpu", torch.float64, 1e-12), *SETTINGS])
-@pytest.mark.parametrize("shape", [(1, 1, 64), (7, 11, 1000), (2, 1501, 512)])
-@pytest.mark.parametrize(("p", "by_sample"), [(0.3, False), (0.3, True), (0.0, True)])
-@pytest.mark.parametrize(("centred", "full"), [(True, True), (False, False)])
-@pytest.mark.parametrize("keeps_sum", [False, True])
-def test_a_branch_that_is_dropped(
-    keeps_sum: bool,
-    centred: bool,
-    full: bool,
-    p: float,
-    by_sample: bool,
-    shape: tuple[int, ...],
-    device: str,
-    dtype: torch.dtype,
-    tolerance: float,
-) -> None:
-    """Values and all gradients are those of the plain formula with the mask multiplied in."""
-    width, skip, branch, precisely = shape[-1:], 2.5, 0.7, torch.promote_types(dtype, torch.float32)
-    x = torch.randn(shape, device=device, dtype=precisely) + 0.5
-    y = torch.randn(shape, device=device).to(dtype)
-    shift = torch.randn(width, device=device).to(dtype) if full else None
-    omega = torch.rand(width, device=device, dtype=precisely) + 0.5 if full else None
-    gain = torch.rand(width, device=device, dtype=precisely) + 0.5
-    bias = torch.randn(width, device=device, dtype=precisely) if centred else None
-    seed = torch.tensor([1234567890123456789], device=device)
-    samples = torch.tensor([0.0, 1.25] * 4, device=device)[1 : 1 + shape[0]] if by_sample else None
-    given, exact = leaves(x, y, shift, omega, gain, bias)
-    draw = (seed, p, samples)
-    precise, rounded, _ = residual_norm(x, y, shift, omega, skip, branch, gain, bias, EPS, keeps_sum, *draw)
-    x, y, shift, omega, gain, bias = exact
-    factor = keep_mask(seed, shape, p).double() / (1 - p)
-    if samples is not None:
-        factor = factor * samples.double()[:, None, None]
-    added = skip * x * (1 if omega is None else omega) + branch * factor * (y if shift is None else y + shift)
-    normed = norm(added, gain, bias)
-    first = added if keeps_sum else normed
-    close(precise, first, min(tolerance, 1e-5))
-    close(rounded, normed, tolerance)
-    gradients = [torch.randn_like(each) for each in (precise, rounded)]
-    torch.autograd.backward([precise, rounded], gradients)
-    torch.autograd.backward([first, normed], [each.double() for each in gradients])
-    for ours, theirs in zip(given, exact, strict=True):
-        if ours is not None:
-            close(ours.grad, theirs.grad, min(tolerance, 1e-5) if ours.dtype == precisely else tolerance)
-    of_y = given[1].grad if given[1] is not None else None
-    assert of_y is not None
-    assert not of_y[factor == 0].any()
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
@@ -282,191 +227,6 @@ def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str
     torch.library.opcheck(inner_norm_backward, (rounded, y, gain, statistics, full, 1.5 if full else 1.0), **tolerances)
 
 
-class Calls(TorchDispatchMode):
-    """Counts how often the operators run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.residual = self.sum = self.inner = self.widening = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.kilolayer.residual_norm.default:
-            keeps_sum = args[9]
-            self.residual += not keeps_sum
-            self.sum += keeps_sum
-        self.inner += func is torch.ops.kilolayer.inner_norm.default
-        self.widening += func is torch.ops.kilolayer.normed_relu_product.default
-        return func(*args, **(kwargs or {}))
-
-
-def serve(patch: pytest.MonkeyPatch, answer: bool) -> None:
-    for name in ("norm.can_fuse_inner_norm", "feedforward.can_fuse_relu_product"):
-        patch.setattr(f"kilolayer.layers.{name}", lambda *_: answer)
-
-
-def small_model(recipe: str | kl.recipes.Recipe, device: str = "cpu", half: bool = False, **options: Any) -> kl.EncoderDecoder:
-    model = kl.EncoderDecoder(50, 32, 4, 64, 3, 3, recipe, device=device, **options).train()
-    if half:
-        model.lower(torch.bfloat16)
-    return model
-
-
-# How often each operator runs in a forward of 3 + 3 layers, which have 15 sublayers: residual norms, sums and the norms that
-# follow them, norms alone, and those behind the first product of the feed-forward network. Here all norms are served: those
-# of the two inputs and of the two outputs too.
-MODELS = [
-    ("deepnorm", {}, (15, 0, 0, 0)),
-    ("post_ln", {"norm": "rms"}, (15, 0, 0, 0)),
-    ("admin", {}, (15, 0, 0, 0)),
-    ("pre_ln", {}, (0, 15, 4, 0)),
-    ("pre_ln", {"norm": "rms", "final_norm": False}, (0, 15, 2, 0)),
-    ("sub_ln", {}, (0, 15, 6 + 4, 6)),
-    ("sub_ln", {"activation": "gelu", "norm": "rms"}, (0, 15, 6 + 6 + 4, 0)),
-    ("sub_ln", {"activation_dropout": 1e-9}, (0, 15, 6 + 6 + 4, 0)),
-    ("normformer", {}, (0, 15, 9 + 4, 6)),
-    (kl.recipes.get("normformer", residual_scale=True), {}, (0, 15, 9 + 4, 6)),
-    (kl.recipes.get("dlcl", norm="post"), {}, (15, 0, 6, 0)),
-    # What the next layer reads is not what this one writes: each layer's input and output have norms of their own.
-    ("dlcl", {}, (0, 9, 12 + 2, 0)),
-    ("deepnorm", {"moe": kl.MoE(experts=4)}, (15, 0, 0, 0)),
-    # A router's input, one in each stack, is not rounded.
-    ("sub_ln", {"moe": kl.MoE(experts=4)}, (0, 13, 6 + 4 + 2, 4)),
-]
-WHAT: list[Recompute] = ["none", "selective", "layer"]
-
-
-@pytest.mark.parametrize(("recipe", "options", "counts"), MODELS)
-def test_a_model_is_the_same_with_them(
-    recipe: str | kl.recipes.Recipe, options: dict[str, Any], counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Calls() as calls:
-        assert_same(small_model(recipe, **options), partial(serve, monkeypatch), 1e-5)
-    assert (calls.residual, calls.sum, calls.inner, calls.widening) == tuple(2 * count for count in counts)
-
-
-@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "normformer"])
-def test_a_model_in_half_precision_is_the_same_with_them(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(small_model(recipe, half=True), partial(serve, monkeypatch), 1e-2)
-
-
-@pytest.mark.parametrize("what", WHAT[1:])
-@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln"])
-def test_a_model_is_the_same_when_it_is_recomputed(recipe: str, what: Recompute, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model(recipe)
-    for stack in model.stacks():
-        stack.recompute = what
-    assert_same(model, partial(serve, monkeypatch), 1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("what", WHAT)
-@pytest.mark.parametrize(("recipe", "options"), [each[:2] for each in MODELS])
-def test_a_model_in_half_precision_is_the_same_on_a_gpu(
-    recipe: str | kl.recipes.Recipe,
-    options: dict[str, Any],
-    what: Recompute,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = small_model(recipe, "cuda", half=True, **options)
-    for stack in model.stacks():
-        stack.recompute = what
-    found = {}
-    for served in (False, True):
-        if not served:
-            serve(monkeypatch, False)
-        source, target = torch.randint(1, 50, (2, 6, 33), generator=torch.Generator().manual_seed(0)).cuda()
-        found[served] = loss_and_gradient(model, source, target)
-        monkeypatch.undo()
-    assert found[True][0] == pytest.approx(found[False][0], rel=1e-2)
-    # A token between two experts may go to the other one.
-    assert float(F.cosine_similarity(found[True][1], found[False][1], dim=0)) > (0.99 if options.get("moe") else 0.999)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "options", "graphs"),
-    [
-        ("admin", {}, 2),
-        ("pre_ln", {}, 2),
-        pytest.param("sub_ln", {"moe": kl.MoE(experts=4)}, 4, marks=pytest.mark.slow),
-        pytest.param("deepnorm", {"moe": kl.MoE(experts=4)}, 4, marks=pytest.mark.slow),
-        pytest.param("normformer", {}, 2, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_one_graph_a_kind_has_them_for_all_layers_and_shapes(
-    recipe: str, options: dict[str, Any], graphs: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    assert_same(small_model(recipe, device, half=True, **options), partial(serve, monkeypatch), 1e-2, compiled=True)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
-
-
-def states_before_the_second_layer(model: kl.EncoderDecoder) -> list[State]:
-    seen: list[State] = []
-    model.decoder.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    for what in WHAT:
-        model.decoder.recompute = what
-        model(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-    return seen
-
-
-def test_whole_layers_that_are_recomputed_keep_one_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, True)
-    model = small_model("deepnorm", half=True)
-    seen = states_before_the_second_layer(model)
-    for state in seen[:2]:
-        assert (state.precise.dtype, state.rounded.dtype) == (torch.float32, torch.bfloat16)
-        assert torch.equal(state.rounded, state.precise.bfloat16())
-    assert seen[2].rounded is seen[2].precise
-
-
-def test_a_layer_gets_its_first_norm_from_the_layer_below_unless_that_is_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, True)
-    model = small_model("pre_ln", half=True)
-    *kept, recomputed = states_before_the_second_layer(model)
-    norm = model.decoder.blocks[1].get_submodule("self_attention.pre_norm")
-    for state in kept:
-        assert state.normed is not None
-        assert (state.precise.dtype, state.normed.dtype) == (torch.float32, torch.bfloat16)
-        close(state.normed, norm(state.precise).double(), 1e-2)
-    assert recomputed.normed is None
-
-
-@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
-@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"drop_path": 0.1}])
-def test_a_branch_that_drops_stays_plain(recipe: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, True)
-    model = small_model(recipe, **options)
-    for training in (True, False):
-        with Calls() as calls:
-            model.train(training)(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-        assert calls.residual + calls.sum == (0 if training else 15)
-
-
-@pytest.mark.parametrize("served", [False, True])
-def test_who_listens_to_a_norm_hears_it(served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, served)
-    model, heard = small_model("pre_ln"), []
-    for name in ("decoder.blocks.1.self_attention.pre_norm", "decoder.blocks.2.feedforward.pre_norm"):
-        model.get_submodule(name).register_forward_hook(lambda _, inputs, output: heard.append((inputs[0], output)))
-    with Calls() as calls:
-        model(torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-    assert len(heard) == 2
-    # Neither the sublayers before those norms nor those that begin with them.
-    assert calls.sum == (15 - 4 if served else 0)
-
-
-@pytest.mark.parametrize("start", ["released", "paper"])
-def test_calibration_listens_to_the_parts_of_the_residual(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = kl.Encoder(50, 32, 4, 64, 3, kl.recipes.get("admin", start=start))
-    expected = kl.calibrate(model, torch.arange(1, 49).view(4, 12)).encoder
-    serve(monkeypatch, True)
-    with Calls() as calls:
-        assert kl.calibrate(model, torch.arange(1, 49).view(4, 12)).encoder == pytest.approx(expected)
-    assert calls.residual == 0
-
-
 @pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
 def test_a_norm_computes_in_its_own_dtype_and_returns_that_of_its_input(kind: type[LayerNorm] | type[RMSNorm]) -> None:
     norm, x = kind(24, eps=EPS), torch.randn(5, 24).bfloat16()
@@ -495,3 +255,52 @@ def test_they_serve_half_precision_on_a_gpu(can_fuse: Callable[..., bool], monke
     assert not can_fuse(gpu, single, half, 8200)
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not can_fuse(gpu, single, half, 512)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), [("cpu", torch.float64, 1e-12), *SETTINGS])
+@pytest.mark.parametrize("shape", [(1, 1, 64), (7, 11, 1000), (2, 1501, 512)])
+@pytest.mark.parametrize(("p", "by_sample"), [(0.3, False), (0.3, True), (0.0, True)])
+@pytest.mark.parametrize(("centred", "full"), [(True, True), (False, False)])
+@pytest.mark.parametrize("keeps_sum", [False, True])
+def test_a_branch_that_is_dropped(
+    keeps_sum: bool,
+    centred: bool,
+    full: bool,
+    p: float,
+    by_sample: bool,
+    shape: tuple[int, ...],
+    device: str,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    """Values and all gradients are those of the plain formula with the mask multiplied in."""
+    width, skip, branch, precisely = shape[-1:], 2.5, 0.7, torch.promote_types(dtype, torch.float32)
+    x = torch.randn(shape, device=device, dtype=precisely) + 0.5
+    y = torch.randn(shape, device=device).to(dtype)
+    shift = torch.randn(width, device=device).to(dtype) if full else None
+    omega = torch.rand(width, device=device, dtype=precisely) + 0.5 if full else None
+    gain = torch.rand(width, device=device, dtype=precisely) + 0.5
+    bias = torch.randn(width, device=device, dtype=precisely) if centred else None
+    seed = torch.tensor([1234567890123456789], device=device)
+    samples = torch.tensor([0.0, 1.25] * 4, device=device)[1 : 1 + shape[0]] if by_sample else None
+    given, exact = leaves(x, y, shift, omega, gain, bias)
+    draw = (seed, p, samples)
+    precise, rounded, _ = residual_norm(x, y, shift, omega, skip, branch, gain, bias, EPS, keeps_sum, *draw)
+    x, y, shift, omega, gain, bias = exact
+    factor = keep_mask(seed, shape, p).double() / (1 - p)
+    if samples is not None:
+        factor = factor * samples.double()[:, None, None]
+    added = skip * x * (1 if omega is None else omega) + branch * factor * (y if shift is None else y + shift)
+    normed = norm(added, gain, bias)
+    first = added if keeps_sum else normed
+    close(precise, first, min(tolerance, 1e-5))
+    close(rounded, normed, tolerance)
+    gradients = [torch.randn_like(each) for each in (precise, rounded)]
+    torch.autograd.backward([precise, rounded], gradients)
+    torch.autograd.backward([first, normed], [each.double() for each in gradients])
+    for ours, theirs in zip(given, exact, strict=True):
+        if ours is not None:
+            close(ours.grad, theirs.grad, min(tolerance, 1e-5) if ours.dtype == precisely else tolerance)
+    of_y = given[1].grad if given[1] is not None else None
+    assert of_y is not None
+    assert not of_y[factor == 0].any()

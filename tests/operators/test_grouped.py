@@ -7,8 +7,9 @@ import torch
 from made_groups import SIZES, make
 from torch import Tensor
 
-from kilolayer.moe.groups import Groups, multiply_groups, spread
+from kilolayer.moe.groups import Groups
 from kilolayer.operators import grouped
+from kilolayer.operators.grouped import multiply_groups, spread
 
 each_size = pytest.mark.parametrize(("sizes", "rest"), SIZES)
 # fp32 with rows of 16 bytes is served by grouped_mm, fp64 and odd widths by blocks.

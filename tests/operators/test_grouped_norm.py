@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,18 +9,10 @@ import torch
 import torch.nn.functional as F
 from made_groups import SIZES, make
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from with_and_without import assert_same
 
-import kilolayer as kl
-from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.groups import Groups
-from kilolayer.moe.layer import SparseFeedForward
-from kilolayer.operators import kernels
 from kilolayer.operators.grouped_norm import grouped_relu_norm, grouped_relu_norm_backward
 from kilolayer.operators.random_bits import keep_mask
-from kilolayer.recipes.base import Plan
-from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance
@@ -218,112 +208,6 @@ def test_a_gpu_computes_the_same_each_time_without_waiting() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
-
-
-class Calls(TorchDispatchMode):
-    """Counts how often the operator runs."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.kilolayer.grouped_relu_norm.default
-        return func(*args, **(kwargs or {}))
-
-
-def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.moe.experts.can_fuse_grouped_norm", lambda *_: served)
-
-
-def small_layer(device: str, plan: Plan | None = None, **options: Any) -> SparseFeedForward:
-    """Matrices in half precision on a GPU; every weight random."""
-    sizes = LayerOptions(**{"dim": 16, "heads": 2, "ffn_dim": 64, **options})
-    layer = SparseFeedForward(
-        kl.MoE(experts=8, router="linear"), sizes, plan or Plan(inner_norm=True), device=torch.device(device)
-    )
-    with torch.no_grad():
-        for name, weight in layer.named_parameters():
-            weight.uniform_(0.5, 1.5) if "inner_norm" in name else weight.normal_(0, 0.5)
-    if device == "cuda":
-        for part in (layer.experts.input, layer.experts.output):
-            part.to(torch.bfloat16)
-    return layer
-
-
-def outputs_and_gradients(layer: SparseFeedForward, x: Tensor, real: Tensor) -> dict[str, Tensor]:
-    layer.zero_grad()
-    x = x.detach().requires_grad_()
-    y, routing = layer(x, real)
-    (y.float().square().sum() + routing.router_loss).backward()
-    found = {name: weight.grad for name, weight in layer.named_parameters()} | {"x": x.grad, "y": y.detach()}
-    return {name: each for name, each in found.items() if each is not None}
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(
-    ("plan", "norm", "compiled"),
-    [
-        (Plan(inner_norm=True), "layer", False),
-        (Plan(inner_norm=True, bias=False), "rms", False),
-        (Plan(inner_norm=True), "layer", True),
-    ],
-)
-def test_a_sparse_layer_is_the_same_with_it(
-    plan: Plan, norm: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch._dynamo.reset()
-    layer = small_layer(device, plan, norm=norm)
-    plain = copy.deepcopy(layer)
-    if compiled:
-        layer.compile(backend="aot_eager", fullgraph=True, dynamic=True)
-    for tokens in (33, 50):
-        x, real = torch.randn(2, tokens, 16, device=device), torch.rand(2, tokens, device=device) > 0.2
-        serve(monkeypatch, False)
-        expected = outputs_and_gradients(plain, x, real)
-        serve(monkeypatch, True)
-        found = outputs_and_gradients(layer, x, real)
-        assert set(found) == set(expected) == {"x", "y", *(name for name, _ in layer.named_parameters())}
-        for name, each in expected.items():
-            close(found[name], each.double(), 1e-5 if device == "cpu" else 3e-2)
-
-
-@pytest.mark.parametrize(
-    ("plan", "options"),
-    [
-        (Plan(), {}),
-        (Plan(inner_norm=True), {"activation": "gelu"}),
-        (Plan(inner_norm=True), {"activation": "swiglu"}),
-        (Plan(inner_norm=True), {"activation_dropout": 0.1}),
-        (Plan(inner_norm=True, shifts=True), {}),
-    ],
-    ids=str,
-)
-def test_other_experts_stay_plain(plan: Plan, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, True)
-    with Calls() as calls:
-        small_layer("cpu", plan, **options)(torch.randn(2, 5, 16))
-    assert calls.count == 0
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype", "count"), [(64, torch.bfloat16, 1), (64, torch.float32, 0), (60, torch.bfloat16, 0)]
-)
-def test_it_serves_half_precision_on_a_gpu(width: int, dtype: torch.dtype, count: int) -> None:
-    layer = small_layer("meta", ffn_dim=width)
-    for part in (layer.experts.input, layer.experts.output):
-        part.to(dtype)
-    with kernels.assumed(), Calls() as calls:
-        layer(torch.randn(2, 5, 16, device="meta"))
-    assert calls.count == count
-
-
-@pytest.mark.parametrize("what", ["none", "selective", "layer"])
-def test_a_model_is_the_same_with_it(what: Recompute, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = kl.EncoderDecoder(50, 32, 4, 64, 2, 2, "sub_ln", moe=kl.MoE(experts=4)).train()
-    for stack in model.stacks():
-        stack.recompute = what
-    with Calls() as calls:
-        assert_same(model, partial(serve, monkeypatch), 1e-5)
-    assert calls.count == 2 * 2 * (1 if what == "none" else 2)  # two batches, two sparse layers, once more where recomputed
 
 
 def test_the_compiler_need_not_know_how_many_rows_there_are() -> None:

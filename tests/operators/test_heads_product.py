@@ -9,12 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from with_and_without import assert_same, loss_and_gradient
 
-import kilolayer as kl
 from kilolayer.operators.heads_product import can_fuse_heads_product, heads_product, join_heads
-from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -161,78 +157,6 @@ def test_a_recording_computes_anew() -> None:
     graph.replay()
     assert torch.equal(joined, torch.cat([part.transpose(1, 2).flatten(2) for part in parts], dim=-1).flatten(0, 1))
     close(total, joined.double().sum(dim=0))
-
-
-class Calls(TorchDispatchMode):
-    """Counts how often the operator runs."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.kilolayer.join_heads.default
-        return func(*args, **(kwargs or {}))
-
-
-def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.layers.attention.can_fuse_heads_product", lambda *_: served)
-    # The batches are short, and SDPA is to attend.
-    patch.setattr("kilolayer.layers.stack.can_run_short_attention", lambda *_: False)
-
-
-def small_model(device: str = "cpu", recipe: str = "deepnorm", **options: Any) -> kl.EncoderDecoder:
-    model = kl.EncoderDecoder(50, 64, 4, 64, 3, 3, recipe, device=device, **options).train()
-    if device == "cuda":
-        model.lower(torch.bfloat16)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [({}, "none"), ({}, "selective"), ({}, "layer"), ({"kv_heads": 2}, "none"), ({"positions": "t5", "kv_heads": 1}, "none")],
-)
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_model_is_the_same_with_it(
-    options: dict[str, Any], what: Recompute, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small_model(device, **options)
-    for stack in model.stacks():
-        stack.recompute = what
-    with Calls() as calls:
-        assert_same(model, partial(serve, monkeypatch), 1e-2 if device == "cuda" else 1e-6)
-    assert calls.count == 2 * (6 + 3)  # two batches through the self-attention of six layers and the cross-attention of three
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    tolerance = 1e-2 if device == "cuda" else 1e-6
-    assert_same(small_model(device), partial(serve, monkeypatch), tolerance, compiled=True)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-
-
-@pytest.mark.parametrize(
-    ("recipe", "options", "joins"), [("deepnorm", {}, 9), ("deepnorm", {"positions": "rotary"}, 3), ("r_fixup", {}, 0)]
-)
-def test_what_is_rotated_or_has_no_bias_stays_plain(
-    recipe: str, options: dict[str, Any], joins: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(monkeypatch, True)
-    model, text = small_model(recipe=recipe, **options), torch.ones(2, 5, dtype=int)
-    with Calls() as calls:
-        loss_and_gradient(model, text, text)
-        loss_and_gradient(model.eval(), text, text)
-    assert calls.count == joins
-
-
-def test_short_sequences_and_steps_of_decoding_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, text = small_model(), torch.ones(2, 5, dtype=int)
-    memory = model.encode(text)
-    serve(monkeypatch, True)
-    monkeypatch.setattr("kilolayer.layers.attention.heads_product", lambda *_: pytest.fail("not the plain product"))
-    model.decode(text[:, :1], memory, cache=model.new_cache(5))
-    monkeypatch.setattr("kilolayer.layers.stack.can_run_short_attention", lambda *_: True)
-    model(text, text)
 
 
 def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from typing import Any, NoReturn
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from with_and_without import assert_same, loss_and_gradient
 
-import kilolayer as kl
 from kilolayer.operators import kernels
 from kilolayer.operators import relu_network as unit
 from kilolayer.operators.random_bits import keep_mask
 from kilolayer.operators.relu_network import masked_product, relu_network
 from kilolayer.operators.relu_product import relu_backward, relu_dropout_product, relu_product
-from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -223,116 +217,3 @@ def test_it_can_be_left_out(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with kernels.left_out(left):
         masked_product(*factors(129, 64, 136, "cuda"))
     assert calls == (["pass"] if left == "relu_network" else [])
-
-
-class Calls(TorchDispatchMode):
-    """Counts how often the operators run, and products that narrow."""
-
-    forward = backward = narrowing = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.forward += func is torch.ops.kilolayer.relu_product.default
-        self.backward += func is torch.ops.kilolayer.masked_product.default
-        product = func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        self.narrowing += product and args[-1].shape == (WIDTH, DIM) and args[-1].stride()[0] == 1
-        return func(*args, **(kwargs or {}))
-
-
-DIM, WIDTH = 32, 128
-
-
-def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: served)
-
-
-def small_model(recipe: str, device: str, **options: Any) -> kl.EncoderDecoder:
-    model = kl.EncoderDecoder(50, DIM, 4, WIDTH, 3, 3, recipe, device=device, **options).train()
-    if device == "cuda":
-        model.lower(torch.bfloat16)
-    return model
-
-
-@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
-@pytest.mark.parametrize("what", ["none", "selective", "layer"])
-@pytest.mark.parametrize(
-    ("device", "fused"), [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=pytest.mark.gpu)]
-)
-def test_a_model_is_the_same_with_it(
-    recipe: str, what: Recompute, device: str, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if device == "cpu":  # where the residual is fused with its norm, that adds the last bias
-        monkeypatch.setattr("kilolayer.layers.norm.can_fuse_inner_norm", lambda *_: fused)
-    model = small_model(recipe, device)
-    for stack in model.stacks():
-        stack.recompute = what
-    with Calls() as calls:
-        assert_same(model, partial(serve, monkeypatch), TOLERANCE[device])
-    # Two batches through six layers; the first product once more where it is recomputed.
-    assert (calls.forward, calls.backward) == (2 * 6 * (1 if what == "none" else 2), 2 * 6)
-
-
-@pytest.mark.parametrize(("what", "runs"), [("none", 1), ("selective", 1), ("layer", 2)])
-def test_the_second_product_is_kept_where_narrowing_products_are(
-    what: Recompute, runs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(monkeypatch, True)
-    model = small_model("deepnorm", "cpu")
-    for stack in model.stacks():
-        stack.recompute = what
-    with Calls() as calls:
-        loss_and_gradient(model, torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-    assert calls.narrowing == 6 * runs
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("device", DEVICES)
-def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(small_model("deepnorm", device), partial(serve, monkeypatch), TOLERANCE[device], compiled=True)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-
-
-@pytest.mark.parametrize(
-    ("recipe", "options"),
-    [
-        ("r_fixup", {}),
-        ("sub_ln", {}),
-        ("deepnorm", {"activation": "gelu"}),
-        ("deepnorm", {"activation": "swiglu"}),
-        ("deepnorm", {"activation_dropout": 0.1}),
-    ],
-)
-def test_other_functions_are_two_products(recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, True)
-    with Calls() as calls:
-        loss_and_gradient(small_model(recipe, "cpu", **options), torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-    assert calls.backward == 0
-
-
-def test_without_gradients_and_where_nothing_serves_it_is_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.feedforward.relu_network", fail)
-    model, tokens = small_model("deepnorm", "cpu"), torch.ones(2, 5, dtype=int)
-    serve(monkeypatch, True)
-    with torch.no_grad():
-        model(tokens, tokens)
-    serve(monkeypatch, False)
-    model(tokens, tokens)
-
-
-def test_a_product_that_someone_listens_to_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: True)
-    model = small_model("deepnorm", "cpu")
-    heard: list[str] = []
-    output = model.get_submodule("encoder.blocks.0.feedforward.f.output")
-    output.register_forward_hook(lambda *_: heard.append("output"))
-    with Calls() as calls:
-        loss_and_gradient(model, torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-    assert heard == ["output"]
-    assert calls.backward == 5

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from with_and_without import assert_same, loss_and_gradient
 
-import kilolayer as kl
 from kilolayer.operators.random_bits import keep_mask
 from kilolayer.operators.relu_product import (
     can_fuse_relu_product,
@@ -21,7 +15,6 @@ from kilolayer.operators.relu_product import (
     relu_dropout_product,
     relu_product,
 )
-from kilolayer.speed.compiler import Recompute
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -55,25 +48,6 @@ def test_product_and_gradients(batch: int, length: int, inputs: int, outputs: in
     # Where fp64 finds a sum on the other side of 0, the gradient passes as the operator's own output says.
     (before * (found > 0)).backward(gradient.double())
     close(found, before.relu())
-    for ours, theirs in zip(given, exact, strict=True):
-        close(ours.grad, theirs.grad)
-
-
-@pytest.mark.parametrize(("batch", "length", "inputs", "outputs"), [(1, 1, 16, 64), (3, 43, 32, 72), (7, 101, 128, 1000)])
-@pytest.mark.parametrize("device", DEVICES)
-def test_dropout_behind_the_relu(batch: int, length: int, inputs: int, outputs: int, device: str) -> None:
-    torch.manual_seed(outputs)
-    shapes, seed, p = [(batch, length, inputs), (outputs, inputs), (outputs,)], torch.tensor(-11, device=device), 0.3
-    given = [torch.randn(shape, device=device, dtype=DTYPES[device], requires_grad=True) for shape in shapes]
-    exact = [each.detach().double().requires_grad_() for each in given]
-    found, before = relu_dropout_product(*given, seed, p), F.linear(*exact)
-    kept = keep_mask(seed, before.shape, p)
-    assert torch.equal(found > 0, kept & (relu_product(*given) > 0))
-    gradient = torch.randn_like(found)
-    found.backward(gradient)
-    # Where fp64 finds a sum on the other side of 0, the gradient passes as the operator's own output says.
-    (before * (found > 0) / (1 - p)).backward(gradient.double())
-    close(found, before.relu() * kept / (1 - p))
     for ours, theirs in zip(given, exact, strict=True):
         close(ours.grad, theirs.grad)
 
@@ -131,63 +105,12 @@ def test_the_operators_are_what_they_say_to_the_compiler(device: str) -> None:
     torch.library.opcheck(relu_backward, (torch.randn(70, 24).to(bias), torch.randn(70, 24).to(bias), 1.5))
 
 
-class Calls(TorchDispatchMode):
-    """Counts how often the operator runs, with a norm behind it or without."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.kilolayer.relu_product.default, torch.ops.kilolayer.normed_relu_product.default)
-        return func(*args, **(kwargs or {}))
-
-
-def serve(patch: pytest.MonkeyPatch, served: bool) -> None:
-    patch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: served)
-
-
-def small_model(recipe: str, device: str, **options: Any) -> kl.EncoderDecoder:
-    model = kl.EncoderDecoder(50, 32, 4, 128, 3, 3, recipe, device=device, **options).train()
-    if device == "cuda":
-        model.lower(torch.bfloat16)
-    return model
-
-
-@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
-@pytest.mark.parametrize("what", ["none", "selective", "layer"])
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_model_is_the_same_with_it(recipe: str, what: Recompute, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model(recipe, device)
-    for stack in model.stacks():
-        stack.recompute = what
-    with Calls() as calls:
-        assert_same(model, partial(serve, monkeypatch), TOLERANCE[device])
-    assert calls.count == 2 * 6 * (1 if what == "none" else 2)  # two batches through six layers, once more where recomputed
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_one_graph_a_side_has_it_for_all_layers_and_shapes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    assert_same(small_model("deepnorm", device), partial(serve, monkeypatch), TOLERANCE[device], compiled=True)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-
-
 def test_a_compiled_layer_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     asked = (torch.device("cuda"), torch.bfloat16)
     ask = torch.compile(lambda x: x if can_fuse_relu_product(*asked) else -x, backend="eager", fullgraph=True)
     assert ask(torch.ones(1)) == -1
-
-
-@pytest.mark.parametrize(
-    ("recipe", "options"), [("r_fixup", {}), ("deepnorm", {"activation": "gelu"}), ("deepnorm", {"activation": "swiglu"})]
-)
-def test_other_functions_stay_plain(recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.layers.feedforward.can_fuse_relu_product", lambda *_: True)
-    with Calls() as calls:
-        loss_and_gradient(small_model(recipe, "cpu", **options), torch.ones(2, 5, dtype=int), torch.ones(2, 5, dtype=int))
-    assert calls.count == 0
 
 
 def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +122,22 @@ def test_it_serves_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert not can_fuse_relu_product(gpu, torch.float32)
     monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
     assert not can_fuse_relu_product(gpu, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("batch", "length", "inputs", "outputs"), [(1, 1, 16, 64), (3, 43, 32, 72), (7, 101, 128, 1000)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_behind_the_relu(batch: int, length: int, inputs: int, outputs: int, device: str) -> None:
+    torch.manual_seed(outputs)
+    shapes, seed, p = [(batch, length, inputs), (outputs, inputs), (outputs,)], torch.tensor(-11, device=device), 0.3
+    given = [torch.randn(shape, device=device, dtype=DTYPES[device], requires_grad=True) for shape in shapes]
+    exact = [each.detach().double().requires_grad_() for each in given]
+    found, before = relu_dropout_product(*given, seed, p), F.linear(*exact)
+    kept = keep_mask(seed, before.shape, p)
+    assert torch.equal(found > 0, kept & (relu_product(*given) > 0))
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    # Where fp64 finds a sum on the other side of 0, the gradient passes as the operator's own output says.
+    (before * (found > 0) / (1 - p)).backward(gradient.double())
+    close(found, before.relu() * kept / (1 - p))
+    for ours, theirs in zip(given, exact, strict=True):
+        close(ours.grad, theirs.grad)

@@ -8,9 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from with_and_without import assert_same
 
-import kilolayer as kl
 from kilolayer.operators.random_bits import keep_mask
 from kilolayer.operators.short_attention import can_run_short_attention, short_cross_attention, short_self_attention
 
@@ -29,21 +27,6 @@ def attention(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, ca
     if causal:
         mask = mask.masked_fill(~torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril(), -torch.inf)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2).flatten(2)
-
-
-def dropped_attention(
-    query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, causal: bool, head_dim: int, seed: Tensor, p: float
-) -> Tensor:
-    """The formula in fp64 with the mask multiplied into the weights, for sequences in which every query sees a key."""
-    query, key, value = (part.unflatten(-1, (-1, head_dim)).transpose(1, 2) for part in (query, key, value))
-    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
-    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) / head_dim**0.5
-    if keys is not None:
-        scores = scores + keys.double()[:, None, None, :]
-    if causal:
-        scores = scores + torch.full_like(scores, -torch.inf).triu(1)
-    weights = scores.softmax(dim=-1) * keep_mask(seed, scores.shape, p) / (1 - p)
-    return torch.einsum("bhqk,bhkd->bqhd", weights, value).flatten(2)
 
 
 def padding(batch: int, length: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -97,6 +80,45 @@ def test_cross_attention(queries: int, length: int, device: str) -> None:
         close(ours, theirs)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_that_may_look_nowhere_is_zero(device: str) -> None:
+    packed = torch.randn(1, 4, 3 * 16, device=device, dtype=DTYPES[device], requires_grad=True)
+    keys = torch.full((1, 4), -torch.inf, device=device, dtype=DTYPES[device])
+    found = short_self_attention(packed, keys, 1, 1, True)
+    found.sum().backward()
+    assert packed.grad is not None
+    assert not found.any()
+    assert not packed.grad.any()
+
+
+def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert can_run_short_attention(gpu, torch.bfloat16, 128, 64)
+    assert can_run_short_attention(gpu, torch.float16, 1, 16)
+    assert not can_run_short_attention(cpu, torch.bfloat16, 128, 64)
+    assert not can_run_short_attention(gpu, torch.float32, 128, 64)
+    assert not can_run_short_attention(gpu, torch.bfloat16, 129, 64)
+    assert not can_run_short_attention(gpu, torch.bfloat16, 128, 48)
+    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
+    assert not can_run_short_attention(gpu, torch.bfloat16, 128, 64)
+
+
+def dropped_attention(
+    query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, causal: bool, head_dim: int, seed: Tensor, p: float
+) -> Tensor:
+    """The formula in fp64 with the mask multiplied into the weights, for sequences in which every query sees a key."""
+    query, key, value = (part.unflatten(-1, (-1, head_dim)).transpose(1, 2) for part in (query, key, value))
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) / head_dim**0.5
+    if keys is not None:
+        scores = scores + keys.double()[:, None, None, :]
+    if causal:
+        scores = scores + torch.full_like(scores, -torch.inf).triu(1)
+    weights = scores.softmax(dim=-1) * keep_mask(seed, scores.shape, p) / (1 - p)
+    return torch.einsum("bhqk,bhkd->bqhd", weights, value).flatten(2)
+
+
 @pytest.mark.parametrize(("length", "head_dim"), [(1, 16), (7, 64), (33, 16), (64, 64), (100, 128), (128, 64)])
 @pytest.mark.parametrize(("key_heads", "causal", "padded"), [(4, True, True), (4, False, True), (2, True, False)])
 @pytest.mark.parametrize("device", DEVICES)
@@ -147,46 +169,3 @@ def test_the_operators_are_what_they_say_to_the_compiler(device: str) -> None:
     for draw in ((), (seed, 0.3)):
         torch.library.opcheck(short_self_attention, (packed, None, 4, 4, True, *draw), test_utils=tests)
         torch.library.opcheck(short_cross_attention, (query, packed[..., :128].detach(), None, 4, 4, *draw), test_utils=tests)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_row_that_may_look_nowhere_is_zero(device: str) -> None:
-    packed = torch.randn(1, 4, 3 * 16, device=device, dtype=DTYPES[device], requires_grad=True)
-    keys = torch.full((1, 4), -torch.inf, device=device, dtype=DTYPES[device])
-    found = short_self_attention(packed, keys, 1, 1, True)
-    found.sum().backward()
-    assert packed.grad is not None
-    assert not found.any()
-    assert not packed.grad.any()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "compiled"), [("deepnorm", False), ("sub_ln", False), ("normformer", False), ("deepnorm", True)]
-)
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_model_is_the_same_with_it(recipe: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    model = kl.EncoderDecoder(50, 64, 4, 128, 3, 3, recipe, kv_heads=2, device=device).train()
-    if device == "cuda":
-        model.lower(torch.bfloat16)
-    torch._dynamo.utils.counters.clear()
-
-    def serve(served: bool) -> None:
-        monkeypatch.setattr("kilolayer.layers.stack.can_run_short_attention", lambda *_: served)
-
-    assert_same(model, serve, 1e-2 if device == "cuda" else 1e-6, compiled=compiled)
-    if compiled:
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-
-
-def test_it_serves_short_sequences_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: None)
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert can_run_short_attention(gpu, torch.bfloat16, 128, 64)
-    assert can_run_short_attention(gpu, torch.float16, 1, 16)
-    assert not can_run_short_attention(cpu, torch.bfloat16, 128, 64)
-    assert not can_run_short_attention(gpu, torch.float32, 128, 64)
-    assert not can_run_short_attention(gpu, torch.bfloat16, 129, 64)
-    assert not can_run_short_attention(gpu, torch.bfloat16, 128, 48)
-    monkeypatch.setattr("kilolayer.operators.kernels.why_no_kernels", lambda: "Triton is not installed")
-    assert not can_run_short_attention(gpu, torch.bfloat16, 128, 64)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from kilolayer.operators import kernels
 from kilolayer.operators.random_bits import draw_of
-from kilolayer.operators.relu_product import rectified_product, relu_backward
+from kilolayer.operators.relu_product import rectified_product, relu_backward, sum_of_rows
 
 GENERATIONS = (9, 10)
 """Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack space for its own."""
@@ -106,7 +106,7 @@ def _empty_outputs(hidden: Tensor) -> tuple[Tensor, Tensor]:
 @masked_product.register_kernel("cpu")
 def _(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     passed = torch.where(hidden <= 0, 0.0, scale * (gradient @ weight))
-    return passed, passed.sum(dim=0, dtype=torch.float32).to(gradient.dtype)
+    return passed, sum_of_rows(passed)
 
 
 @masked_product.register_fake

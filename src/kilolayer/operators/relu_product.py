@@ -102,7 +102,12 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, dropout: float) -> 
 @relu_backward.register_kernel("cpu")
 def _(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     passed = torch.where(hidden <= 0, 0.0, scale * gradient)
-    return passed, passed.sum(dim=0, dtype=torch.float32).to(gradient.dtype)
+    return passed, sum_of_rows(passed)
+
+
+def sum_of_rows(x: Tensor) -> Tensor:
+    """[rows, columns] to [columns], summed in fp32 or more."""
+    return x.sum(dim=0, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
 
 
 @relu_product.register_fake
