@@ -251,7 +251,7 @@ def rooms_of(model: EncoderDecoder | Decoder) -> Rooms:
 
 
 class StaticReader:
-    """Reads in a room; sentences that leave keep their row, whose answers nobody reads."""
+    """Reads in a room; sentences that leave keep their row, whose output is ignored."""
 
     def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
         reads_source = isinstance(model, EncoderDecoder)
