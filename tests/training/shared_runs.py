@@ -79,7 +79,7 @@ def type_train(group: dist.ProcessGroup, folder: Path, cache: str, words: list[s
     assert found == code, Path(f"{folder}.{rank}.out").read_text()
 
 
-def check_what_is_told(group: dist.ProcessGroup) -> None:
+def check_communication(group: dist.ProcessGroup) -> None:
     """Numbers, tensors and noise."""
     processes, rank, size = Processes(group), dist.get_rank(group), dist.get_world_size(group)
     assert (processes.rank, processes.size, processes.first) == (rank, size, rank == 0)

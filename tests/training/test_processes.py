@@ -225,7 +225,7 @@ def test_the_command_trains_scores_and_speaks_once(tmp_path: Path, corpus: Path,
 
 
 def test_all_hear_the_same_and_draw_their_own(pool: ProcessPool) -> None:
-    pool.run(shared_runs.check_what_is_told, 4)
+    pool.run(shared_runs.check_communication, 4)
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

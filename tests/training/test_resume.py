@@ -15,7 +15,7 @@ from torch import nn
 from kilolayer import recipes
 from kilolayer.errors import InputError
 from kilolayer.tasks.translation import TranslationTask, TranslationValidation
-from kilolayer.training import checkpoint, loop
+from kilolayer.training import checkpoint, loop, placement
 from kilolayer.training.loop import Stop, Trainer, train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
@@ -113,7 +113,7 @@ def test_a_recipe_that_asks_for_it_is_calibrated_before_the_first_step_and_never
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
     calls: list[int] = []
-    real = loop.calibrate
+    real = placement.calibrate
 
     def note(model: Any, batch: Any) -> Any:
         found = real(model, batch)
@@ -121,7 +121,7 @@ def test_a_recipe_that_asks_for_it_is_calibrated_before_the_first_step_and_never
         assert bool((batch[0] != 0).any(dim=1).all())  # no row of padding alone
         return found
 
-    monkeypatch.setattr(loop, "calibrate", note)
+    monkeypatch.setattr(placement, "calibrate", note)
     run = new_run(tmp_path / "run", corpus, model={"recipe": recipe})
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
@@ -143,7 +143,7 @@ def test_a_signal_before_the_first_step_leaves_a_checkpoint_that_is_not_calibrat
         patch.setattr(Stop, "__init__", lambda stop: setattr(stop, "signal", 15))
         assert train(run, task_of(run)) == 143
     assert [checkpoint.step_of(path) for path in checkpoint.steps(run.checkpoints)] == [0]
-    monkeypatch.setattr(loop, "calibrate", lambda *_: pytest.fail("calibrated again"))
+    monkeypatch.setattr(placement, "calibrate", lambda *_: pytest.fail("calibrated again"))
     train(run, task_of(run), resume=True)
     assert record(run) == record(whole)
 
@@ -233,7 +233,8 @@ def test_state_that_is_not_in_the_checkpoint_is_noticed(tmp_path: Path, corpus: 
 
     run = new_run(tmp_path / "run", corpus)
     trained, restored = trainers_after_a_restore(run, monkeypatch, Forgetful)
-    assert differences(trained, restored) == {"losses[0]", *(f"model.calls[{index}]" for index in range(1, 6))}
+    calls = {f"{place}.calls[{index}]" for place in ("model", "placement.model") for index in range(1, 6)}
+    assert differences(trained, restored) == {"losses[0]", *calls}
 
 
 def test_a_checkpoint_of_other_data_or_another_vocabulary_is_refused(tmp_path: Path, corpus: Path) -> None:

@@ -1,4 +1,4 @@
-"""Experts shared by several processes, each of which holds some of them and reads tokens of its own.
+"""Experts shared by several processes, each of which holds some of them and has tokens of its own.
 
 The loss of a process is its share of the loss of all: the sum over its tokens, divided by the tokens of all processes, and the
 router_loss that its forward returned. Losses are summed over the processes, and so are the gradients of what all hold
@@ -24,8 +24,8 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, 
 
     processes: all processes where it is None. Call it on each of them, with the same model, before an optimizer is made. A
     model on the meta device takes no memory for the experts of others, and its own start as in the whole model.
-    one_batch: what the processes read at a time counts as one batch in router losses, capacity and `routing`. Otherwise each
-    counts its own, as one process does that reads their batches one after the other; losses and loads are to be summed then.
+    one_batch: the batches of all processes count as one batch in router losses, capacity and `routing`. Otherwise each
+    counts its own, as one process does that takes their batches one after the other; losses and loads are to be summed then.
     """
     group, layers = ExpertGroup.of(processes), need_sparse_layers(model)
     if expert_group(model) is not None:

@@ -13,7 +13,7 @@ from kilolayer.errors import InputError, OptionError
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Processes that share experts: each holds its part of them, and each reads tokens of its own."""
+    """Processes that share experts: each holds its part of them, and each has tokens of its own."""
 
     processes: dist.ProcessGroup
     rank: int

@@ -24,8 +24,8 @@ PATIENCE = timedelta(hours=12)
 class Processes:
     """rank: the number of this process, from 0; size: how many there are. Alone, nothing is sent and nothing changes.
 
-    numbers: the group that tells numbers, over gloo; group: the same processes, for tensors of the device; None where there is
-    one. All methods that tell something are called by all processes, in the same order.
+    numbers: the group that exchanges numbers, over gloo; group: the same processes, for tensors of the device; None where there
+    is one. All methods that communicate are called by all processes, in the same order.
     """
 
     def __init__(self, numbers: dist.ProcessGroup | None = None) -> None:
@@ -50,7 +50,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks for all."""
+        """Whether this is the process that writes files and the log for all."""
         return self.rank == 0
 
     def check(self, device: torch.device) -> None:
@@ -103,9 +103,9 @@ class Processes:
         """The number of the first process."""
         if self.numbers is None:
             return number
-        told = torch.tensor(number, dtype=torch.float64)
-        dist.broadcast(told, group=self.numbers, group_src=0)
-        return float(told)
+        shared = torch.tensor(number, dtype=torch.float64)
+        dist.broadcast(shared, group=self.numbers, group_src=0)
+        return float(shared)
 
     def sum_(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over the processes: bit by bit the same on all."""
@@ -128,6 +128,6 @@ class Processes:
     def _reduce(self, number: int, how: dist.ReduceOp.RedOpType) -> int:
         if self.numbers is None:
             return number
-        told = torch.tensor(number)
-        dist.all_reduce(told, how, group=self.numbers)
-        return int(told)
+        shared = torch.tensor(number)
+        dist.all_reduce(shared, how, group=self.numbers)
+        return int(shared)

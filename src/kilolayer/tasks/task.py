@@ -13,7 +13,7 @@ from kilolayer.speed.recorder import Recorder
 
 
 class Batch(Protocol):
-    """What a step reads."""
+    """The input of a step."""
 
     @property
     def parts(self) -> tuple[Tensor, ...]:

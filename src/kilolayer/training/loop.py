@@ -216,7 +216,7 @@ class Trainer:
 def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None) -> int:
     """Train until the end, until it no longer gets better, or until a signal; return the exit code.
 
-    Called by each of several processes; the first alone writes and speaks.
+    Called by each of several processes; the first alone writes files and the log.
     """
     processes = processes or Processes()
     with _signals() as stop:

@@ -29,7 +29,7 @@ class RoutingMeter:
         self.model = model
         self.layers = [_title(name) for name in sparse_layers(model)]
         # A linear router has no temperature.
-        self.told = NUMBERS if model.config.moe.router == "xmoe" else NUMBERS[:-1]
+        self.reported = NUMBERS if model.config.moe.router == "xmoe" else NUMBERS[:-1]
         # A frozen router stays as it is, and its biases are a part of it.
         self.balances = any(router.weight.requires_grad for router in balanced_routers(model))
         count = len(self.layers)
@@ -37,11 +37,11 @@ class RoutingMeter:
         self.of_step, self.total = ([torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes] for _ in "ab")
 
     def note(self, routing: Sequence[Routing]) -> None:
-        """Add what a batch's forward told."""
+        """Add what a batch's forward returned, layer by layer."""
         load, tokens, numbers, batches = self.of_step
-        load += torch.stack([told.load for told in routing])
-        tokens += torch.stack([told.tokens for told in routing])
-        numbers += torch.stack([torch.stack([told.entropy, told.dropped, told.temperature]) for told in routing])
+        load += torch.stack([layer.load for layer in routing])
+        tokens += torch.stack([layer.tokens for layer in routing])
+        numbers += torch.stack([torch.stack([layer.entropy, layer.dropped, layer.temperature]) for layer in routing])
         batches += 1
 
     def end_step(self, finite: Tensor) -> None:
@@ -68,7 +68,7 @@ class RoutingMeter:
         counts = {"tokens": tokens.long().tolist(), "choices": choices.long().tolist()}
         means = dict(zip(NUMBERS, (numbers / batches.clamp(min=1)).mT.tolist(), strict=True))
         shares = load / choices[:, None].clamp(min=1)
-        found = {"layers": self.layers, **counts, **{name: means[name] for name in self.told}, "load": shares.tolist()}
+        found = {"layers": self.layers, **counts, **{name: means[name] for name in self.reported}, "load": shares.tolist()}
         for total in self.total:
             total.zero_()
         return found

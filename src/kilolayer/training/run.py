@@ -141,7 +141,7 @@ def prepare(config: RunConfig, cache: Path, vocabulary: Tokenizers | TextVocabul
 
 
 def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
-    """Put weights into a model; a mismatch is told in words."""
+    """Put weights into a model; a mismatch is an error that names the tensor."""
     check_fit(model, weights, where)
     model.load_state_dict(weights)
 
