@@ -124,8 +124,13 @@ class TrainConfig:
 
     def measures_layers(self, step: int) -> bool:
         """Whether the norms of each layer are measured in this step, counted from 1."""
-        every = max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
+        every = self.layers_distance
         return every > 0 and (step == 1 or step % every == 0)
+
+    @property
+    def layers_distance(self) -> int:
+        """Steps from one measurement of the layers to the next; 0 where there is none."""
+        return max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
 
     def _check_schedule(self) -> None:
         if self.schedule == "warmup_stable_decay":

@@ -52,9 +52,11 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
-        """Write configuration and vocabulary into a new or empty folder; from then on the precision is that of this device."""
+        """Write configuration and vocabulary into a new or empty folder, with what was "auto" settled for this device and run."""
         check_new(folder)
-        config = replace(config, train=replace(config.train, precision=choose_precision(config.train)))
+        train = config.train
+        settled = replace(train, precision=choose_precision(train), layers_every=train.layers_distance)
+        config = replace(config, train=settled)
         vocabulary.save(folder)
         # Last and at once: a folder with this file is a run.
         partial = folder / "config.partial"
