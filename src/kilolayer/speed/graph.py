@@ -58,12 +58,17 @@ class GraphPool:
         """
         usual = torch.cuda.current_stream()
         self.stream.wait_stream(usual)
-        with torch.cuda.stream(self.stream):
-            yield
-        usual.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            usual.wait_stream(self.stream)
 
     def record(self, work: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Recording:
         """Record `work(*inputs)` without doing it. It must have been done before on these shapes: its kernels must be there."""
+        if not self.is_used:
+            # Memory whose last recording is gone takes no new one.
+            self.handle = torch.cuda.graph_pool_handle()
         buffers = tuple(given.to("cuda", copy=True) for given in inputs)  # the caller's own are not written to
         graph, output, cause = torch.cuda.CUDAGraph(), None, None
         try:
