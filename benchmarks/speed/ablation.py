@@ -33,7 +33,7 @@ from typing import Any
 from jobs import DECODED, LANGUAGE, SPARSE, TRANSLATION, Job, Setting, tiny
 from workers import Lines, Trial, groups, read_lines, versions
 
-TRAINED = ("residual_norm", "relu_product", "heads_product", "loss")
+TRAINED = ("residual_norm", "relu_product", "loss")
 DECODES = ("residual_norm", "short_attention", "relu_product", "step_attention", "best_tokens")
 ALL, NONE = "all kernels", "no kernel"
 WORTH = 0.03
@@ -61,15 +61,19 @@ def decoding(name: str, setting: Setting) -> Job:
 CASES = {
     "translator": Case(
         training("24L-24L, d 512, 64 x 64 tokens", replace(TRANSLATION, layers=24), 15),
-        (*TRAINED, "relu_network", "short_attention"),
+        (*TRAINED, "relu_network", "short_attention"),  # which leaves nothing to heads_product
+    ),
+    "sub_ln": Case(
+        training("24L-24L Sub-LN, d 512, 64 x 64 tokens", replace(TRANSLATION, layers=24, recipe="sub_ln"), 15),
+        ("residual_norm", "inner_norm"),
     ),
     "language": Case(
         training("language model 12L, d 1024, 32 x 1,024 tokens", replace(LANGUAGE, layers=12), 45),
-        (*TRAINED, "relu_network"),
+        (*TRAINED, "relu_network", "heads_product"),
     ),
     "sparse": Case(
         training("language model 4L, d 1024, 64 experts, 16 x 1,024 tokens", replace(SPARSE, layers=4), 40),
-        (*TRAINED, "inner_norm", "grouped_norm", "group_sums"),
+        (*TRAINED, "heads_product", "inner_norm", "grouped_norm", "group_sums"),
     ),
     "decoding": Case(decoding("beam 5, 18L-18L, bf16", DECODED), DECODES, (0.0,)),
     "decoding-fp32": Case(
@@ -91,9 +95,10 @@ def name_of(case: str, dropout: float) -> str:
     return f"{case}, dropout {dropout}"
 
 
-def orders(case: Case, every: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """What is left out, one after the other: nothing, everything, each kernel that serves the case."""
-    return [(), every, *((name,) for name in case.kernels)]
+def orders(case: Case, every: tuple[str, ...], chosen: list[str] | None = None) -> list[tuple[str, ...]]:
+    """What is left out, one after the other: nothing, everything, each kernel that serves the case; chosen: these alone."""
+    kernels = [name for name in case.kernels if chosen is None or name in chosen]
+    return [(), *([every] if chosen is None else []), *((name,) for name in kernels)]
 
 
 def trials(names: list[str], dropouts: list[float], repeat: int, small: bool) -> list[Trial]:
@@ -208,7 +213,7 @@ def _given_back(device: Any) -> dict[str, Any]:
 
 
 def run_group(
-    group: list[Trial], every: tuple[str, ...], scratch: Path, end: float
+    group: list[Trial], every: tuple[str, ...], chosen: list[str] | None, scratch: Path, end: float
 ) -> Iterator[tuple[Trial, dict[str, Any], str]]:
     """Round by round: all get ready side by side, each measures alone, and only then all go on."""
     threads = max(1, (os.cpu_count() or 1) // len(group))
@@ -216,7 +221,7 @@ def run_group(
     try:
         for trial in group:
             case = CASES[trial.job.base]
-            left_out = orders(case, every)
+            left_out = orders(case, every, chosen)
             first = trial.repeat * len(left_out) // 3 % len(left_out)
             workers.append(Measurer(trial, [*left_out[first:], *left_out[:first]], scratch, threads))
         for number in range(max(len(worker.left_out) for worker in workers)):
@@ -327,8 +332,10 @@ def _cells(facts: dict[str, Any], is_base: bool) -> list[str]:
 
 
 def write(out: Path) -> None:
-    """ablation.json and ablation.md from the lines in the folder `out`."""
-    run, lines = read_lines(out / "ablation.jsonl")
+    """ablation.json and ablation.md from the lines in the folder `out`, of one run or of several (ablation-2.jsonl, ...)."""
+    runs = [read_lines(path) for path in sorted(out.glob("ablation*.jsonl"))]
+    run = {**runs[0][0], "command": "; ".join(dict.fromkeys(each["command"] for each, _ in runs))}
+    lines = [line for _, each in runs for line in each]
     every = tuple(run["kernels"])
     summary = summarise(lines, every)
     hardware = next((line["facts"]["hardware"] for line in lines if "hardware" in line["facts"]), "unknown hardware")
@@ -345,6 +352,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for ablation.jsonl, .json and .md, and log.txt where something failed")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--dropouts", type=float, nargs="+", choices=(0.0, 0.1), default=[0.0, 0.1])
+    parser.add_argument(
+        "--kernels", nargs="+", metavar="KERNEL", help="leave out these alone, each in the cases that it serves"
+    )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--together", type=int, default=5, help="how many processes may get ready side by side")
     parser.add_argument("--seconds", type=float, default=480, help="start nothing after so long, and end what runs")
@@ -360,9 +370,10 @@ def main() -> None:
     every = tuple(kernels.NAMES)
     chosen = trials(options.cases, options.dropouts, options.repeat, options.tiny)
     waves = list(groups(chosen, options.together))
-    rounds = [(wave[0].repeat, max(len(orders(CASES[each.job.base], every)) for each in wave)) for wave in waves]
+    counts = {name: len(orders(case, every, options.kernels)) for name, case in CASES.items()}
+    rounds = [(wave[0].repeat, max(counts[each.job.base] for each in wave)) for wave in waves]
     seconds = sum(count * (COLD if number == 0 else WARM) for number, count in rounds)
-    total = sum(len(orders(CASES[trial.job.base], every)) for trial in chosen)
+    total = sum(counts[trial.job.base] for trial in chosen)
     print(f"{total} measurements in {len(chosen)} processes, {len(waves)} groups; about {seconds:.0f} s on a GPU", flush=True)
     if options.plan:
         return
@@ -372,14 +383,15 @@ def main() -> None:
         "versions": versions(),
         "kernels": every,
     }
-    lines = Lines(options.out / "ablation.jsonl", about)
+    names = ("ablation.jsonl", *(f"ablation-{number}.jsonl" for number in range(2, 100)))
+    lines = Lines(next(path for name in names if not (path := options.out / name).exists()), about)
     end = time.monotonic() + options.seconds
     scratch = Path(tempfile.mkdtemp())
     try:
         for wave in waves:
             if time.monotonic() > end:
                 break
-            for trial, facts, said in run_group(wave, every, scratch, end):
+            for trial, facts, said in run_group(wave, every, options.kernels, scratch, end):
                 lines.add(trial, facts, said)
                 write(options.out)
     finally:
