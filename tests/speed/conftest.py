@@ -11,7 +11,6 @@ PREDICATES = (
     "product.can_fuse_inner_norm",
     "feedforward.can_fuse_relu_product",
     "feedforward.can_fuse_grouped_norm",
-    "attention.can_fuse_heads_product",
     "stack.can_run_short_attention",
 )
 

@@ -21,8 +21,6 @@ Name = Literal[
     "short_attention",
     "step_attention",
     "relu_product",
-    "relu_network",
-    "heads_product",
     "group_sums",
     "few_rows",
     "loss",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +10,6 @@ from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
-from kilolayer.operators.heads_product import can_fuse_heads_product, heads_product
 from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
 from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
 from kilolayer.speed.product import normalise, project
@@ -27,8 +24,7 @@ def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache 
         packed = project(f.query_key_value, x)
         mixed = short_self_attention(packed, view.key_bias, f.heads, f.key_heads, view.causal, seed, _chance(f))
         return _join(f, _split(f, mixed))
-    straight = view.rotation is None and cache is None
-    query, key, value = _project(f, x, f.query_key_value, straight=straight)
+    query, key, value = _project(f, x, f.query_key_value)
     if view.rotation is not None:
         query, key = view.rotation.rotate_query(query), view.rotation.rotate_key(key)
     if view.step:
@@ -63,20 +59,14 @@ def source_keys(f: CrossAttention, view: FastView, cache: KeyCache | None) -> tu
     if cache is not None and cache.memory is not None:
         return cache.memory
     assert view.source is not None
-    key, value = _project(f, view.source.read(), f.key_value, straight=cache is None)
+    key, value = _project(f, view.source.read(), f.key_value)
     if cache is not None:
         cache.memory = (key, value)
     return key, value
 
 
-def _project(f: Attention, x: Tensor, projection: Projection, *, straight: bool) -> Sequence[Tensor]:
-    """The parts of a projection, each split into heads.
-
-    straight: SDPA reads them as they are, and hands their gradients back as they go into the backward of the product.
-    """
-    weight, bias = projection.weight, projection.bias
-    if straight and f.training and bias is not None and can_fuse_heads_product(x.device, weight.dtype, f.head_dim):
-        return heads_product(x.to(weight.dtype), weight, bias, projection.rows, f.head_dim)
+def _project(f: Attention, x: Tensor, projection: Projection) -> list[Tensor]:
+    """The parts of a projection, each split into heads."""
     return [_split(f, part) for part in project(projection, x).split(projection.rows, dim=-1)]
 
 

@@ -52,7 +52,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
-        """Write configuration and vocabulary into a new or empty folder, with what was "auto" settled for this device and run."""
+        """Write configuration and vocabulary into a new or empty folder; what is "auto" is settled for this device."""
         check_new(folder)
         train = config.train
         settled = replace(train, precision=choose_precision(train), layers_every=train.layers_distance)
