@@ -115,8 +115,8 @@ class FastStack(Stack):
     def _norms_that_follow(self) -> list[nn.Module | None]:
         """For each layer, the norm that the next one begins with; none where that one does not read just what this one wrote.
 
-        Before a layer that runs as a plain module, and in the last one, it is the first norm that there is, and no one reads what
-        it gives: so one compiled layer serves all.
+        The last layer, and one below a layer that runs as a plain module, get the first norm that there is and normalise for
+        no reader, so that one compiled layer serves all.
         """
         if self.recompute == "layer" or not isinstance(self.stream, Latest):
             return [None] * len(self.blocks)
