@@ -16,7 +16,7 @@ from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form
 
 SHAPES = [(8, 16, 24), (4, 24, 24), (2, 40, 16), (120, 17, 17), (3, 33, 48)]
-QUICK = ("deepnorm", "dlcl")  # a number, a combination of layers
+QUICK = ("deepnorm",)
 DROPOUT = {"drop_path": 0.3, "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
