@@ -19,6 +19,7 @@ from kilolayer.layers.block import Block, SparseBlock
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.probe.propagation import gradient_profile
+from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.speed.written import write_out
 
 MOE = kl.MoE(experts=4)
@@ -211,11 +212,10 @@ def test_recomputation_changes_nothing(what: str, moe: kl.MoE) -> None:
     model = build("encoder", "sub_ln", moe, dropout=0.2, activation_dropout=0.2).train()
     found = []
     for recompute in ("none", what):
-        for stack in model.stacks():
-            stack.recompute = recompute  # pyright: ignore[reportAttributeAccessIssue]
+        form = fast_form(model, recompute)  # pyright: ignore[reportArgumentType]
         torch.manual_seed(1)
         model.zero_grad()
-        out = run(model)
+        out = run(form)
         assert out.routing is not None
         assert out.logits is not None
         (out.logits.logsumexp(-1).mean() + out.router_loss).backward()
@@ -241,19 +241,15 @@ def test_one_dense_and_one_sparse_layer_are_compiled_a_side(shape: str, recipe: 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = build(shape, recipe, kl.MoE(experts=4, **moe), layers=6, dtype=torch.float32).train()
-    compiled = {}
-    for stack in model.stacks():
-        stack.compile_layer("aot_eager")
-        compiled[stack] = stack.compiled
+    form = fast_form(model)
+    compile_layers(form, "aot_eager")
     for rows, source_length, target_length in [(8, 16, 24), (2, 40, 16), (120, 17, 17)]:
         source, target = torch.randint(1, 11, (rows, source_length)), torch.randint(1, 11, (rows, target_length))
         source[0, -3:], target[0, -2:] = 0, 0
         found = []
-        for eager in (False, True):
-            for stack, forward in compiled.items():
-                stack.compiled = None if eager else forward
+        for each in (form, model):
             model.zero_grad()
-            out = model(source, target) if isinstance(model, kl.EncoderDecoder) else model(source)
+            out = each(source, target) if isinstance(each, kl.EncoderDecoder) else each(source)
             (out.states.square().mean() + out.router_loss).backward()
             assert out.routing is not None
             found.append(({name: weight.grad for name, weight in model.named_parameters()}, [r.load for r in out.routing]))
@@ -268,10 +264,9 @@ def test_one_dense_and_one_sparse_layer_are_compiled_a_side(shape: str, recipe: 
 def test_the_compilers_own_code_computes_the_same() -> None:
     torch._dynamo.reset()
     model = build("decoder", "sub_ln", layers=2, dtype=torch.float32).train()
-    expected = gradients(model)
-    for stack in model.stacks():
-        stack.compile_layer("inductor")
-    for name, gradient in gradients(model).items():
+    form, expected = fast_form(model), gradients(model)
+    compile_layers(form)
+    for name, gradient in gradients(form).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
 
 

@@ -27,6 +27,8 @@ from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import exchange, gather, sum_gradients, sum_over
 from kilolayer.parallel.group import ExpertGroup
+from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.stack import FastStack
 
 AnyModel = kl.Encoder | kl.Decoder | kl.EncoderDecoder
 TOLERANCE = {torch.float32: {"rtol": 1e-6, "atol": 1e-6}, torch.float64: {"rtol": 1e-10, "atol": 1e-12}}
@@ -50,8 +52,8 @@ def build(case: Case, device: str | None = None) -> AnyModel:
     sizes = {"dim": 16, "heads": 2, "ffn_dim": 24, "layers": 4, "vocab_size": 13, "moe": case.moe}
     config = kl.ModelConfig(shape=case.shape, recipe=kl.recipes.get(case.recipe), **sizes)  # pyright: ignore
     model = kl.build_model(config, device=device, dtype=case.dtype, seed=3).train(case.training)
-    for stack in model.stacks():
-        stack.recompute = case.recompute  # pyright: ignore[reportAttributeAccessIssue]
+    if case.recompute != "none":
+        model = fast_form(model, case.recompute)  # pyright: ignore[reportArgumentType]
     for layer in sparse_layers(model).values() if case.crowded else ():
         assert layer.router.selection_bias is not None
         layer.router.selection_bias[list(case.crowded)] = 10.0
@@ -324,9 +326,10 @@ def check_compiled(processes: dist.ProcessGroup) -> None:
     whole, shared = build(case), build(case)
     kl.shard_experts(shared, processes)
     warnings.simplefilter("default")  # the compiler warns about itself
+    shared = fast_form(shared)
+    compile_layers(shared, "aot_eager")
     for stack in shared.stacks():
-        stack.compile_layer("aot_eager")
-        assert stack.compiled is not None
+        assert isinstance(stack, FastStack)
         assert [kind.__name__ for kind in stack.compiled] == ["Block"]
     group = expert_group(shared)
     assert group is not None

@@ -100,5 +100,6 @@ def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
 
 def _as(kind: type[nn.Module], module: nn.Module) -> nn.Module:
     form = kind.__new__(kind)
-    form.__dict__.update(module.__dict__)
+    # One dictionary: what is set on either, as `lower` sets the dtype of an embedding's output, is set on both.
+    form.__dict__ = module.__dict__
     return form

@@ -35,11 +35,15 @@ class Inspection:
         self.names = [f"{type(layer).__name__}{'.' * bool(name)}{name}" for name in modules for _ in range(4)]
         self.hooks = [hooks for module in modules.values() for hooks in _hooks(module)]
         self.children = [(module._modules, tuple(module._modules.values())) for module in modules.values() if module._modules]
+        self.attributes = [vars(module) for module in modules.values()]
+        self.replaced = sum("forward" in attributes for attributes in self.attributes)
         self.foreign = _foreign_part(layer, modules)
 
     @property
     def is_current(self) -> bool:
-        """Whether the layer still holds the modules that were inspected."""
+        """Whether the layer still holds the modules that were inspected, with the forwards that they had."""
+        if sum("forward" in attributes for attributes in self.attributes) != self.replaced:
+            return False
         return all(tuple(modules.values()) == seen for modules, seen in self.children)
 
     def reason(self) -> str | None:

@@ -19,7 +19,7 @@ from kilolayer.layers.view import Sequences, View
 from kilolayer.operators import kernels
 from kilolayer.operators.short_attention import can_run_short_attention
 from kilolayer.speed.compiler import Recompute, RunLayer, compile_layer, compiler_settings, recomputed
-from kilolayer.speed.inspection import Inspection, global_hook
+from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
 from kilolayer.speed.layer import DRAWS, drops, first_state, opening_norm, run_layer
 from kilolayer.speed.state import State
 from kilolayer.speed.view import FastView, fast_view
@@ -74,7 +74,9 @@ class FastStack(Stack):
         assert isinstance(view, FastView)
         kept, routing, history = [x], [], self.stream.write([], x)
         following, seeds = self._norms_that_follow(), self._draw_seeds(x.device)
-        state = first_state(self.layers()[0], x, self.product_dtype, following[-1])
+        state = State.of(x)
+        if self._why_plain(0) is None:
+            state = first_state(self.layers()[0], x, self.product_dtype, following[-1])
         with compiler_settings(self.recompute) if self.compiled else nullcontext():
             for index, block in enumerate(self.blocks):
                 if not isinstance(self.stream, Latest):
@@ -113,20 +115,24 @@ class FastStack(Stack):
     def _norms_that_follow(self) -> list[nn.Module | None]:
         """For each layer, the norm that the next one begins with; none where that one does not read just what this one wrote.
 
-        The last layer gets the first's and normalises for no reader, so that one compiled layer serves all.
+        The last layer, and one below a layer that runs as a plain module, get the first norm that there is and normalise for
+        no reader, so that one compiled layer serves all.
         """
         if self.recompute == "layer" or not isinstance(self.stream, Latest):
             return [None] * len(self.blocks)
-        first, *others = [opening_norm(block.sublayers()[0]) for block in self.layers()]
-        return [*others, first]
+        served = {index: block for index, block in enumerate(self.layers()) if self._why_plain(index) is None}
+        norms = {index: opening_norm(block.sublayers()[0]) for index, block in served.items()}
+        spare = next(iter(norms.values()), None)
+        return [norms.get(index, spare) for index in range(1, len(self.blocks) + 1)]
 
     def _draw_seeds(self, device: torch.device) -> Tensor | None:
         """Of all draws of a forward: int64 [layers, sublayers, DRAWS]; None where nothing is dropped.
 
         From torch's generator, which a recorded step draws from anew at each replay, and a checkpoint keeps.
         """
-        first = self.layers()[0]
-        if not drops(first):
+        trained = (block for index, block in enumerate(self.layers()) if block.training and self._why_plain(index) is None)
+        first = next(trained, None)
+        if first is None or not drops(first):
             return None
         return torch.randint(2**62, (len(self.blocks), len(first.sublayers()), DRAWS), device=device)
 
@@ -148,5 +154,5 @@ def _run_plain(
 
 
 def _has_fixed_shapes(block: Block) -> bool:
-    """Whether shapes inside the layer follow from those of its input: not where processes share its experts."""
-    return getattr(block.feedforward.f, "group", None) is None
+    """Whether the layer is ours and its shapes follow from those of its input: not where processes share its experts."""
+    return type(block) in LAYERS and getattr(getattr(block.feedforward, "f", None), "group", None) is None

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.layers.attention import CrossAttention
+from kilolayer.operators import kernels
 from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.speed.memory import Memory
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
@@ -45,12 +46,11 @@ def each_layer_rounds(patch: pytest.MonkeyPatch) -> None:
 def test_numbers_are_those_of_layers_that_round_for_themselves(
     recipe: str, options: dict[str, object], what: Recompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = small_model(recipe, **options)
-    for stack in model.stacks():
-        stack.recompute = what
-    found = scores_and_gradients(model, *texts(12))
-    each_layer_rounds(monkeypatch)
-    expected = scores_and_gradients(model, *texts(12))
+    form = fast_form(small_model(recipe, **options), what)
+    with kernels.assumed("cpu"):
+        found = scores_and_gradients(form, *texts(12))
+        each_layer_rounds(monkeypatch)
+        expected = scores_and_gradients(form, *texts(12))
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
@@ -58,26 +58,30 @@ def test_numbers_are_those_of_layers_that_round_for_themselves(
 
 @pytest.mark.slow
 def test_one_compiled_layer_serves_all_and_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, found = small_model("deepnorm"), {}
+    form, found = fast_form(small_model("deepnorm")), {}
     for apart in (False, True):
         if apart:
             each_layer_rounds(monkeypatch)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        for stack in model.stacks():
-            stack.compile_layer("aot_eager")
-        found[apart] = [each for length in (12, 17) for each in scores_and_gradients(model, *texts(length))]
+        compile_layers(form, "aot_eager")
+        found[apart] = [each for length in (12, 17) for each in scores_and_gradients(form, *texts(length))]
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     for ours, theirs in zip(found[False], found[True], strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_all_layers_read_one_rounded_tensor() -> None:
-    model, seen = small_model("deepnorm"), []
-    for sublayer in model.decoder.sublayers():
-        if isinstance(sublayer.f, CrossAttention):
-            sublayer.f.key_value.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    out = model(*texts(12))
+def test_all_layers_read_one_rounded_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    form, seen = fast_form(small_model("deepnorm")), []
+    read = Memory.read
+
+    def noted(memory: Memory) -> Tensor:
+        seen.append(read(memory))
+        return seen[-1]
+
+    monkeypatch.setattr(Memory, "read", noted)
+    with kernels.assumed("cpu"):
+        out = form(*texts(12))
     assert out.memory.dtype == torch.float32
     assert len(seen) == 3
     assert {each.data_ptr() for each in seen} == {seen[0].data_ptr()}
@@ -100,6 +104,8 @@ def test_where_nothing_is_rounded_layers_read_the_states_themselves() -> None:
 
 def test_decoding_step_by_step_gives_the_scores_of_the_whole() -> None:
     model, (source, target) = small_model("deepnorm").eval(), texts(12)
-    cache, memory = model.new_cache(12), model.encode(source)
-    steps = [model.decode(target[:, step : step + 1], memory, cache=cache).logits for step in range(7)]
+    form = fast_form(model)
+    with kernels.assumed("cpu"):
+        cache, memory = form.new_cache(12), form.encode(source)
+        steps = [form.decode(target[:, step : step + 1], memory, cache=cache).logits for step in range(7)]
     torch.testing.assert_close(torch.cat(steps, dim=1), model(source, target).logits[:, :7], rtol=0.05, atol=0.05)

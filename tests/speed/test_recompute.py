@@ -12,6 +12,7 @@ import torch
 
 import kilolayer as kl
 from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.fast import compile_layers, fast_form
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 
@@ -33,10 +34,9 @@ def step(what: Recompute, backend: str | None, **options: Any) -> tuple[int, flo
     model = kl.Encoder(50, 64, 4, 256, 6, "deepnorm", **options).train()
     source = torch.randint(1, 50, (8, 12))
     source[1, 7:] = 0
-    for stack in model.stacks():
-        stack.recompute = what
-        if backend is not None:
-            stack.compile_layer(backend)
+    form = fast_form(model, what)
+    if backend is not None:
+        compile_layers(form, backend)
     before = alive()
     kept: dict[int, int] = {}
 
@@ -46,7 +46,7 @@ def step(what: Recompute, backend: str | None, **options: Any) -> tuple[int, flo
 
     torch.manual_seed(1)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        states = model(source).states
+        states = form(source).states
     # Autograd's own are seen by the hook alone, those that a policy keeps are Python's.
     kept = {place: size for place, size in (kept | alive()).items() if place not in before}
     loss = states.square().sum()
@@ -58,7 +58,7 @@ def step(what: Recompute, backend: str | None, **options: Any) -> tuple[int, flo
     )
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager_decomp_partition", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_less_is_kept_and_the_gradients_are_the_same(backend: str | None, dropout: float) -> None:
     if backend is not None and dropout:
@@ -77,13 +77,14 @@ def test_less_is_kept_and_the_gradients_are_the_same(backend: str | None, dropou
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs one for C++")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("what", [pytest.param("selective", marks=pytest.mark.slow), "layer"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["selective", "layer"])
 def test_a_compiled_layer_drops_the_same_when_it_is_recomputed(what: Recompute, device: str) -> None:
     torch._dynamo.reset()
     dropouts = {"dropout": 0.3, "attention_dropout": 0.3, "drop_path": 0.3}
     model = kl.Decoder(50, 16, 2, 32, 2, activation="gelu", device=device, dtype=torch.float64, **dropouts).train()
-    model.decoder.recompute = what
-    model.decoder.compile_layer()
+    form = fast_form(model, what)
+    compile_layers(form)
     source = torch.randint(1, 50, (3, 7), device=device)
     weights = list(model.parameters())
     directions = [torch.randn_like(weight) for weight in weights]
@@ -93,7 +94,7 @@ def test_a_compiled_layer_drops_the_same_when_it_is_recomputed(what: Recompute, 
             for weight, direction in zip(weights, directions, strict=True):
                 weight.data = weight + distance * direction
         torch.manual_seed(1)
-        return model(source).logits.logsumexp(-1).sum()
+        return form(source).logits.logsumexp(-1).sum()
 
     loss(0.0).backward()
     slope = sum(
