@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from kilolayer.speed.int8_product import why_not_int8
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
@@ -8,10 +10,11 @@ def one_thread() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+    missing = {"gpu": None if torch.cuda.is_available() else "needs CUDA", "int8": why_not_int8()}
+    for item in items:
+        for name, reason in missing.items():
+            if reason is not None and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

@@ -192,6 +192,7 @@ def test_a_prompt_is_continued(written: tuple[Path, str, str]) -> None:
     assert quietly("generate", folder, "--prompt", "", "--greedy", "--max-tokens", "5")[0] == 0
 
 
+@pytest.mark.int8
 def test_a_prompt_is_continued_in_int8(written: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.speed.written.LEAST_INT8", 0)
     words = ["generate", written[0], "--prompt", "Der Hund", "--greedy", "--max-tokens", "1", "--json", "--precision"]

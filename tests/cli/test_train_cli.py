@@ -147,7 +147,7 @@ def test_translations_come_one_a_line_in_order(
         assert translate(monkeypatch, line, trained[0])[1] == ([] if line == b"" else [found])
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("int8", marks=pytest.mark.int8)])
 def test_rounded_products_write_nearly_the_same(
     trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
@@ -163,6 +163,7 @@ def test_rounded_products_write_nearly_the_same(
     assert scores[0] == pytest.approx(scores[1], rel=0.01)
 
 
+@pytest.mark.int8
 def test_int8_is_refused_on_a_gpu_and_for_small_matrices(
     trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,9 +324,7 @@ def test_attention_dropout_acts_on_both_kinds_of_attention() -> None:
     for kind in ("self_attention", "cross_attention"):
         model = kl.EncoderDecoder(VOCABULARY, 16, 2, 32, 1, 1, attention_dropout=0.5)
         seen: list[Tensor] = []
-        model.decoder.blocks[0].get_submodule(kind).register_forward_hook(
-            lambda _, __, out, seen=seen: seen.append(out.precise)
-        )
+        model.decoder.blocks[0].get_submodule(kind).register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
         model.encoder.eval()
         source, target = tokens(2, 6), tokens(2, 6)
         if kind == "cross_attention":

@@ -82,6 +82,7 @@ def _serve(rank: int, sizes: tuple[int, ...], store: str, line: Connection[Any, 
     while True:
         function, size, arguments = line.recv()
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)  # a processor without bf16
         try:
             torch.manual_seed(rank)
             if rank < size:

@@ -147,6 +147,7 @@ def test_a_packed_matrix_gives_the_product(rows: int, biased: bool) -> None:
     torch.testing.assert_close(PackedProduct(weight, bias)(x).double(), exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.int8
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 5, 33])
 @pytest.mark.parametrize("biased", [True, False])
@@ -166,6 +167,7 @@ def test_the_int8_product_of_integers_is_exact(rows: int, biased: bool, least: i
     torch.testing.assert_close(product(x.float()), exact.float(), rtol=1e-6, atol=0.01)
 
 
+@pytest.mark.int8
 @torch.no_grad()
 def test_the_int8_product_is_as_near_as_its_steps_allow() -> None:
     torch.manual_seed(0)
@@ -179,6 +181,7 @@ def test_the_int8_product_is_as_near_as_its_steps_allow() -> None:
     assert ((product(x) - x.double() @ weight.double().T).abs() < most).all()
 
 
+@pytest.mark.int8
 @torch.no_grad()
 @pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
 def test_int8_logits_are_near_those_of_fp32(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +193,7 @@ def test_int8_logits_are_near_those_of_fp32(recipe: str, monkeypatch: pytest.Mon
     assert write_out(written) is written
 
 
+@pytest.mark.int8
 @torch.no_grad()
 def test_int8_is_for_large_matrices_alone() -> None:
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ from small_runs import bytes_of, new_text_run, record, stop_after, task_of
 import kilolayer as kl
 from kilolayer import recipes
 from kilolayer.data.windows import TextBatch
-from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.fast import compile_layers
 from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.training import checkpoint
 from kilolayer.training.config import TrainConfig
@@ -115,8 +115,7 @@ def test_a_layer_without_padding_is_compiled_once() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled, plain = stepper_of(options), stepper_of(options)
-    compiled.model = fast_form(compiled.model)
-    compile_layers(compiled.model, "aot_eager")
+    compile_layers(compiled.form, "aot_eager")
     for seed in range(3):
         one, other = compiled.step([random_batch(seed)], 1e-2), plain.step([random_batch(seed)], 1e-2)
         assert one.loss == pytest.approx(other.loss, rel=1e-9)
