@@ -61,7 +61,7 @@ def decoding(name: str, setting: Setting) -> Job:
 CASES = {
     "translator": Case(
         training("24L-24L, d 512, 64 x 64 tokens", replace(TRANSLATION, layers=24), 15),
-        (*TRAINED, "short_attention"),
+        (*TRAINED, "relu_network", "short_attention"),
     ),
     "sub_ln": Case(
         training("24L-24L Sub-LN, d 512, 64 x 64 tokens", replace(TRANSLATION, layers=24, recipe="sub_ln"), 15),
@@ -69,7 +69,7 @@ CASES = {
     ),
     "language": Case(
         training("language model 12L, d 1024, 32 x 1,024 tokens", replace(LANGUAGE, layers=12), 45),
-        TRAINED,
+        (*TRAINED, "relu_network"),
     ),
     "sparse": Case(
         training("language model 4L, d 1024, 64 experts, 16 x 1,024 tokens", replace(SPARSE, layers=4), 40),

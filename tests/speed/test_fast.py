@@ -267,7 +267,7 @@ def test_recomputed_and_compiled_on_a_gpu(recipe: str, dtype: torch.dtype, what:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("left_out", ["residual_norm", "inner_norm", "short_attention", "relu_product"])
+@pytest.mark.parametrize("left_out", ["residual_norm", "inner_norm", "short_attention", "relu_product", "relu_network"])
 def test_a_kernel_that_is_left_out_changes_no_numbers_on_a_gpu(left_out: str) -> None:
     model = build("encoder_decoder", "sub_ln", device="cuda", dtype=torch.float32, **HALF)
     model.lower(torch.bfloat16)

@@ -21,6 +21,7 @@ Name = Literal[
     "short_attention",
     "step_attention",
     "relu_product",
+    "relu_network",
     "group_sums",
     "few_rows",
     "loss",

@@ -12,6 +12,7 @@ from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
 from kilolayer.moe.groups import Groups
 from kilolayer.operators.grouped import grouped_product, multiply_groups, spread
 from kilolayer.operators.grouped_norm import can_fuse_grouped_norm, grouped_relu_norm
+from kilolayer.operators.relu_network import relu_network
 from kilolayer.operators.relu_product import can_fuse_relu_product, normed_relu_product, rectified_product
 from kilolayer.speed.product import chance_of, has_inner_norm_kernel, normalise, project
 
@@ -22,6 +23,9 @@ def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool)
     x = f.input_shift(x).to(weight.dtype)
     if bias is None or not _rectifies_in_product(f, x):
         hidden = normalise(norm, f.dropout(f.activation(f.activation_shift(project(f.input, x)))))
+    elif isinstance(norm, nn.Identity) and isinstance(f.output_shift, nn.Identity) and torch.is_grad_enabled():
+        # Nothing but ReLU and dropout between the products: their backward is one unit.
+        return relu_network(x, weight, bias, f.output.weight, f.output.bias if biased else None, seed, chance)
     elif has_inner_norm_kernel(norm, x.device, x.dtype):
         assert isinstance(norm, LayerNorm | RMSNorm)
         hidden = normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]

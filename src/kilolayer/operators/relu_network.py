@@ -1,0 +1,114 @@
+"""The feed-forward network with a ReLU in half precision on a GPU, as one unit: its backward knows of both products.
+
+The product that gives the hidden states' gradient masks it where it is written, and finds its sum over rows, that of the bias,
+on the way: no pass over it remains. What is kept is what two products and a ReLU keep. On the CPU the operator runs a plain
+formula, which the kernel is tested against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kilolayer.operators import kernels
+from kilolayer.operators.random_bits import draw_of
+from kilolayer.operators.relu_product import rectified_product, relu_backward, sum_of_rows
+
+GENERATIONS = (9, 10)
+"""Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack space for its own."""
+ALIGNMENT = 16
+"""Bytes: where the rows of such tiles begin."""
+
+
+def relu_network(
+    x: Tensor,
+    first: Tensor,
+    bias: Tensor,
+    second: Tensor,
+    last_bias: Tensor | None,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """W_2 drop(relu(W_1 x + b_1)) + b_2: [..., dim] to the same; W_1 [width, dim]; b_1 [width]; W_2 [dim, width]; b_2 [dim].
+
+    drop is dropout by `seed`, int64 of one element, as random_bits.py draws it; without a seed nothing is dropped.
+    """
+    return _ReluNetwork.apply(x, first, bias, second, last_bias, seed, dropout)
+
+
+class _ReluNetwork(torch.autograd.Function):
+    # Not an operator itself: so the second product is one that recomputation knows, and may keep.
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        first: Tensor,
+        bias: Tensor,
+        second: Tensor,
+        last_bias: Tensor | None,
+        seed: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        hidden = rectified_product(x.reshape(-1, x.shape[-1]), first, bias, seed, dropout)
+        ctx.scale = draw_of(seed, dropout).scale
+        ctx.save_for_backward(x, first, second, hidden)
+        return F.linear(hidden, second, last_bias).view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, first, second, hidden = ctx.saved_tensors
+        gradient, needs = grad_outputs[0].reshape(-1, x.shape[-1]), ctx.needs_input_grad
+        passed, of_bias = masked_product(gradient, second, hidden, ctx.scale)
+        of_x = (passed @ first).view(x.shape) if needs[0] else None
+        of_first = passed.t() @ x.reshape(gradient.shape) if needs[1] else None
+        of_second = gradient.t() @ hidden if needs[3] else None
+        return of_x, of_first, of_bias, of_second, gradient.sum(dim=0) if needs[4] else None, None, None
+
+
+@torch.library.custom_op("kilolayer::masked_product", mutates_args=(), device_types="cuda")
+def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The gradient of what the ReLU read, scale * gradient W where hidden is above 0, and its sum over rows.
+
+    gradient [rows, dim]; weight [dim, width]; hidden [rows, width], what ReLU and dropout gave; the sum [width]. All in half
+    precision. scale: what dropout multiplied by where it kept.
+    """
+    gradient, weight, hidden = gradient.contiguous(), weight.contiguous(), hidden.contiguous()
+    if not (kernels.run_on(hidden.device, "relu_network") and _come_in_tiles(gradient, weight, hidden)):
+        return relu_backward(gradient @ weight, hidden, scale)
+    from kilolayer.operators.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
+    from kilolayer.operators.partial_sums_kernel import add_up
+
+    rows, width = hidden.shape
+    passed, total = _empty_outputs(hidden)
+    sums = hidden.new_empty(-(-rows // BLOCK_ROWS), 1, width, dtype=torch.float32)
+    multiply_and_mask(gradient, weight, hidden, passed, sums, scale)
+    add_up(sums, [total])
+    return passed, total
+
+
+def _come_in_tiles(*given: Tensor) -> bool:
+    """Whether this GPU copies tiles of these matrices; a view may begin anywhere."""
+    begins = [bytes_to for each in given for bytes_to in (each.data_ptr(), each.stride(0) * each.itemsize)]
+    aligned = all(begin % ALIGNMENT == 0 for begin in begins)
+    return aligned and given[0].numel() > 0 and torch.cuda.get_device_capability(given[0].device)[0] in GENERATIONS
+
+
+def _empty_outputs(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    return hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape[1])
+
+
+@masked_product.register_kernel("cpu")
+def _(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    passed = torch.where(hidden <= 0, 0.0, scale * (gradient @ weight))
+    return passed, sum_of_rows(passed)
+
+
+@masked_product.register_fake
+def _(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    return _empty_outputs(hidden)
