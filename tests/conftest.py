@@ -18,8 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # On a processor without bf16, torch leaves oneDNN for the rest of a process after the first product in bf16; other processes,
-    # whose numbers are compared, do not.
+    # Without bf16 in the processor torch leaves oneDNN for the rest of a process after the first such product; others, whose
+    # numbers are compared, do not.
     torch.backends.mkldnn.set_flags(True)
 
 

@@ -125,6 +125,8 @@ def _table(row: int, found: dict[str, Found]) -> list[str]:
         whole = derive(jobs)
         for base, name in zip(ROWS[row].jobs, names_in(row, variant), strict=True):
             reason = jobs.get(name, {"reason": "not run"}).get("reason")
+            if reason is not None and reason.startswith(("not run", "not started")):
+                continue
             label = base if variant == "plain" else f"{base}, {DESCRIBED[variant]}"
             cells = [_shown(whole.get(name, {}).get(key), form) for key, (_, form) in columns.items()]
             lines.append(f"| {label if reason is None else f'{label}: {reason}'} | " + " | ".join(cells) + " |")
