@@ -88,7 +88,7 @@ def _ends_before_a_router(block: Any, sublayer: Sublayer) -> bool:
 
 @pytest.fixture
 def known_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FastStack, "_draw_seeds", lambda stack, device: seeds_of(stack))
+    monkeypatch.setattr(FastStack, "_draw_seeds", lambda stack, reasons, device: seeds_of(stack))
 
 
 def seeded_run(model: Any, seed: int = 7) -> Results:
@@ -173,7 +173,7 @@ def captured_seeds(form: Any, monkeypatch: pytest.MonkeyPatch) -> list[int | Non
 
 def test_each_draw_of_a_forward_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     form = fast_form(build("encoder", "deepnorm", layers=6, **DROPOUT))
-    seeds = form.encoder._draw_seeds(torch.device("cpu"))
+    seeds = form.encoder._draw_seeds([None] * len(form.encoder.blocks), torch.device("cpu"))
     assert seeds.shape == (6, 2, DRAWS)
     assert seeds.unique().numel() == seeds.numel()
     seen = captured_seeds(form, monkeypatch) + captured_seeds(form, monkeypatch)
@@ -185,7 +185,7 @@ def test_layers_draw_independently() -> None:
     """Two masks agree in as many elements as independent ones do, within five deviations."""
     p, count = 0.3, 40_000
     stack = fast_form(build("encoder", "deepnorm", layers=4, **DROPOUT)).encoder
-    seeds = torch.cat([stack._draw_seeds(torch.device("cpu")).flatten() for _ in range(2)])
+    seeds = torch.cat([stack._draw_seeds([None] * len(stack.blocks), torch.device("cpu")).flatten() for _ in range(2)])
     masks = torch.stack([random_bits.keep_mask(seed, (count,), p) for seed in seeds]).double() - (1 - p)
     correlation = masks @ masks.mT / count
     others = correlation[~torch.eye(len(seeds), dtype=torch.bool)]

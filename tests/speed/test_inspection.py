@@ -18,7 +18,7 @@ from kilolayer.layers.block import LayerOutput
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm
 from kilolayer.layers.sublayer import Sublayer
-from kilolayer.speed.fast import fast, fast_form
+from kilolayer.speed.fast import fast, fast_form, unfused_residuals
 from kilolayer.speed.layer import run_layer
 
 LAYERS = 3
@@ -315,3 +315,20 @@ def test_on_the_cpu_it_says_so_once_and_runs_the_plain_layers(
 def test_the_fast_form_of_a_fast_form_is_itself() -> None:
     form = fast_form(kl.Encoder(11, 16, 2, 24, 2))
     assert fast_form(form).encoder is form.encoder
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("deepnorm", None),
+        ("sub_ln", None),
+        ("rezero", "the scale of their branch is learned"),
+        ("t_fixup", "no norm stands on their residual"),
+    ],
+)
+def test_an_option_that_no_kernel_serves_is_named(recipe: str, reason: str | None) -> None:
+    form = fast_form(kl.Encoder(50, 16, 2, 32, 2, recipe))
+    assert unfused_residuals(form) == []
+    form.lower(torch.bfloat16)
+    expected = [] if reason is None else [f"layers of the encoder add their residuals without a kernel, because {reason}"]
+    assert unfused_residuals(form) == expected

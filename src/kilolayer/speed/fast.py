@@ -16,6 +16,8 @@ from kilolayer.layers.stack import Stack
 from kilolayer.operators import kernels
 from kilolayer.operators.few_rows import linear
 from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.inspection import LAYERS
+from kilolayer.speed.layer import why_unfused
 from kilolayer.speed.stack import FastStack
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -38,9 +40,24 @@ def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none
     reason = why_not_fast(device)
     if reason is not None:
         logger.warning("layers run as plain modules, because %s", reason)
-    elif compile:
+        return form
+    for text in unfused_residuals(form):
+        logger.warning(text)
+    if compile:
         compile_layers(form)
     return form
+
+
+def unfused_residuals(form: nn.Module) -> list[str]:
+    """What to say of stacks in half precision whose residuals no kernel serves, for an option of their recipe."""
+    texts = []
+    for stack in form.modules():
+        if isinstance(stack, FastStack) and stack.product_dtype in (torch.bfloat16, torch.float16):
+            known = [block for block in stack.layers() if type(block) in LAYERS]
+            reason = why_unfused(known[0]) if known else None
+            if reason is not None:
+                texts.append(f"layers of the {stack.side} add their residuals without a kernel, because {reason}")
+    return texts
 
 
 def why_not_fast(device: torch.device) -> str | None:

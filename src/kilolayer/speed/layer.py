@@ -155,6 +155,19 @@ def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module
     )
 
 
+def why_unfused(block: Block) -> str | None:
+    """Which option of a layer keeps its residuals from the kernel that adds, drops and normalises; None where none does."""
+    for sublayer in block.sublayers():
+        skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
+        if isinstance(branch, Tensor):
+            return "the scale of their branch is learned"
+        if isinstance(skip, Tensor) and skip.dim() == 0:
+            return "the scale of their residual is one learned number"
+        if isinstance(sublayer.out_norm, nn.Identity) and not sublayer.plan.pre_norm:
+            return "no norm stands on their residual"
+    return None
+
+
 def drops(block: Block) -> bool:
     """Whether this layer draws dropout from seeds now."""
     attends = any(sublayer.f.training and getattr(sublayer.f, "dropout", 0.0) for sublayer in block.sublayers()[:-1])

@@ -32,6 +32,8 @@ class FastStack(Stack):
 
     recompute: Recompute
     compiled: dict[type[nn.Module], RunLayer]
+    _inspections: list[Inspection]
+    _logged: set[str]
 
     @classmethod
     def of(cls, stack: Stack, recompute: Recompute = "none") -> Self:
@@ -42,9 +44,6 @@ class FastStack(Stack):
         fast._inspections = [Inspection(block) for block in stack.blocks]
         fast._logged = set()
         return fast
-
-    _inspections: list[Inspection]
-    _logged: set[str]
 
     def compile(self, backend: str = "inductor") -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compile the layers for training, once for all of a kind and all batch shapes, with `recompute` as it is.
@@ -73,15 +72,16 @@ class FastStack(Stack):
     ) -> StackOutput:
         assert isinstance(view, FastView)
         kept, routing, history = [x], [], self.stream.write([], x)
-        following, seeds = self._norms_that_follow(), self._draw_seeds(x.device)
+        reasons = self._why_plain()
+        following, seeds = self._norms_that_follow(reasons), self._draw_seeds(reasons, x.device)
         state = State.of(x)
-        if self._why_plain(0) is None:
+        if reasons[0] is None:
             state = first_state(self.layers()[0], x, self.product_dtype, following[-1])
         with compiler_settings(self.recompute) if self.compiled else nullcontext():
             for index, block in enumerate(self.blocks):
                 if not isinstance(self.stream, Latest):
                     state = State.of(self.stream.read(history))
-                run = self._form_of(index, caches)
+                run = self._form_of(block, reasons[index], caches)
                 own = None if seeds is None else seeds[index]
                 state, found = run(block, state, view, caches[index] if caches else None, following[index], own)
                 # A layer that keeps nothing but its input is handed one tensor and not two.
@@ -92,27 +92,28 @@ class FastStack(Stack):
         states = self.top(self.stream.read(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
-    def _form_of(self, index: int, caches: Sequence[KeyCache] | None) -> RunLayer:
-        """How this layer runs: compiled, through operators, or as the plain module that it is."""
-        block, trains = self.blocks[index], self.blocks.training and caches is None
-        if (reason := self._why_plain(index)) is not None:
-            if reason not in self._logged:
-                self._logged.add(reason)
-                logger.warning("layers of the %s run as plain modules, because %s", self.side, reason)
-            return recomputed(_run_plain, self.recompute) if trains else _run_plain
-        if not self.compiled and not kernels.any_on(next(block.parameters()).device):
+    def _form_of(self, block: nn.Module, reason: str | None, caches: Sequence[KeyCache] | None) -> RunLayer:
+        """How this layer runs: compiled, through operators, or as the plain module that it is, for a reason that is logged."""
+        trains = self.blocks.training and caches is None
+        if reason is not None and reason not in self._logged:
+            self._logged.add(reason)
+            logger.warning("layers of the %s run as plain modules, because %s", self.side, reason)
+        if reason is not None or not (self.compiled or kernels.any_on(next(block.parameters()).device)):
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
         if not trains:
             return run_layer
         compiled = self.compiled.get(type(block))
         return recomputed(run_layer, self.recompute) if compiled is None else compiled
 
-    def _why_plain(self, index: int) -> str | None:
-        if not self._inspections[index].is_current or self._inspections[index].layer is not self.blocks[index]:
-            self._inspections[index] = Inspection(self.blocks[index])
-        return global_hook() or self._inspections[index].reason()
+    def _why_plain(self) -> list[str | None]:
+        """For each layer, why it must run as a plain module; None where its fast form may."""
+        on_all = global_hook()
+        for index, block in enumerate(self.blocks):
+            if self._inspections[index].layer is not block or not self._inspections[index].is_current:
+                self._inspections[index] = Inspection(block)
+        return [on_all or inspection.reason() for inspection in self._inspections]
 
-    def _norms_that_follow(self) -> list[nn.Module | None]:
+    def _norms_that_follow(self, reasons: list[str | None]) -> list[nn.Module | None]:
         """For each layer, the norm that the next one begins with; none where that one does not read just what this one wrote.
 
         The last layer, and one below a layer that runs as a plain module, get the first norm that there is and normalise for
@@ -120,17 +121,17 @@ class FastStack(Stack):
         """
         if self.recompute == "layer" or not isinstance(self.stream, Latest):
             return [None] * len(self.blocks)
-        served = {index: block for index, block in enumerate(self.layers()) if self._why_plain(index) is None}
+        served = {index: block for index, block in enumerate(self.layers()) if reasons[index] is None}
         norms = {index: opening_norm(block.sublayers()[0]) for index, block in served.items()}
         spare = next(iter(norms.values()), None)
         return [norms.get(index, spare) for index in range(1, len(self.blocks) + 1)]
 
-    def _draw_seeds(self, device: torch.device) -> Tensor | None:
+    def _draw_seeds(self, reasons: list[str | None], device: torch.device) -> Tensor | None:
         """Of all draws of a forward: int64 [layers, sublayers, DRAWS]; None where nothing is dropped.
 
         From torch's generator, which a recorded step draws from anew at each replay, and a checkpoint keeps.
         """
-        trained = (block for index, block in enumerate(self.layers()) if block.training and self._why_plain(index) is None)
+        trained = (block for block, reason in zip(self.layers(), reasons, strict=True) if block.training and reason is None)
         first = next(trained, None)
         if first is None or not drops(first):
             return None

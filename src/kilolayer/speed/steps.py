@@ -11,7 +11,7 @@ from kilolayer.models.model import Model
 from kilolayer.moe.shard import expert_group
 from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.speed.compiler import Recompute
-from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.recorder import Recorder
 
@@ -32,6 +32,8 @@ def _compile(form: Model, say: Callable[[str], None]) -> bool:
     if (reason := why_no_kernels()) is not None:
         say(f"steps run one operation at a time, because {reason}")
         return False
+    for text in unfused_residuals(form):
+        say(text)
     compile_layers(form)
     if expert_group(form) is not None:
         say("layers with experts run one operation at a time, because processes share these")
