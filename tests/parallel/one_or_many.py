@@ -28,7 +28,7 @@ from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import exchange, gather, sum_gradients, sum_over
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.speed.fast import compile_layers, fast_form
-from kilolayer.speed.stack import FastStack
+from kilolayer.speed.fast_stack import FastStack
 
 AnyModel = kl.Encoder | kl.Decoder | kl.EncoderDecoder
 TOLERANCE = {torch.float32: {"rtol": 1e-6, "atol": 1e-6}, torch.float64: {"rtol": 1e-10, "atol": 1e-12}}

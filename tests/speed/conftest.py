@@ -7,11 +7,11 @@ import pytest
 from kilolayer.operators import kernels
 
 PREDICATES = (
-    "layer.can_fuse_residual_norm",
+    "fast_layer.can_fuse_residual_norm",
     "product.can_fuse_inner_norm",
-    "feedforward.can_fuse_relu_product",
-    "feedforward.can_fuse_grouped_norm",
-    "stack.can_run_short_attention",
+    "fast_feedforward.can_fuse_relu_product",
+    "fast_feedforward.can_fuse_grouped_norm",
+    "fast_stack.can_run_short_attention",
 )
 
 

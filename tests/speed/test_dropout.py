@@ -19,8 +19,8 @@ from kilolayer.operators import random_bits
 from kilolayer.operators.fused_norm import residual_norm
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import fast_form
-from kilolayer.speed.layer import DRAWS
-from kilolayer.speed.stack import FastStack
+from kilolayer.speed.fast_layer import DRAWS
+from kilolayer.speed.fast_stack import FastStack
 
 pytestmark = pytest.mark.usefixtures("every_operator")
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.4}
@@ -166,7 +166,7 @@ def captured_seeds(form: Any, monkeypatch: pytest.MonkeyPatch) -> list[int | Non
         return residual_norm(*arguments)
 
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr("kilolayer.speed.layer.residual_norm", capture)
+        patch.setattr("kilolayer.speed.fast_layer.residual_norm", capture)
         form(torch.arange(1, 11).view(2, 5))
     return seen
 

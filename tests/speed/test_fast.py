@@ -25,7 +25,7 @@ from kilolayer.operators import kernels
 from kilolayer.operators.fused_norm import residual_norm
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form
-from kilolayer.speed.stack import FastStack
+from kilolayer.speed.fast_stack import FastStack
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 each_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -52,7 +52,7 @@ OPTIONS: list[tuple[str, Any, dict[str, Any]]] = [
 
 def long_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention is SDPA's."""
-    monkeypatch.setattr("kilolayer.speed.stack.can_run_short_attention", lambda *_: False)
+    monkeypatch.setattr("kilolayer.speed.fast_stack.can_run_short_attention", lambda *_: False)
 
 
 @pytest.mark.usefixtures("every_operator")
@@ -216,7 +216,7 @@ def test_a_residual_in_half_precision_would_be_found(recipe: str, monkeypatch: p
     model = half_model(recipe, "gelu")
     with kernels.assumed("cpu"):
         precise = excess_error(model, fast_form(model), "encoder_decoder", SMOOTH_BATCHES)
-        monkeypatch.setattr("kilolayer.speed.layer.residual_norm", lossy)
+        monkeypatch.setattr("kilolayer.speed.fast_layer.residual_norm", lossy)
         rounded = excess_error(model, fast_form(model), "encoder_decoder", SMOOTH_BATCHES)
     assert precise[0] < 1.1 < rounded[0]
 

@@ -19,7 +19,7 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.speed.fast import fast, fast_form, unfused_residuals
-from kilolayer.speed.layer import run_layer
+from kilolayer.speed.fast_layer import run_layer
 
 LAYERS = 3
 
@@ -33,7 +33,7 @@ def ran_fast(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
         seen.append(block)
         return run_layer(block, *rest)
 
-    monkeypatch.setattr("kilolayer.speed.stack.run_layer", noted)
+    monkeypatch.setattr("kilolayer.speed.fast_stack.run_layer", noted)
     return seen
 
 

@@ -26,9 +26,9 @@ from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
 from kilolayer.operators import kernels
 from kilolayer.speed.fast import fast_form
-from kilolayer.speed.layer import DRAWS, drops, first_state, opening_norm, run_layer
-from kilolayer.speed.stack import FastStack
-from kilolayer.speed.view import FastView
+from kilolayer.speed.fast_layer import DRAWS, drops, first_state, opening_norm, run_layer
+from kilolayer.speed.fast_stack import FastStack
+from kilolayer.speed.fast_view import FastView
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import kilolayer.operators.grouped
 import kilolayer.operators.short_attention  # noqa: F401, registers its operators
-from kilolayer.speed.layer import run_layer
+from kilolayer.speed.fast_layer import run_layer
 
 Recompute = Literal["none", "selective", "layer"]
 RunLayer = Callable[..., Any]

@@ -26,10 +26,10 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.operators.step_attention import can_run_step_attention
 from kilolayer.speed.fast import fast_form
+from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.recorder import Piece, Recorder, memory_key
 from kilolayer.speed.static_keys import StaticKeys
-from kilolayer.speed.view import FastView
 
 PAD = 0
 SIZES = 4

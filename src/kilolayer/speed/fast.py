@@ -16,9 +16,9 @@ from kilolayer.layers.stack import Stack
 from kilolayer.operators import kernels
 from kilolayer.operators.few_rows import linear
 from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.fast_layer import why_unfused
+from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.inspection import LAYERS
-from kilolayer.speed.layer import why_unfused
-from kilolayer.speed.stack import FastStack
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 logger = logging.getLogger(__name__)

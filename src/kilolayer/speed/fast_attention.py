@@ -12,9 +12,9 @@ from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
 from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
 from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
+from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.product import normalise, project
 from kilolayer.speed.static_keys import StaticKeys
-from kilolayer.speed.view import FastView
 
 
 def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None) -> Tensor:

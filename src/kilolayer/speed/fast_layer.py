@@ -21,11 +21,11 @@ from kilolayer.layers.scale import factor_of
 from kilolayer.layers.sublayer import DropPath, Sublayer
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.operators.fused_norm import can_fuse_residual_norm, residual_norm
-from kilolayer.speed.attention import cross_attention, self_attention
-from kilolayer.speed.feedforward import feedforward, run_experts
+from kilolayer.speed.fast_attention import cross_attention, self_attention
+from kilolayer.speed.fast_feedforward import feedforward, run_experts
+from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.product import chance_of, normalise, project
 from kilolayer.speed.state import State
-from kilolayer.speed.view import FastView
 
 DRAWS = 2
 """Seeds that a sublayer takes: for the dropout inside f, and for that on the branch."""

@@ -19,10 +19,10 @@ from kilolayer.layers.view import Sequences, View
 from kilolayer.operators import kernels
 from kilolayer.operators.short_attention import can_run_short_attention
 from kilolayer.speed.compiler import Recompute, RunLayer, compile_layer, compiler_settings, recomputed
+from kilolayer.speed.fast_layer import DRAWS, drops, first_state, opening_norm, run_layer
+from kilolayer.speed.fast_view import FastView, fast_view
 from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
-from kilolayer.speed.layer import DRAWS, drops, first_state, opening_norm, run_layer
 from kilolayer.speed.state import State
-from kilolayer.speed.view import FastView, fast_view
 
 logger = logging.getLogger(__name__)
 
