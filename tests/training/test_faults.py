@@ -31,6 +31,13 @@ POINTS = [
     "after the rename",
     "in the delete",
 ]
+QUICK = (
+    "half of model.safetensors",
+    "after optimizer.safetensors",
+    "half of manifest.json",
+    "before the rename",
+    "in the delete",
+)
 LONG: dict[str, Any] = {
     "train": {"steps": 30, "save_every": 2, "valid_every": 9, "log_every": 4, "layers_every": 3, "accumulate": 2, "keep": 2}
 }
@@ -62,7 +69,9 @@ def short(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, A
     return record(run)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [point if point in QUICK else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
+)
 def test_killed_inside_a_save_the_run_goes_on_as_if_it_had_not_been(
     tmp_path: Path, corpus: Path, short: dict[str, Any], point: str
 ) -> None:

@@ -173,11 +173,11 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
 def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, int]:
     """Bytes kept for the backward pass: of all layers, and where only each layer's input is kept."""
     form, dtype = fast_form(model), DTYPES[work.precision]
-    lower(form, dtype, RESIDUAL)
     state = work.batch * work.length * config.dim * RESIDUAL.itemsize
     kept, recomputed, largest = 0, 0, 0
-    for stack in form.train().stacks():
+    for stack in form.stacks():
         assert isinstance(stack, FastStack)
+        lower(stack.positions, dtype, RESIDUAL)
         layers = len(stack.blocks)
         # A combination of layers keeps each layer's normalised output besides what the layers themselves keep.
         stream = layers * 2 * state if isinstance(stack.stream, LayerCombination) else 0
@@ -185,6 +185,8 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
         # Layers of one kind keep the same: those without experts, and those with.
         for kind, count in Counter(map(type, stack.blocks)).items():
             first = next(block for block in stack.layers() if type(block) is kind)
+            for block in (stack.layers()[0], first):  # by the first of all a stack tells the dtype of its products
+                lower(block, dtype, RESIDUAL)
             layer, shared = _layer_activations(stack, first, config, work)
             kept += count * layer
             largest = max(largest, layer)

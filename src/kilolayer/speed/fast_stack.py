@@ -32,7 +32,7 @@ class FastStack(Stack):
 
     recompute: Recompute
     compiled: dict[type[nn.Module], RunLayer]
-    _inspections: list[Inspection]
+    _inspections: list[Inspection | None]
     _logged: set[str]
 
     @classmethod
@@ -41,7 +41,7 @@ class FastStack(Stack):
         fast = cls.__new__(cls)
         fast.__dict__.update(stack.__dict__)
         fast.recompute, fast.compiled = recompute, {}
-        fast._inspections = [Inspection(block) for block in stack.blocks]
+        fast._inspections = [None] * len(stack.blocks)
         fast._logged = set()
         return fast
 
@@ -108,10 +108,14 @@ class FastStack(Stack):
     def _why_plain(self) -> list[str | None]:
         """For each layer, why it must run as a plain module; None where its fast form may."""
         on_all = global_hook()
-        for index, block in enumerate(self.blocks):
-            if self._inspections[index].layer is not block or not self._inspections[index].is_current:
-                self._inspections[index] = Inspection(block)
-        return [on_all or inspection.reason() for inspection in self._inspections]
+        return [on_all or self._inspection(index, block).reason() for index, block in enumerate(self.blocks)]
+
+    def _inspection(self, index: int, block: nn.Module) -> Inspection:
+        """Of the layer as it is now."""
+        found = self._inspections[index]
+        if found is None or found.layer is not block or not found.is_current:
+            found = self._inspections[index] = Inspection(block)
+        return found
 
     def _norms_that_follow(self, reasons: list[str | None]) -> list[nn.Module | None]:
         """For each layer, the norm that the next one begins with; none where that one does not read just what this one wrote.
