@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import kilolayer as kl
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.layers.block import LayerOutput
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm
@@ -332,3 +332,16 @@ def test_an_option_that_no_kernel_serves_is_named(recipe: str, reason: str | Non
     form.lower(torch.bfloat16)
     expected = [] if reason is None else [f"layers of the encoder add their residuals without a kernel, because {reason}"]
     assert unfused_residuals(form) == expected
+
+
+def test_an_unknown_recomputation_is_named() -> None:
+    with pytest.raises(OptionError, match="'al'"):
+        fast(kl.Encoder(50, 16, 2, 32, 2), recompute="al")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_fast_form_has_a_form_that_recomputes() -> None:
+    form = fast_form(kl.Encoder(50, 16, 2, 32, 2))
+    other = fast_form(form, "layer")
+    assert fast_form(form) is form
+    assert (form.encoder.recompute, other.encoder.recompute) == ("none", "layer")
+    assert other.encoder.blocks is form.encoder.blocks

@@ -10,12 +10,12 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, unknown
 from kilolayer.layers.embedding import Embedding, VocabularyProjection, scores_of
 from kilolayer.layers.stack import Stack
 from kilolayer.operators import kernels
 from kilolayer.operators.few_rows import linear
-from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.compiler import BUDGETS, Recompute
 from kilolayer.speed.fast_layer import why_unfused
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.inspection import LAYERS
@@ -32,6 +32,8 @@ def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none
     backward pass and compute the rest again: "selective", or "layer" for its input alone.
     Layers that hold modules of your own, or that a hook is registered on, run as they are; a log line says so once.
     """
+    if recompute not in BUDGETS:
+        raise unknown(recompute, BUDGETS, kind="recompute")
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:
         raise InputError("this model has no stack of layers to run faster", fix="give an Encoder, Decoder or EncoderDecoder")
@@ -100,7 +102,7 @@ def fast_scores(states: Tensor, table: Tensor) -> Tensor:
 
 def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
     """The module, or where a stack or table is inside, a second one on the same parts with the fast ones in their place."""
-    if isinstance(module, FastStack):
+    if isinstance(module, FastStack) and module.recompute == recompute:
         return module
     if isinstance(module, Stack):
         return cast("AnyModule", FastStack.of(module, recompute))
