@@ -18,6 +18,7 @@ from kilolayer.generate.reader import Reader, Reads
 from kilolayer.generate.search import greedy, sample
 from kilolayer.generate.static import ScoringDecoder, StaticReader
 from kilolayer.speed.decoding import Size, _decoders, decoders_of
+from kilolayer.speed.fast import fast_form
 from kilolayer.speed.graph import GraphPool
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -131,8 +132,9 @@ def test_the_encoder_and_the_step_are_recorded() -> None:
     assert set(recorder.recordings) == {((decoder, "read_source"),), ((decoder, "take_step"),)}
 
 
-def test_decoders_do_not_keep_their_model() -> None:
-    model = translator()
+@pytest.mark.parametrize("form", [lambda model: model, fast_form], ids=["plain", "fast"])
+def test_decoders_do_not_keep_their_model(form: Any) -> None:
+    model = form(translator())
     same(*both(model, "greedy", [4, 5], seed=1))
     alive = weakref.ref(model)
     del model

@@ -75,11 +75,14 @@ class ExpertNorm(nn.Module):
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         """[rows, size] to the same, in the dtype of the weights."""
+        return self.normalise(rows, spread(self.weight, groups), None if self.bias is None else spread(self.bias, groups))
+
+    def normalise(self, rows: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+        """As `forward`, with the gain and bias of each row: [rows, size] each."""
         rows, size = rows.to(self.weight.dtype), self.weight.shape[1:]
-        gain = spread(self.weight, groups)
-        if self.bias is None:
+        if bias is None:
             return F.rms_norm(rows, size, eps=self.eps) * gain
-        return F.layer_norm(rows, size, eps=self.eps) * gain + spread(self.bias, groups)
+        return F.layer_norm(rows, size, eps=self.eps) * gain + bias
 
 
 class Unnormed(nn.Module):

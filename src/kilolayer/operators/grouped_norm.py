@@ -129,15 +129,7 @@ def _rectified(product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | No
 
 @grouped_relu_norm.register_fake
 def _(
-    product: Tensor,
-    ends: Tensor,
-    of_row: Tensor,
-    shift: Tensor | None,
-    gain: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
+    product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor]:
     return empty_contiguous(product), empty_statistics(product, gain.dtype, bias is not None)
 
@@ -151,8 +143,7 @@ def _(
     shift: Tensor | None,
     gain: Tensor,
     statistics: Tensor,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
+    *_: Any,
 ) -> tuple[Tensor, list[Tensor]]:
     return empty_contiguous(product), empty_totals(statistics, gain, shift)
 

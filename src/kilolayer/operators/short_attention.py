@@ -203,57 +203,23 @@ def _(
 
 
 @short_self_attention.register_fake
-def _(
-    packed: Tensor,
-    keys: Tensor | None,
-    heads: int,
-    key_heads: int,
-    causal: bool,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
+def _(packed: Tensor, keys: Tensor | None, heads: int, key_heads: int, *_: Any) -> Tensor:
     width = packed.shape[-1] // (heads + 2 * key_heads) * heads
     return packed.new_empty(packed.shape[0], packed.shape[1], width)
 
 
 @short_self_attention_backward.register_fake
-def _(
-    gradient: Tensor,
-    packed: Tensor,
-    keys: Tensor | None,
-    heads: int,
-    key_heads: int,
-    causal: bool,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
+def _(gradient: Tensor, packed: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(packed)
 
 
 @short_cross_attention.register_fake
-def _(
-    query: Tensor,
-    packed: Tensor,
-    keys: Tensor | None,
-    heads: int,
-    key_heads: int,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
+def _(query: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
 @short_cross_attention_backward.register_fake
-def _(
-    gradient: Tensor,
-    query: Tensor,
-    packed: Tensor,
-    keys: Tensor | None,
-    heads: int,
-    key_heads: int,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, query: Tensor, packed: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(packed)
 
 

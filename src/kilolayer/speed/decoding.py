@@ -8,6 +8,7 @@ size serves batch after batch.
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections import OrderedDict
@@ -170,7 +171,9 @@ class StaticDecoders:
     """The static decoders of one model, the last used ones kept, and their recordings in one memory pool."""
 
     def __init__(self, model: EncoderDecoder | Decoder) -> None:
-        self.form = fast_form(model)
+        form = fast_form(model)
+        # A model that is a fast form already is not kept by what it is the key of.
+        self.form = copy.copy(form) if form is model else form
         self.decoders: OrderedDict[Hashable, StaticDecoder] = OrderedDict()
         self.recorder: Recorder | None = None
 

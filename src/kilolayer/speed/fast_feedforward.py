@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.feedforward import FeedForward
@@ -51,7 +50,9 @@ def run_experts(f: Experts, rows: Tensor, groups: Groups, seed: Tensor | None) -
         hidden = grouped_relu_norm(product, *groups, f.input.bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]
     else:
         hidden = f.dropout(f.activation(f.activation_shift(_project_groups(f.input, rows, groups))))
-        hidden = _normalise_groups(norm, hidden, groups) if isinstance(norm, ExpertNorm) else hidden
+        if isinstance(norm, ExpertNorm):
+            bias = None if norm.bias is None else spread(norm.bias, groups)
+            hidden = norm.normalise(hidden, spread(norm.weight, groups), bias)
     return _project_groups(f.output, f.output_shift(hidden), groups)
 
 
@@ -66,11 +67,3 @@ def _fuses_expert_norm(f: Experts, device: torch.device) -> bool:
 def _project_groups(projection: ExpertProjection, rows: Tensor, groups: Groups) -> Tensor:
     product = multiply_groups(rows.to(projection.weight.dtype), projection.weight, groups)
     return product if projection.bias is None else product + spread(projection.bias, groups)
-
-
-def _normalise_groups(norm: ExpertNorm, rows: Tensor, groups: Groups) -> Tensor:
-    rows, size = rows.to(norm.weight.dtype), norm.weight.shape[1:]
-    gain = spread(norm.weight, groups)
-    if norm.bias is None:
-        return F.rms_norm(rows, size, eps=norm.eps) * gain
-    return F.layer_norm(rows, size, eps=norm.eps) * gain + spread(norm.bias, groups)

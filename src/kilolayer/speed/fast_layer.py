@@ -145,24 +145,29 @@ def _norm_of_sum(sublayer: Sublayer, following: nn.Module | None) -> nn.Module |
 
 def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module | None) -> bool:
     """Whether one kernel adds what f computes in `dtype` to x and normalises it."""
-    skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     return (
         isinstance(norm, LayerNorm | RMSNorm)
         and can_fuse_residual_norm(x.device, norm.weight.dtype, dtype, norm.weight.shape[0])
         and norm.weight.dtype == x.dtype
-        and not (isinstance(skip, Tensor) and skip.dim() == 0)
-        and not isinstance(branch, Tensor)
+        and _unserved_scale(sublayer) is None
     )
+
+
+def _unserved_scale(sublayer: Sublayer) -> str | None:
+    """The scale that the kernel does not take, in words; None where it takes both."""
+    skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
+    if isinstance(branch, Tensor):
+        return "the scale of their branch is learned"
+    if isinstance(skip, Tensor) and skip.dim() == 0:
+        return "the scale of their residual is one learned number"
+    return None
 
 
 def why_unfused(block: Block) -> str | None:
     """Which option of a layer keeps its residuals from the kernel that adds, drops and normalises; None where none does."""
     for sublayer in block.sublayers():
-        skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
-        if isinstance(branch, Tensor):
-            return "the scale of their branch is learned"
-        if isinstance(skip, Tensor) and skip.dim() == 0:
-            return "the scale of their residual is one learned number"
+        if (reason := _unserved_scale(sublayer)) is not None:
+            return reason
         if isinstance(sublayer.out_norm, nn.Identity) and not sublayer.plan.pre_norm:
             return "no norm stands on their residual"
     return None
