@@ -1,7 +1,8 @@
-"""Every error that a user can cause: what is wrong, where, and what to do."""
+"""Every error that a user, or a user's machine, can cause: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from typing import Self
 
@@ -27,11 +28,38 @@ class UnknownOptionError(OptionError, TypeError):
 
 
 class InputError(KilolayerError, ValueError):
-    """A batch does not fit the model."""
+    """Something given cannot be used: a batch that does not fit the model, a file that cannot be read."""
+
+
+class WriteError(KilolayerError):
+    """A file cannot be written."""
 
 
 class FoldError(KilolayerError, ValueError):
     """The model has no exact plain Post-LN form."""
+
+
+FILE_FIXES = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "it belongs to another user, or its permissions forbid it: change them, or use another place",
+    errno.EPERM: "it belongs to another user, or its permissions forbid it: change them, or use another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "free some space there, or use another place",
+    errno.EDQUOT: "free some space there, or use another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "remove the symbolic link, which points at itself or stands where a file of ours belongs",
+    errno.ENOTDIR: "a part of the path is a file: check the path",
+    errno.EISDIR: "it is a folder: name a file",
+    errno.EEXIST: "something else stands in its place: remove it, or choose another name",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+}
+
+
+def file_fault(error: OSError | ValueError) -> tuple[str, str]:
+    """What the system says of a file, and what to do about it."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return str(error.strerror).lower(), FILE_FIXES.get(error.errno, "check the disk and the path")
+    return str(error), "check the path"  # a name with a NUL, or with half a character
 
 
 def edit_distance(a: str, b: str) -> int:

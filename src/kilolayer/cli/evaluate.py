@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.output import show_errors, show_json, show_scores, show_table, tables_of_tests
+from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.files.reading import read_json
 
 if TYPE_CHECKING:
     from kilolayer.data.parallel import Direction
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
     own = runs[str(options.run)]
     more = {direction: score_all(each.hypotheses, each.references, metrics) for direction, each in own.items()}
-    scores = add_scores(json.loads((options.run / "scores.json").read_text(encoding="utf-8")), more)
+    scores = add_scores(read_json(options.run / "scores.json"), more)
     references, systems = _lines(runs)
     comparisons = _comparisons(references, systems, options.samples)
     if options.json:
@@ -74,12 +74,12 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     show_scores(scores)
     show_errors(scores)
     for name, each in comparisons.items():
-        print(f"against {name}: {each}")
+        show_line(f"against {name}: {each}")
     if len(systems) > 2:
         from kilolayer.evaluate.significance import comparison_matrix
 
         matrix = comparison_matrix(systems, references, samples=options.samples)
-        print()
+        show_line()
         show_table("+ row better than column, - worse, = no significant difference (p < 0.05)", matrix.rows())
     return 0
 
@@ -112,14 +112,14 @@ def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
 
     path = run.folder / "scores.json"
     if stride is None and path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     task, model = run.task(cache_folder()), run.load_reader(choose_device(device))
     assert isinstance(task, CausalLMTask)
     assert isinstance(model, Decoder)
     if stride is not None:
         return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}
     task.score(model, run.folder)
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 def _metrics(options: argparse.Namespace) -> list[Metric]:

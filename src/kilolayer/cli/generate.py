@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_precision
-from kilolayer.cli.output import show_json
+from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.terminal import say
 
 if TYPE_CHECKING:
     from kilolayer.generate.config import SearchConfig
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         _print_all(result for some in _some(prompts) for result in writer.results(some))
     if writer.cut:
         beginning = f"the beginning of {writer.cut} prompts was" if writer.cut > 1 else "the beginning of the prompt was"
-        print(f"{beginning} not read: the model reads {writer.context} tokens at once", file=sys.stderr)
+        say(f"{beginning} not read: the model reads {writer.context} tokens at once")
     return 0
 
 
@@ -103,7 +104,7 @@ class Writer:
         from kilolayer.generate.text_stream import TextStream
 
         def write(text: str) -> None:
-            sys.stdout.write(text)
+            write_text(text)
             sys.stdout.flush()
 
         write(prompt)
@@ -168,6 +169,7 @@ def _print_all(results: Iterator[dict[str, Any]]) -> None:
     for result in results:
         for continuation in result["continuations"]:
             if not first:
-                print(SEPARATOR)
-            print(result["prompt"] + continuation["text"], flush=True)
+                write_text(f"{SEPARATOR}\n")
+            write_text(f"{result['prompt']}{continuation['text']}\n")
+            sys.stdout.flush()
             first = False

@@ -6,14 +6,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kilolayer import __version__
+from kilolayer import __version__, terminal
 from kilolayer.cli.configuration import split_typed
-from kilolayer.errors import KilolayerError, OptionError, unknown
+from kilolayer.errors import KilolayerError, OptionError, file_fault, unknown
 
 VERBS = {
     "train": "from text files to a scored translator or language model, in a run folder",
@@ -24,6 +26,7 @@ VERBS = {
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "recipes": "the list; one recipe's equation, constants and source",
 }
+NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,25 +37,51 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; the exit code says how it ended: 0 done, 2 the user's mistake, 130 interrupted."""
+    """Run a verb; the exit code says how it ended: 0 done, 2 the user's mistake or the machine's, 128 + n ended by signal n."""
+    if arguments is None:
+        terminal.prepare()
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
-    except KilolayerError as error:
-        _let_the_first_speak()
-        print(f"kilolayer: {error.what}", file=sys.stderr)
-        for line in (error.where, error.fix):
-            if line:
-                print(f"  {line}", file=sys.stderr)
-        return 2
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader of a pipe has gone; stdout must not be flushed into it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception:
+        # Whoever read the results has gone. As other programs, which such a pipe ends by a signal.
+        _let_go_of_stdout()
+        return 128 + signal.SIGPIPE
+    except Exception as error:
         _let_the_first_speak()
-        raise
+        known = _explained(error)
+        if known is None:
+            terminal.say("kilolayer: this is a fault of Kilolayer itself; please report it with the lines below")
+            raise
+        terminal.say(f"kilolayer: {known.what}")
+        for line in (known.where, known.fix):
+            if line:
+                terminal.say(f"  {line}")
+        return 2
+
+
+def _explained(error: Exception) -> KilolayerError | None:
+    """The error in our words; None where it is a fault of this program."""
+    if isinstance(error, KilolayerError):
+        return error
+    if isinstance(error, OSError):
+        reason, fix = file_fault(error)
+        if error.filename is None:
+            _let_go_of_stdout()
+            return KilolayerError(f"the output cannot be written: {reason}", fix=fix)
+        return KilolayerError(f"a file cannot be used: {reason}", where=os.fsdecode(error.filename), fix=fix)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        fix = "lower batches.tokens, or make the model smaller; `kilolayer plan` tells what a model needs"
+        return KilolayerError("there is not enough memory", where=str(error).partition("\n")[0][:300], fix=fix)
+    return None
+
+
+def _let_go_of_stdout() -> None:
+    """Write nothing to it again, at the end of the process either."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _let_the_first_speak() -> None:

@@ -7,27 +7,45 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kilolayer.terminal import printable
+
+
+def show_line(text: str = "") -> None:
+    """A line of results."""
+    print(printable(text))
+
+
+def write_text(text: str) -> None:
+    """What a model wrote: as it is, in UTF-8 whatever the locale; on a terminal, which must not obey it, printable."""
+    if sys.stdout.isatty():
+        sys.stdout.write(printable(text))
+        return
+    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+        sys.stdout.reconfigure(encoding="utf-8")  # pyright: ignore[reportAttributeAccessIssue]
+    sys.stdout.write(text)
+
 
 def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
     """A titled table; the first column is left-aligned, the others right-aligned."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=title, title_justify="left", show_header=bool(header), box=None, pad_edge=False)
+        table = Table(title=Text(printable(title)), title_justify="left", show_header=bool(header), box=None, pad_edge=False)
         for index in range(max(map(len, [header, *rows]))):
-            table.add_column(header[index] if header else "", justify="left" if index == 0 else "right")
+            table.add_column(Text(printable(header[index])) if header else "", justify="left" if index == 0 else "right")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(Text(printable(cell)) for cell in row))
         Console(highlight=False).print(table, "")
         return
     lines = [list(map(str, row)) for row in ([header] if header else []) + list(rows)]
     widths = [max(len(line[index]) for line in lines if index < len(line)) for index in range(max(map(len, lines)))]
-    print(title)
+    show_line(title)
     for line in lines:
         cells = [cell.ljust(widths[0]) if index == 0 else cell.rjust(widths[index]) for index, cell in enumerate(line)]
-        print("  " + "  ".join(cells).rstrip())
-    print()
+        show_line("  " + "  ".join(cells).rstrip())
+    show_line()
 
 
 def tables_of_tests(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -53,8 +71,8 @@ def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[
         rows.append([f"average {side}", *(_shown({"value": values[key]} if key in values else {}) for key in names)])
     show_table("scores by direction", rows, ["", *names.values()])
     for line in dict.fromkeys(f"{each['name']}: {_how(each)}" for entry in tests.values() for each in entry.values()):
-        print(line)
-    print()
+        show_line(line)
+    show_line()
 
 
 def _shown(score: dict[str, Any]) -> str:
@@ -66,10 +84,10 @@ def show_samples(samples: Sequence[dict[str, str]]) -> None:
     """What a model wrote, as samples.json holds it: translations, or continuations of a text."""
     for sample in samples:
         if "prompt" in sample:
-            print(f"{sample['prompt']}[{sample['continuation']}]\n")
+            show_line(f"{sample['prompt']}[{sample['continuation']}]\n")
         else:
-            print(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
-    print()
+            show_line(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
+    show_line()
 
 
 def _how(score: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, read
-from kilolayer.cli.output import human_bytes, human_count, show_json, show_table
+from kilolayer.cli.output import human_bytes, human_count, show_json, show_line, show_table
 from kilolayer.config import load, overrides, table_of
 from kilolayer.errors import OptionError
 from kilolayer.models.config import ModelConfig
@@ -91,7 +91,7 @@ def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
 def show(config: ModelConfig, cost: Budget, described: Description) -> None:
     """The plan as tables."""
     depths, work, training = config.depths, cost.work, cost.training
-    print(f"{config.recipe.title} {config.shape.replace('_', '-')}, {depths.title}, {config.widths}\n")
+    show_line(f"{config.recipe.title} {config.shape.replace('_', '-')}, {depths.title}, {config.widths}\n")
     rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]
     show_table("Parameters", [*rows, ("total", human_count(cost.parameters)), ("active", human_count(cost.active_parameters))])
     constants = [

@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 from kilolayer import recipes
-from kilolayer.cli.output import show_json, show_table
+from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.config import choices_of, help_texts, overrides
 from kilolayer.errors import OptionError, unknown
 from kilolayer.recipes.base import Depths, Description, Recipe
@@ -55,8 +55,8 @@ def _list(as_json: bool) -> None:
         show_json([{"name": each.name, "title": each.title, "equation": each.equation, "paper": each.paper} for each in found])
         return
     for each in found:
-        print(f"{each.name}\n    {each.equation}\n    {each.paper}")
-    print("\nOne of them in full: kilolayer recipes NAME")
+        show_line(f"{each.name}\n    {each.equation}\n    {each.paper}")
+    show_line("\nOne of them in full: kilolayer recipes NAME")
 
 
 def _applies(recipe: Recipe, depths: Depths) -> bool:
@@ -72,16 +72,16 @@ def _describe(recipe: Recipe, depths: Depths) -> Description:
 
 
 def _show(recipe: Recipe, described: list[Description]) -> None:
-    print(f"{recipe.title}\n\n    {recipe.equation}\n")
-    print(f"paper: {recipe.paper}\nexpect: {recipe.expect}")
+    show_line(f"{recipe.title}\n\n    {recipe.equation}\n")
+    show_line(f"paper: {recipe.paper}\nexpect: {recipe.expect}")
     for note in described[0].notes:
-        print(f"note: {note}")
+        show_line(f"note: {note}")
     texts = help_texts(type(recipe))
     hints = typing.get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
         allowed = f" ({', '.join(choices)})" if (choices := choices_of(hints[field.name])) else ""
-        print(f"option: --recipe.{field.name} {texts.get(field.name, '')}{allowed} [{getattr(recipe, field.name)}]")
-    print()
+        show_line(f"option: --recipe.{field.name} {texts.get(field.name, '')}{allowed} [{getattr(recipe, field.name)}]")
+    show_line()
     names = list(dict.fromkeys(name for each in described for side in each.depths.sides for name in getattr(each, side)))
     rows = [
         [each.depths.title, side, *(f"{getattr(each, side)[name]:.4f}" for name in names)]
@@ -92,7 +92,7 @@ def _show(recipe: Recipe, described: list[Description]) -> None:
     if rows:
         show_table("Constants", rows, header=["depth", "stack", *names])
     else:
-        print("No constants: its numbers do not depend on the depth, or come from data.")
+        show_line("No constants: its numbers do not depend on the depth, or come from data.")
 
 
 def _as_json(recipe: Recipe, described: list[Description]) -> dict[str, Any]:

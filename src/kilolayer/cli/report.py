@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from kilolayer.cli.output import show_line
 from kilolayer.errors import InputError, unknown
+from kilolayer.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if not (options.run / "config.toml").is_file():
         raise InputError("this is not a run", where=str(options.run), fix="name a folder that `kilolayer train` made")
     report = write_report(options.run)
-    print(report.path)
+    show_line(str(report.path))
     for warning in report.warnings:
-        print(warning, file=sys.stderr)
+        say(warning)
     return 0

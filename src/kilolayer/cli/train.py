@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import add_options, read
-from kilolayer.cli.output import show_json, show_samples, show_scores, tables_of_tests
+from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
 from kilolayer.config import Table
 from kilolayer.errors import InputError, OptionError
+from kilolayer.files.reading import read_json
+from kilolayer.terminal import say
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
@@ -148,7 +148,7 @@ def _data_of(run: Run, processes: Processes) -> Task | None:
     if (run.folder / "scores.json").exists():
         if processes.first:
             again = f"a new run goes on from its weights: --train.start_from {run.folder}"
-            print(f"{run.folder} is finished: nothing to do; {again}", file=sys.stderr)
+            say(f"{run.folder} is finished: nothing to do; {again}")
         return None
     _check_means(run.config, processes)
     return run.task(cache_folder())
@@ -163,18 +163,19 @@ def _finish(run: Run, as_json: bool) -> int:
     if not path.exists():
         run.task(cache_folder()).score(run.load_reader(choose_device(run.config.train.device)), run.folder)
     report = write_report(run.folder)
-    scores = json.loads(path.read_text(encoding="utf-8"))
+    scores = read_json(path)
     tests = tables_of_tests(scores)
     if as_json:
         show_json(tests)
         return 0
-    show_samples(json.loads((run.folder / "samples.json").read_text(encoding="utf-8"))[:5])
+    show_samples(read_json(run.folder / "samples.json")[:5])
     show_scores(scores)
     for line in (*report.warnings, f"report: {report.path}"):
-        print(line, file=sys.stderr)
+        say(line)
     _, use = KINDS[run.config.task]
-    print(f"next: kilolayer {use.format(run.folder)}, or your own text: kilolayer train --help", file=sys.stderr)
+    say(f"next: kilolayer {use.format(run.folder)}, or your own text: kilolayer train --help")
     if len(tests) == 1:
         (entry,) = tests.values()
-        print(*(f"{entry[key]['name']} {entry[key]['value']:.{digits}f}" for key, digits in HEADLINES.items() if key in entry))
+        known = [key for key in HEADLINES if key in entry]
+        show_line(" ".join(f"{entry[key]['name']} {entry[key]['value']:.{HEADLINES[key]}f}" for key in known))
     return 0

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kilolayer.cli.configuration import add_options, add_precision
+from kilolayer.cli.output import write_text
 from kilolayer.config import Table, build, merge, overrides, table_of
 from kilolayer.errors import OptionError, unknown
+from kilolayer.terminal import LiveLine, say
 
 if TYPE_CHECKING:
     from kilolayer.data.tokenizer import Tokenizers
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     finally:
         source.live.clear()
     if cut:
-        print(f"{cut} lines were longer than search.max_source_length tokens and were cut", file=sys.stderr)
+        say(f"{cut} lines were longer than search.max_source_length tokens and were cut")
     return 0
 
 
@@ -72,9 +74,9 @@ def _print_answers(answers: Iterator[Translation], source: Input, n_best: bool) 
         cut += answer.cut
         if n_best:
             for score, text in zip(answer.scores, answer.texts, strict=True):
-                print(number, f"{score:.4f}", text, sep="\t")
+                write_text(f"{number}\t{score:.4f}\t{text}\n")
         else:
-            print(answer.text)
+            write_text(f"{answer.text}\n")
         if number % 100 == 0:
             sys.stdout.flush()
     return cut
@@ -106,8 +108,6 @@ class Input:
     """Lines to translate, and on a terminal how many of them are done: with their speed and, of a file, the time left."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        from kilolayer.training.progress import LiveLine
-
         self.stream = stream
         self.size = _bytes_ahead(stream)
         self.live = LiveLine()

@@ -25,6 +25,8 @@ from kilolayer.data.corpora import Corpora
 from kilolayer.data.parallel import ParallelText
 from kilolayer.data.text import read_lines
 from kilolayer.errors import InputError, KilolayerError, OptionError, unknown
+from kilolayer.files.reading import read_bytes
+from kilolayer.files.writing import write
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 SYNTHETIC = "<bt>"
@@ -104,15 +106,11 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """The tokenizer in a file."""
-        try:
-            return cls(path.read_bytes(), where=str(path))
-        except OSError as error:
-            reason = str(error.strerror or error).lower()
-            raise InputError(f"the vocabulary cannot be read: {reason}", where=str(path), fix="check the path") from None
+        return cls(read_bytes(path), where=str(path))
 
     def save(self, path: Path) -> None:
         """Write the model's file."""
-        path.write_bytes(self.model)
+        write(path, self.model)
 
     @property
     def vocab_size(self) -> int:

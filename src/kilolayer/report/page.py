@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from kilolayer.files.writing import write
 from kilolayer.report.depth import depth_section, vanished_gradients
 from kilolayer.report.errors_section import errors_section
 from kilolayer.report.experts_section import expert_faults, experts_section
@@ -44,9 +44,7 @@ def write_report(run: Path) -> Report:
     """Write report.html into the run folder from what is there by now."""
     record = read_record(run)
     path = run / "report.html"
-    draft = path.with_suffix(".html.part")
-    draft.write_text(render(record), encoding="utf-8")
-    os.replace(draft, path)  # a reader never meets half a page
+    write(path, render(record))
     return Report(path, _model_faults(record))
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kilolayer.files.writing import write
+
 
 def write_results(folder: Path, samples: Sequence[Mapping[str, str]], scores: Mapping[str, Any]) -> None:
     """samples.json, texts for the report, and scores.json: a table of scores for each test part, and what explains them."""
-    (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False), encoding="utf-8")
-    # Last and at once: a run with this file is finished.
-    partial = folder / "scores.partial"
-    partial.write_text(json.dumps(scores, indent=1), encoding="utf-8")
-    partial.replace(folder / "scores.json")
+    write(folder / "samples.json", json.dumps(samples, indent=1, ensure_ascii=False))
+    # Last: a run with this file is finished.
+    write(folder / "scores.json", json.dumps(scores, indent=1))

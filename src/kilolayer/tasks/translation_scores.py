@@ -10,6 +10,7 @@ from typing import Any
 from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.evaluate.buckets import accuracy_by_frequency, bleu_by_length, word_frequencies
 from kilolayer.evaluate.scores import Score, Unavailable, pivot_averages, score_all
+from kilolayer.files.writing import write
 from kilolayer.tasks.results import write_results
 
 SAMPLES = 20
@@ -38,9 +39,7 @@ def write_translations(folder: Path, results: list[TestResult], train: Sequence[
     train: the training text, whose words are counted for the error analysis.
     """
     for result in results:
-        hypotheses_path(folder, result.direction).write_text(
-            "".join(f"{line}\n" for line in result.hypotheses), encoding="utf-8"
-        )
+        write(hypotheses_path(folder, result.direction), "".join(f"{line}\n" for line in result.hypotheses))
     samples = [
         {"source": source, "reference": reference, "hypothesis": hypothesis}
         for result in results

@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
-REFRESH_SECONDS = 1.0
-
-
-class LiveLine:
-    """The last line of a terminal, written over as work goes on; nothing where stderr is no terminal."""
-
-    def __init__(self) -> None:
-        self.on_terminal = sys.stderr.isatty()
-        self._written = time.monotonic()
-        self._width = 0
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time to show something new."""
-        return self.on_terminal and time.monotonic() - self._written >= REFRESH_SECONDS
-
-    def show(self, text: str) -> None:
-        """Put `text` in the place of what is there, cut to the terminal's width: a line that wraps cannot be written over."""
-        if self.on_terminal:
-            shown = text[: _columns() - 1]
-            print("\r" + shown.ljust(self._width), end="", file=sys.stderr, flush=True)
-            self._written, self._width = time.monotonic(), len(shown)
-
-    def clear(self) -> None:
-        """Leave the line empty."""
-        if self._width:
-            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
-            self._width = 0
-
-    def end(self) -> None:
-        """Leave the line as it is, and begin another."""
-        if self._width:
-            print(file=sys.stderr, flush=True)
-            self._width = 0
+from kilolayer.files.writing import append
+from kilolayer.terminal import LiveLine, printable, say
 
 
 class Progress:
@@ -56,7 +22,7 @@ class Progress:
     def say(self, text: str) -> None:
         """A line that stays, in the terminal and in log.txt."""
         self.live.clear()
-        print(text, file=sys.stderr, flush=True)
+        say(text)
         self._write(text)
 
     def update(self, step: int, values: Mapping[str, str], *, logged: bool) -> None:
@@ -69,7 +35,7 @@ class Progress:
         if logged:
             self._write(line)
             if not self.live.on_terminal:
-                print(line, file=sys.stderr, flush=True)
+                say(line)
 
     def refresh(self, step: int, values: Callable[[], Mapping[str, str]]) -> None:
         """To be called after every step: a live line that is a second old is written anew, with the values of now."""
@@ -81,8 +47,7 @@ class Progress:
         self.live.end()
 
     def _write(self, line: str) -> None:
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append(self.log, f"{printable(line)}\n")
 
 
 class Silence(Progress):
@@ -93,10 +58,3 @@ class Silence(Progress):
 
     def update(self, step: int, values: Mapping[str, str], *, logged: bool) -> None:
         """Leave it to the first."""
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from kilolayer import config as configuration
 from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
-from kilolayer.errors import InputError, OptionError
+from kilolayer.errors import InputError, OptionError, file_fault
+from kilolayer.files.writing import PART, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -58,10 +60,8 @@ class Run:
         settled = replace(train, precision=choose_precision(train), layers_every=train.layers_distance)
         config = replace(config, train=settled)
         vocabulary.save(folder)
-        # Last and at once: a folder with this file is a run.
-        partial = folder / "config.partial"
-        partial.write_text(configuration.dump(config.table()), encoding="utf-8")
-        partial.replace(folder / "config.toml")
+        # Last: a folder with this file is a run.
+        write(folder / "config.toml", configuration.dump(config.table()))
         return cls(folder, config)
 
     @classmethod
@@ -176,17 +176,19 @@ def check_new(folder: Path) -> None:
     """Refuse a folder that holds something, that is a file, or that cannot be written: before any work is done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        names = os.listdir(folder)
     except (FileExistsError, NotADirectoryError):
         raise InputError("the run folder is a file", where=str(folder), fix="choose another: --run runs/NAME") from None
-    except OSError as error:
-        reason = str(error.strerror or error).lower()
-        raise InputError(f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another") from None
+    except (OSError, ValueError) as error:
+        reason, _ = file_fault(error)
+        raise InputError(
+            f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another: --run runs/NAME"
+        ) from None
     # What a start that was killed leaves behind is no hindrance.
-    unfinished = {"data", "lock", "config.partial", SHARED_FILE, *SIDE_FILES}
-    if any(path.name not in unfinished for path in folder.iterdir()):
+    unfinished = {"data", "lock", SHARED_FILE, *SIDE_FILES}
+    if any(name not in unfinished and not name.endswith(PART) for name in names):
         raise InputError(
             "the run folder is not empty", where=str(folder), fix="choose another with --run, or go on with --resume"
         )
@@ -195,26 +197,39 @@ def check_new(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; the lock of a dead process is gone with it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as file:
+    path = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from None
+    with os.fdopen(descriptor, "r+", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read().strip() or "another process"
+            owner = file.read(20).strip() or "another process"
             raise InputError(
                 f"the run folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
             ) from None
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
+        try:
+            file.seek(0)
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+        except OSError as error:
+            raise unwritable(path, error) from None
         yield
 
 
 def cache_folder() -> Path:
     """Where vocabularies and token files are kept: KILOLAYER_CACHE, or .cache/kilolayer at home."""
-    return Path(os.environ.get("KILOLAYER_CACHE") or Path.home() / ".cache" / "kilolayer")
+    try:
+        return Path(os.environ.get("KILOLAYER_CACHE") or Path.home() / ".cache" / "kilolayer")
+    except RuntimeError:
+        raise InputError(
+            "this user has no home folder to keep vocabularies and token files in", fix="set KILOLAYER_CACHE to a folder"
+        ) from None
 
 
 def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:

@@ -1,0 +1,86 @@
+"""Files are opened here. Whatever is in their place (nothing, a pipe, a device, 40 GB, half a character), an error comes soon,
+in little memory, and names the path."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kilolayer.errors import InputError, file_fault
+
+SMALL = 1 << 28
+"""Bytes that a file which is read whole may have, unless its reader says otherwise."""
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """A file, open to read. A folder, a pipe or a device raises at once: reading it could wait, or go on, for ever."""
+    try:
+        # Not blocking: a pipe that nobody writes to would hold the opening itself.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InputError("this is not a regular file", where=str(path), fix="put a plain file in its place")
+        try:
+            yield file
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+
+def read_bytes(path: Path, most: int = SMALL) -> bytes:
+    """All of a file of at most `most` bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most + 1) if size <= most else b""
+        if size > most or len(data) > most:
+            raise InputError(
+                f"the file has {max(size, len(data)):,} bytes, and {most:,} are the most that is read here",
+                where=str(path),
+                fix="this is not a file that Kilolayer wrote: put the right one in its place",
+            )
+        return data
+
+
+def read_text(path: Path, most: int = SMALL) -> str:
+    """All of a UTF-8 file."""
+    try:
+        return read_bytes(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "the file is not UTF-8 text", where=f"{path}, byte {error.start + 1:,}", fix="save it as UTF-8"
+        ) from None
+
+
+def read_json(path: Path, most: int = SMALL) -> Any:
+    """What a JSON file holds."""
+    try:
+        return parse_json(read_bytes(path, most))
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"the file is not valid JSON: {error}", where=str(path), fix="put the right file in its place"
+        ) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text holds; all that is wrong with it, also brackets without end, is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
+    """The error for a file that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return InputError("the file does not exist", where=str(path), fix="check the path")
+    reason, fix = file_fault(error)
+    return InputError(f"the file cannot be read: {reason}", where=str(path), fix=fix)

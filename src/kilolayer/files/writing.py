@@ -1,0 +1,93 @@
+"""Files are written here: whole or not at all, durably, and never through a symbolic link.
+
+A run folder may come from a stranger. A link in it with the name of a file that we write would send what we write to a place of
+the stranger's choice: new files are made beside their place and renamed, which replaces a link and leaves alone what it points
+at; a file that grows is refused where it is a link.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from kilolayer.errors import WriteError, file_fault
+
+APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+PART = ".part"
+"""Ends the name of a file that is being written; what a killed process leaves has it."""
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Put a file in its place at once: whoever looks sees the old one or the new one, also after a power failure."""
+    data = content.encode() if isinstance(content, str) else content
+    draft = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}{PART}")
+    try:
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(draft, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError, ValueError):
+                draft.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from None
+
+
+def append(path: Path, text: str) -> None:
+    """Add text to the end of a file, which is made where there is none."""
+    try:
+        data = text.encode()
+        descriptor = os.open(path, APPEND, 0o666)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise WriteError("this is not a regular file", where=str(path), fix="remove it")
+            if found.st_nlink > 1:
+                # Other names of this file, as of a copy by hard links, are not ours to change.
+                write(path, path.read_bytes() + data)
+                return
+            while data:
+                data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        if isinstance(error, WriteError):
+            raise
+        raise unwritable(path, error) from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless it is there; a symbolic link in its place is refused."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise WriteError(
+                "this folder is a symbolic link, and what is written would land elsewhere",
+                where=str(path),
+                fix="remove the link; to keep a run on another disk, link the whole run folder, or name it with --run",
+            )
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from None
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unwritable(path: Path | str, error: OSError | ValueError) -> WriteError:
+    """The error for a file that cannot be written."""
+    reason, fix = file_fault(error)
+    return WriteError(f"the file cannot be written: {reason}", where=str(path), fix=fix)

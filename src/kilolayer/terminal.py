@@ -1,0 +1,105 @@
+"""What people see. Text that is not ours (sentences, names of files and runs) is shown and never obeyed, and work does not
+depend on anyone reading."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import time
+
+REFRESH_SECONDS = 1.0
+# Control characters (escape sequences begin with one), those that turn the direction of text, and halves of characters.
+UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text with each character that a terminal would obey spelled out: \\x1b; line feeds and tabs stay."""
+    return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(text: str) -> None:
+    """A line to stderr."""
+    _write(f"{printable(text)}\n")
+
+
+def _write(text: str) -> None:
+    """To stderr; where it is closed, full, or its reader has gone, nothing more is written."""
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  as Python starts with it closed
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except UnicodeEncodeError:
+        _write(text.encode("ascii", "backslashreplace").decode())
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  stays open: warnings and the end of the process write to it
+
+
+class LiveLine:
+    """The last line of a terminal, written over as work goes on; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self.on_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
+        self._written = time.monotonic()
+        self._width = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to show something new."""
+        return self.on_terminal and time.monotonic() - self._written >= REFRESH_SECONDS
+
+    def show(self, text: str) -> None:
+        """Put `text` in the place of what is there, cut to the terminal's width: a line that wraps cannot be written over."""
+        if self.on_terminal:
+            shown = printable(text)[: _columns() - 1]
+            _write("\r" + shown.ljust(self._width))
+            self._written, self._width = time.monotonic(), len(shown)
+
+    def clear(self) -> None:
+        """Leave the line empty."""
+        if self._width:
+            _write("\r" + " " * self._width + "\r")
+            self._width = 0
+
+    def end(self) -> None:
+        """Leave the line as it is, and begin another."""
+        if self._width:
+            _write("\n")
+            self._width = 0
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+class Lines(logging.Handler):
+    """Shows what the library logs, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        say(record.getMessage())
+
+
+def prepare() -> None:
+    """Make the process's standard streams safe to write to; called once, by the command."""
+    for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Else the next file that is opened would be taken for standard output, and warnings written into it.
+            os.open(os.devnull, mode)
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    logging.getLogger("kilolayer").addHandler(Lines())
+    logging.getLogger("kilolayer").propagate = False
