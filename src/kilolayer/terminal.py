@@ -19,6 +19,14 @@ def printable(text: str) -> str:
     return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def human_bytes(number: float) -> str:
+    """12345678 as 11.8 MiB."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:.0f} B"
+
+
 def say(text: str) -> None:
     """A line to stderr."""
     _write(f"{printable(text)}\n")

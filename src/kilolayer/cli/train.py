@@ -161,7 +161,7 @@ def _finish(run: Run, as_json: bool) -> int:
 
     path = run.folder / "scores.json"
     if not path.exists():
-        run.task(cache_folder()).score(run.load_reader(choose_device(run.config.train.device)), run.folder)
+        run.score(run.task(cache_folder()), choose_device(run.config.train.device))
     report = write_report(run.folder)
     scores = read_json(path)
     tests = tables_of_tests(scores)

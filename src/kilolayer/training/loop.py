@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from kilolayer.data.tokenizer import PAD
+from kilolayer.errors import InputError
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
@@ -21,6 +24,7 @@ from kilolayer.tasks.task import Batch, Task
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.guard import Guard
+from kilolayer.training.keeping import Inspector
 from kilolayer.training.metrics import Metrics, Unwritten
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.optimizer import Optimizer
@@ -28,6 +32,7 @@ from kilolayer.training.placement import Placement
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.routing_meter import RoutingMeter
 from kilolayer.training.run import Run, check_vocabulary, choose_device
+from kilolayer.training.saved_state import fitted
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper, StepResult
@@ -132,7 +137,8 @@ class Trainer:
         self.best = Best()
         self.window = Window()
         self.step = 0
-        self.saved: int | None = None
+        self.saved: tuple[int, bool] | None = None
+        """The step of the last checkpoint, and whether it is on the schedule."""
         self.seconds = 0.0
 
     def begin(self, saved: Checkpoint | None) -> None:
@@ -143,7 +149,8 @@ class Trainer:
         elif saved is None:
             self.calibrate()
         else:
-            check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
+            path = checkpoint.path_of(self.run.checkpoints, saved.step) / "state.json"
+            check_vocabulary(fitted(saved.state, {"vocabulary": ""}, path)["vocabulary"], self.task.vocabulary, self.run.folder)
             self.placement.load(saved.model, self.run.folder)
         self.placement.make_equal()
         dtype = DTYPES.get(self.config.precision)
@@ -160,10 +167,13 @@ class Trainer:
 
     def state(self) -> Checkpoint:
         """All that a resumed run needs to go on as if it had not stopped."""
-        random = {"random.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        values = {
+        moments = self.placement.full_state(self.optimizer.tensors())
+        weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
+        return Checkpoint(self.step, weights, moments | self.random_state(), self.values())
+
+    def values(self) -> dict[str, Any]:
+        """The part of the state that is not in tensors."""
+        return {
             "guard": self.guard.state(),
             "batches": self.batches.state(),
             "best": asdict(self.best),
@@ -172,24 +182,49 @@ class Trainer:
             "seconds": self.seconds,
             "vocabulary": self.task.vocabulary.digest,
         }
-        moments = self.placement.full_state(self.optimizer.tensors())
-        weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
-        return Checkpoint(self.step, weights, moments | random, values)
+
+    def random_state(self) -> dict[str, Tensor]:
+        """Of the generators that training draws from."""
+        found = {"random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            found["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return found
 
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
-        tensors = dict(saved.optimizer)
-        torch.set_rng_state(tensors.pop("random.cpu"))
-        if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda, self.device)
-        self.optimizer.load(self.placement.own_state(tensors))
-        self.guard.load_state(saved.state["guard"])
-        self.batches.load_state(saved.state["batches"])
-        self.best = Best(**saved.state["best"])
-        self.window = Window(**saved.state["window"])
+        path = checkpoint.path_of(self.run.checkpoints, saved.step)
+        values = fitted(saved.state, self.values(), path / "state.json")
+        moments = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random.")}
+        self.optimizer.load(self.placement.own_state(moments), path / "optimizer.safetensors")
+        self._restore_random(saved.optimizer, path / "optimizer.safetensors")
+        self.guard.load_state(values["guard"])
+        self.batches.load_state(values["batches"])
+        self.best = Best(**values["best"])
+        self.window = Window(**values["window"])
         if self.routing is not None:
-            self.routing.load_state(saved.state["routing"])
-        self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
+            self.routing.load_state(values["routing"])
+        self.step, self.seconds = saved.step, float(values["seconds"])
+        self.saved = saved.step, saved.state.get("scheduled") is not False
+
+    def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        # A run may go on where there is a GPU, or is none, unlike before.
+        ours = {name: tensor for name, tensor in self.random_state().items() if name in tensors or name == "random.cpu"}
+        theirs = {name: tensors[name] for name in ours if name in tensors}
+        checkpoint.check_alike(theirs, ours, path)
+        try:
+            torch.set_rng_state(theirs["random.cpu"])
+            if "random.cuda" in theirs:
+                torch.cuda.set_rng_state(theirs["random.cuda"], self.device)
+        except RuntimeError as error:
+            raise InputError(
+                f"the random state cannot be used: {error}", where=str(path), fix="use another checkpoint"
+            ) from None
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train: all steps are taken, or it no longer gets better."""
+        patience = self.config.patience
+        return self.step >= self.config.steps or bool(patience and self.best.waited >= patience)
 
     def take_batches(self) -> list[Batch]:
         """This process's share of the batches of a step: of n processes, the r-th takes those at r, r + n, ..."""
@@ -221,8 +256,9 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
     processes = processes or Processes()
     with _signals() as stop:
         trainer = Trainer(run, task, processes)
-        newest = _newest(run, processes) if resume else None
-        trainer.begin(None if newest is None else checkpoint.load(newest))
+        inspector = Inspector()
+        newest = _newest(run, processes, inspector) if resume else None
+        trainer.begin(None if newest is None else checkpoint.load(newest, find=inspector.find_fault))
         metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard) if processes.first else Unwritten()
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
@@ -230,11 +266,11 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         if resume and newest is None:
             progress.say("there is no whole checkpoint: the run starts from the beginning")
         try:
-            with Saver(run.checkpoints, trainer.config.keep) as saver:
+            with Saver(run.checkpoints, trainer.config.keep, inspector) as saver:
                 _loop(trainer, metrics, progress, stop, saver)
                 if stop.signal:
                     progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
-                _save(trainer, saver)
+                _save(trainer, saver, scheduled=trainer.finished)
         finally:
             progress.close()
             metrics.close()
@@ -244,9 +280,12 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
     return 0
 
 
-def _newest(run: Run, processes: Processes) -> Path | None:
+def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:
     """The checkpoint to go on from: what the first process finds."""
-    found = checkpoint.newest(run.checkpoints) if processes.first else None
+    found = None
+    if processes.first:
+        checkpoint.recover(run.checkpoints)
+        found = checkpoint.newest(run.checkpoints, inspector.find_fault)
     step = processes.of_first(-1 if found is None else checkpoint.step_of(found))
     return None if step < 0 else checkpoint.path_of(run.checkpoints, int(step))
 
@@ -338,13 +377,16 @@ def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Pr
     return trainer.best.update(trainer.processes.of_first(found.quality), trainer.step)
 
 
-def _save(trainer: Trainer, saver: Saver) -> None:
-    """Begin to write a checkpoint, unless this step has one."""
-    if trainer.saved != trainer.step:
+def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
+    """Begin to write a checkpoint, unless this step has one.
+
+    scheduled: every such run has it. A run that is stopped leaves one more: it serves to go on, and for nothing else.
+    """
+    if trainer.saved not in ((trainer.step, True), (trainer.step, scheduled)):
         state = trainer.state()
         if trainer.processes.first:
-            saver.save(state, trainer.best.step)
-        trainer.saved = trainer.step
+            saver.save(replace(state, state=state.state | {"scheduled": scheduled}), trainer.best.step)
+        trainer.saved = trainer.step, scheduled
 
 
 @contextmanager
