@@ -147,7 +147,7 @@ def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
             Tokenizer.load(path)
         assert caught.value.where == str(path)
     assert not canary.exists()
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="does not exist"):
         Tokenizer.load(tmp_path / "absent")
 
 
