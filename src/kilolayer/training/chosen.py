@@ -67,17 +67,17 @@ def _whole(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
 
 
 def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tuple[str, list[Path]]:
-    state = fitted(checkpoint.load_state(newest), {"best": {"step": None}}, newest / "state.json")
+    state = fitted(checkpoint.load_state(newest), {"best": {"step": int | None}}, newest / "state.json")
     if (step := state["best"]["step"]) is None:
         return "newest", [newest]
-    best = checkpoint.path_of(newest.parent, int(step))
+    best = checkpoint.path_of(newest.parent, step)
     if best == newest:
         return "best", [best]
     there = best in checkpoint.steps(newest.parent)
     if there and next(_whole([best], faults), None) and checkpoint.is_scheduled(best):
         return "best", [best]
     if not there and (config.save_best or step % config.save_every == 0):
-        faults[int(step)] = "missing, and it is the best"
+        faults[step] = "missing, and it is the best"
     return "newest", [newest]
 
 

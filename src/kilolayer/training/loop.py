@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from kilolayer.training.placement import Placement
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.routing_meter import RoutingMeter
 from kilolayer.training.run import Run, check_vocabulary, choose_device
-from kilolayer.training.saved_state import fitted
+from kilolayer.training.saved_state import fitted, form_of
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper, StepResult
@@ -150,7 +150,9 @@ class Trainer:
             self.calibrate()
         else:
             path = checkpoint.path_of(self.run.checkpoints, saved.step) / "state.json"
-            check_vocabulary(fitted(saved.state, {"vocabulary": ""}, path)["vocabulary"], self.task.vocabulary, self.run.folder)
+            check_vocabulary(
+                fitted(saved.state, {"vocabulary": str}, path)["vocabulary"], self.task.vocabulary, self.run.folder
+            )
             self.placement.load(saved.model, self.run.folder)
         self.placement.make_equal()
         dtype = DTYPES.get(self.config.precision)
@@ -193,7 +195,8 @@ class Trainer:
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
         path = checkpoint.path_of(self.run.checkpoints, saved.step)
-        values = fitted(saved.state, self.values(), path / "state.json")
+        form = form_of(self.values()) | {"best": get_type_hints(Best), "window": get_type_hints(Window)}
+        values = fitted(saved.state, form, path / "state.json")
         moments = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random.")}
         self.optimizer.load(self.placement.own_state(moments), path / "optimizer.safetensors")
         self._restore_random(saved.optimizer, path / "optimizer.safetensors")

@@ -121,7 +121,7 @@ class Run:
         """
         chosen = chosen or choose(self.checkpoints, self.config.train)
         path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
-        state = fitted(checkpoint.load_state(path), {"vocabulary": ""}, path / "state.json")
+        state = fitted(checkpoint.load_state(path), {"vocabulary": str}, path / "state.json")
         check_vocabulary(state["vocabulary"], vocabulary, self.folder)
         return load_chosen(self.checkpoints, chosen)
 

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from kilolayer.errors import InputError
 
+NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "nothing", dict: "a table"}
 
-def fitted(saved: Any, like: Any, path: Path, key: str = "") -> Any:
-    """Of what a checkpoint holds, the values that `like` has too, in the same form; else an error that names file and key.
 
-    A number stands for a number, a whole one for a whole one, None in `like` for a number or None; lists are of equal lengths.
+def form_of(value: Any) -> Any:
+    """Tables and lists as they are, and in the place of each value its type: what `fitted` asks for."""
+    if isinstance(value, dict):
+        return {name: form_of(each) for name, each in value.items()}
+    return [form_of(each) for each in value] if isinstance(value, list) else type(value)
+
+
+def fitted(saved: Any, form: Any, path: Path, key: str = "") -> Any:
+    """Of what a checkpoint holds in the file `path`, the values that `form` names; else an error that names file and key.
+
+    form: tables by name, lists of equal length, and types, `int` or `float | None`. An int serves as a float.
     """
-    if isinstance(like, dict) and isinstance(saved, dict):
-        if absent := sorted(like.keys() - saved.keys()):
+    if isinstance(form, dict) and isinstance(saved, dict):
+        if absent := sorted(form.keys() - saved.keys()):
             raise _misfit(f"{'.'.join(filter(None, (key, absent[0])))} is missing", path)
-        return {name: fitted(saved[name], each, path, ".".join(filter(None, (key, name)))) for name, each in like.items()}
-    if isinstance(like, list) and isinstance(saved, list) and len(like) == len(saved):
-        return [fitted(saved[place], each, path, f"{key}[{place}]") for place, each in enumerate(like)]
-    if isinstance(like, dict | list) or not _fits(saved, like):
-        raise _misfit(f"{key or 'it'} is {_form(saved)}, not {_form(like)}", path)
+        return {name: fitted(saved[name], each, path, ".".join(filter(None, (key, name)))) for name, each in form.items()}
+    if isinstance(form, list) and isinstance(saved, list) and len(form) == len(saved):
+        return [fitted(saved[place], each, path, f"{key}[{place}]") for place, each in enumerate(form)]
+    kinds = () if isinstance(form, dict | list) else get_args(form) or (form,)
+    if not any(_is_one(saved, kind) for kind in kinds):
+        wanted = " or ".join(_named(kind) for kind in kinds or [form])
+        raise _misfit(f"{key or 'it'} is {_named(form_of(saved))}, not {wanted}", path)
     return saved
 
 
-def _fits(value: Any, like: Any) -> bool:
-    if isinstance(like, bool | str):
-        return type(value) is type(like)
-    if isinstance(value, int) and (isinstance(value, bool) or abs(value) >= 2**63):
-        return False
-    if value is None:
-        return like is None
-    return isinstance(value, int) or (isinstance(value, float) and not isinstance(like, int))
+def _is_one(value: Any, kind: type) -> bool:
+    if type(value) is int and kind in (int, float):
+        return abs(value) < 2**63
+    return type(value) is kind
+
+
+def _named(form: Any) -> str:
+    if isinstance(form, list):
+        return f"a list of {len(form)}"
+    return NAMES[dict if isinstance(form, dict) else form]
 
 
 def _misfit(what: str, path: Path) -> InputError:
@@ -40,21 +54,3 @@ def _misfit(what: str, path: Path) -> InputError:
         where=str(path),
         fix="use a checkpoint of this run, or move this one away to go on from the one before",
     )
-
-
-def _form(value: Any) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case dict():
-            return "a table"
-        case list():
-            return f"a list of {len(value)}"
-        case bool():
-            return "a truth value"
-        case str():
-            return "a text"
-        case int():
-            return "a whole number" if abs(value) < 2**63 else "too large a number"
-        case _:
-            return "a number"
