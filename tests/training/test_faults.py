@@ -214,7 +214,7 @@ def test_a_stop_never_leaves_a_damaged_checkpoint_alone(tmp_path: Path, corpus: 
 def test_a_disk_that_fills_between_saves_ends_the_run_and_loses_nothing(
     tmp_path: Path, corpus: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"train": {"steps": 70, "save_every": 30, "keep": 9}}
+    options = {"train": {"steps": 18, "save_every": 10, "layers_every": 1, "keep": 9}}
     whole, run = new_run(tmp_path / "whole", corpus, **options), new_run(small_disk / "run", corpus, **options)
     assert train(whole, task_of(whole)) == 0
     filler, real, taken = small_disk / "filler", Stepper.step, 0
@@ -222,7 +222,9 @@ def test_a_disk_that_fills_between_saves_ends_the_run_and_loses_nothing(
     def fill(*arguments: Any) -> Any:
         nonlocal taken
         taken += 1
-        if taken == 32:
+        if taken == 11:
+            while not checkpoint.path_of(run.checkpoints, 10).exists():
+                time.sleep(0.01)
             with suppress(OSError), filler.open("wb", buffering=0) as file:
                 while file.write(bytes(4096)):
                     pass
@@ -236,7 +238,7 @@ def test_a_disk_that_fills_between_saves_ends_the_run_and_loses_nothing(
     assert where.strip() in (str(run.folder / "metrics.jsonl"), str(run.folder / "log.txt"))
     assert "free some space" in fix
     kept = checkpoint.steps(run.checkpoints)
-    assert [(checkpoint.step_of(path), checkpoint.find_fault(path)) for path in kept] == [(30, None)]
+    assert [(checkpoint.step_of(path), checkpoint.find_fault(path)) for path in kept] == [(10, None)]
     filler.unlink()
     assert train(run, task_of(run), resume=True) == 0
     assert record(run) == record(whole)
