@@ -69,7 +69,7 @@ def assert_same(folder: Path, undisturbed: Path, form: str) -> None:
         assert (folder / name).read_bytes() == (undisturbed / name).read_bytes(), name
 
 
-OFTEN = {"train": {"save_every": 2, "keep": 3, "valid_every": 3}}
+OFTEN = {"train": {"save_every": 1, "keep": 6}}
 
 
 @as_root
@@ -80,7 +80,8 @@ def test_a_full_disk_costs_no_checkpoint_and_more_space_goes_on(
     options = {"train": {**FORMS[form].options.get("train", {}), **OFTEN["train"]}}
     undisturbed = finished(form, **options)
     one, all_ = kilobytes_of(checkpoint.steps(undisturbed / "checkpoints")[0]), kilobytes_of(undisturbed / "checkpoints")
-    small = disk(kilobytes_of(undisturbed) - all_ + one * 3 // 2 + 16)
+    page = kilobytes_of(undisturbed / "report.html")  # which comes at the end
+    small = disk(kilobytes_of(undisturbed) - all_ - page + one * 3 // 2)
     folder = small.folder / "run"
     code, _, err = run(["train", configured(form, **options), "--run", folder], tmp_path)
     assert code == 2, err
@@ -88,9 +89,9 @@ def test_a_full_disk_costs_no_checkpoint_and_more_space_goes_on(
     assert str(folder) in err
     assert "Traceback" not in err
     kept = checkpoint.steps(folder / "checkpoints")
-    assert [checkpoint.step_of(path) for path in kept] == [2]
-    assert checkpoint.find_fault(kept[0]) is None
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]  # and nothing half
+    assert kept
+    assert [checkpoint.find_fault(path) for path in kept] == [None] * len(kept)
+    assert sorted((folder / "checkpoints").iterdir()) == kept  # and nothing half
     small.remount("size=100m")
     code, _, err = run(["train", "--resume", folder], tmp_path)
     assert code == 0, err
@@ -168,6 +169,7 @@ def test_another_users_files_are_named(
     shutil.copytree(finished("translation"), theirs)
     (theirs / "scores.json").unlink()
     shutil.copytree(corpus, text)
+    text.chmod(0o755)
     shutil.copy(configured("translation", data={"folder": str(text)}), open_folder / "small.toml")
     cache.mkdir(mode=0o700)
     mine = {"user": NOBODY, "KILOLAYER_CACHE": str(own / "cache")}
