@@ -12,6 +12,7 @@ from pathlib import Path
 SERVER = multiprocessing.get_context("forkserver")
 MODULES = ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "kilolayer.cli.translate"]
 LATE = ["torch._dynamo", "encodings.unicode_escape", "encodings.latin_1"]
+LATE += [f"multiprocessing.{name}" for name in ("dummy", "queues", "synchronize")]
 """What is imported at the first step and by the first page: another user may not be allowed to read this Python."""
 SERVER.set_forkserver_preload([*MODULES, *LATE])
 NOBODY = 65534
