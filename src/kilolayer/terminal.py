@@ -26,7 +26,12 @@ def say(text: str) -> None:
 
 def speaks() -> bool:
     """Whether this process talks to people: of several that torchrun has started, the first alone does."""
-    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
+    return not under_torchrun() or os.environ.get("RANK", "0") == "0"
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _write(text: str) -> None:

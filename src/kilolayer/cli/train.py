@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from kilolayer.cli.output import show_json, show_line, show_samples, show_scores
 from kilolayer.config import Table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.reading import read_json
-from kilolayer.terminal import say, speaks
+from kilolayer.terminal import say, speaks, under_torchrun
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
@@ -41,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Train, then score the test part and write the report. Of several processes the first makes, holds and ends the run."""
+    from kilolayer.parallel.parent import when_parent_dies
     from kilolayer.training.stop import Stopped, catching
 
     resume = options.resume is not None
@@ -52,6 +54,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     path = options.config or EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
     with catching() as stop:
+        if under_torchrun():
+            when_parent_dies(os.getppid(), stop.orphaned)
         try:
             return _train(folder, path, options, typed, stop)
         except Stopped as ended:

@@ -245,7 +245,8 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
             progress.say("there is no whole checkpoint: the run starts from the beginning")
         try:
             with stop.at_next_step(), Saver(run.checkpoints, trainer.config.keep) as saver:
-                _loop(trainer, metrics, progress, stop, saver)
+                with processes.watched(trainer.config.timeout):
+                    _loop(trainer, metrics, progress, stop, saver)
                 if stop.signal:
                     progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
                 _save(trainer, saver)
@@ -288,6 +289,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         step = trainer.step + 1
         lr = learning_rate(config, step)
         norms = LayerNorms() if config.measures_layers(step) else None
+        trainer.processes.step = step
         trainer.processes.seed_noise(config.seed, step)
         started = time.monotonic()
         result = _take_step(trainer, stepper, lr, norms, stop)

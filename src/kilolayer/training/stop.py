@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +14,8 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEP_SECONDS = 20.0
 """How long a step may go on after a signal. Who sends one commonly kills 30 seconds later, and a checkpoint takes some."""
+ORPHAN_SECONDS = 60.0
+"""How long a process may take to end when the one that started it is dead; then it is ended."""
 REPEAT_SECONDS = 5.0
 """When a signal that was raised and has ended nothing is raised again: in a destructor, Python drops what is raised."""
 
@@ -65,6 +69,13 @@ class Stop:
             yield
         finally:
             self._may_abandon = None
+
+    def orphaned(self) -> None:
+        """Who started this process is dead, and sends no signal any more: end as if one had come, or else at once."""
+        if not self.signal:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(128 + signal.SIGTERM)
 
     def heed(self) -> None:
         """What was raised has ended what it should: it is not raised again."""
