@@ -35,6 +35,7 @@ def watched(store: Store, rank: int, size: int, timeout: float, step: Callable[[
     store: where they tell each other. step: where in its work this process is.
     """
     watch = _Watch(store, rank, size, timeout, step)
+    watch.tell()
     watch.start()
     try:
         yield
@@ -59,7 +60,7 @@ class _Watch(threading.Thread):
     def _compare(self) -> None:
         last, since = None, time.monotonic()
         while not self.done.wait(POLL_SECONDS):
-            self.store.set(self.keys[self.rank], f"{_begun} {self.step()}")
+            self.tell()
             found = self._read()
             if found is None or found != last:
                 last, since = found, time.monotonic()
@@ -69,12 +70,14 @@ class _Watch(threading.Thread):
                 if behind:
                     self._end(behind)
 
+    def tell(self) -> None:
+        """How far this process is."""
+        self.store.set(self.keys[self.rank], f"{_begun} {self.step()}")
+
     def _read(self) -> list[tuple[int, int]] | None:
-        """Operations begun and step of each process; None where one is not watched: it has ended, or not begun."""
-        if not self.store.check(self.keys):
-            return None
-        values = [value.decode().split() for value in self.store.multi_get(self.keys)]
-        return [(int(begun), int(step)) for begun, step in values] if all(values) else None
+        """Operations begun and step of each process; None where one has ended what is watched."""
+        values = [self.store.get(key).decode() if self.store.check([key]) else f"-1 {self.step()}" for key in self.keys]
+        return [(int(begun), int(step)) for begun, step in map(str.split, values)] if all(values) else None
 
     def _end(self, behind: dict[int, int]) -> None:
         """Not by an exception: the main thread waits inside an operation that cannot be interrupted."""

@@ -245,6 +245,7 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
             progress.say("there is no whole checkpoint: the run starts from the beginning")
         try:
             with stop.at_next_step(), Saver(run.checkpoints, trainer.config.keep) as saver:
+                processes.step = trainer.step
                 with processes.watched(trainer.config.timeout):
                     _loop(trainer, metrics, progress, stop, saver)
                 if stop.signal:
