@@ -25,11 +25,11 @@ from kilolayer.cli.main import main
 from kilolayer.config import dump
 from kilolayer.data import piece_trainer
 from kilolayer.report import page
-from kilolayer.speed.recorder import Recorder
+from kilolayer.speed.recorder import Piece, Recorder
 from kilolayer.tasks import translation
 from kilolayer.tasks.translation import TranslationTask
 from kilolayer.training import checkpoint, stop
-from kilolayer.training.loop import train
+from kilolayer.training.loop import Trainer, train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
@@ -173,6 +173,17 @@ def test_a_step_whose_update_has_begun_is_waited_for(tmp_path: Path, corpus: Pat
     assert train(run, task_of(run)) == 143
     assert last_checkpoint(run).step == 3
     assert read_metrics(run.folder)[-1]["step"] == 3
+
+
+def test_a_step_that_is_replayed_is_abandoned_only_before_the_piece_with_its_update(tmp_path: Path, corpus: Path) -> None:
+    run = new_run(tmp_path / "run", corpus)
+    trainer = Trainer(run, task_of(run))
+    trainer.begin(None)
+    stepper = Stepper(trainer.model, trainer.optimizer, trainer.config, trainer.guard, trainer.device)
+    assert stepper.can_abandon
+    for function, may in ((stepper.accumulate, True), (stepper.update, False), (stepper.accumulate_and_update, False)):
+        stepper.recorder.replaying = Piece("name", function)
+        assert stepper.can_abandon == may
 
 
 def typed(tmp_path: Path, corpus: Path, **sections: Any) -> list[str]:

@@ -370,17 +370,18 @@ def _validate_and_save(
     trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder, stop: Stop, saver: Saver
 ) -> None:
     """What the step that was taken last asks for. A signal ends the validation, and a resumed run begins with it."""
-    random, due = trainer.random_state(), trainer.validation_due
-    try:
-        improved = due and _validate(trainer, stepper, metrics, progress, recorder, stop)
-    except Stopped:
-        if stop.insists:
-            raise
-        stop.heed()
-        trainer.set_random_state(random)
-        progress.say(f"step {trainer.step}: its validation was ended by a signal; a resumed run begins with it")
-        return
-    if due:
+    improved = False
+    if trainer.validation_due:
+        random = trainer.random_state()
+        try:
+            improved = _validate(trainer, stepper, metrics, progress, recorder, stop)
+        except Stopped:
+            if stop.insists:
+                raise
+            stop.heed()
+            trainer.set_random_state(random)
+            progress.say(f"step {trainer.step}: its validation was ended by a signal; a resumed run begins with it")
+            return
         trainer.saved = None  # a checkpoint that is there is of before the validation
     if (improved and trainer.config.save_best) or (trainer.step and trainer.step % trainer.config.save_every == 0):
         _save(trainer, saver)
