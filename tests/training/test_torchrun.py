@@ -100,7 +100,7 @@ def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(tmp_path: Path, cor
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_when_torchrun_is_killed_its_processes_end_with_a_checkpoint(
-    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any], number: signal.Signals
+    tmp_path: Path, corpus: Path, number: signal.Signals
 ) -> None:
     """With or without a signal to it before."""
     sections = merge(SPARSE, {"train": {"steps": 100_000}})
