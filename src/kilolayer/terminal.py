@@ -32,6 +32,16 @@ def say(text: str) -> None:
     _write(f"{printable(text)}\n")
 
 
+def speaks() -> bool:
+    """Whether this process talks to people: of several that torchrun has started, the first alone does."""
+    return not under_torchrun() or os.environ.get("RANK", "0") == "0"
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def _write(text: str) -> None:
     """To stderr; where it is closed, full, or its reader has gone, nothing more is written."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  as Python starts with it closed

@@ -18,10 +18,10 @@ from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
 from kilolayer.training import checkpoint
 from kilolayer.training.config import RunConfig
-from kilolayer.training.loop import Stop
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.step import Stepper
+from kilolayer.training.stop import Stop
 
 TIMES = {"seconds", "tokens_per_second"}
 

@@ -16,10 +16,11 @@ from kilolayer import recipes
 from kilolayer.errors import InputError
 from kilolayer.tasks.translation import TranslationTask, TranslationValidation
 from kilolayer.training import checkpoint, loop, placement
-from kilolayer.training.loop import Stop, Trainer, train
+from kilolayer.training.loop import Trainer, train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
+from kilolayer.training.stop import Stop
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -96,12 +96,25 @@ class TrainConfig:
     """Newest checkpoints that stay on disk; the best stays too."""
     average: int = 0
     """Checkpoints, the newest ones, whose mean is tested after training; 0: the best one."""
+    timeout: float = 600.0
+    """Of several processes: seconds after which one that stands still ends the run. Its longest step must be shorter."""
     tensorboard: bool = False
     """Also write TensorBoard files; needs the package tensorboard."""
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("steps", "accumulate", "lr", "eps", "log_every", "valid_every", "valid_sentences", "save_every", "keep"):
+        for name in (
+            "steps",
+            "accumulate",
+            "lr",
+            "eps",
+            "log_every",
+            "valid_every",
+            "valid_sentences",
+            "save_every",
+            "keep",
+            "timeout",
+        ):
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be above 0")
         at_least_0 = ("seed", "threads", "warmup_steps", "decay_steps", "min_lr", "weight_decay", "clip_norm")
