@@ -76,7 +76,6 @@ def test_a_stop_on_the_step_of_the_best_validation_is_not_taken_for_the_best(
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         train(broken, task_of(broken))
-    assert checkpoint.load_state(checkpoint.path_of(broken.checkpoints, 4))["best"]["step"] == 4
     train(broken, task_of(broken), resume=True)
     assert tensors_of(broken) == tensors_of(whole)
     assert [path.name for path in broken.checkpoints.iterdir()] == ["step-00000006"]
