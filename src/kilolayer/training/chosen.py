@@ -44,6 +44,7 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
     whole = _whole(checkpoint.steps(folder), faults)
     newest = next(whole, None)
     if newest is None:
+        _warn(faults, "there is no other")
         raise InputError("the run has no whole checkpoint", where=str(folder), fix="train it first")
     if config.average:
         regular = list(islice(filter(checkpoint.is_scheduled, chain([newest], whole)), config.average))
@@ -51,10 +52,13 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
     else:
         why, used = _choose_one(newest, config, faults)
     found = Chosen(why, [checkpoint.step_of(path) for path in used], sorted(faults))
-    for step in found.passed_over:
-        shown = ", ".join(map(str, found.steps))
-        logger.warning("checkpoint of step %d is %s: in its place the weights of step %s are used", step, faults[step], shown)
+    _warn(faults, f"in its place the weights of step {', '.join(map(str, found.steps))} are used")
     return found
+
+
+def _warn(faults: dict[int, str], instead: str) -> None:
+    for step, fault in sorted(faults.items()):
+        logger.warning("checkpoint of step %d is %s; %s", step, fault, instead)
 
 
 def _whole(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:

@@ -186,6 +186,12 @@ class Trainer:
             found["random.cuda"] = torch.cuda.get_rng_state(self.device)
         return found
 
+    def set_random_state(self, found: Mapping[str, Tensor]) -> None:
+        """Draw again what was drawn after `random_state`."""
+        torch.set_rng_state(found["random.cpu"])
+        if (cuda := found.get("random.cuda")) is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda, self.device)
+
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
         path = checkpoint.path_of(self.run.checkpoints, saved.step)
@@ -207,20 +213,17 @@ class Trainer:
     def set_random_state(self, found: Mapping[str, Tensor]) -> None:
         """Draw again what was drawn after `random_state`."""
         torch.set_rng_state(found["random.cpu"])
-        if "random.cuda" in found:
+        if self.device.type == "cuda" and "random.cuda" in found:
             torch.cuda.set_rng_state(found["random.cuda"], self.device)
 
     def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         # A run may go on where there is a GPU, or is none, unlike before.
         ours = {name: tensor for name, tensor in self.random_state().items() if name in tensors or name == "random.cpu"}
-        theirs = {name: tensors[name] for name in ours if name in tensors}
-        checkpoint.check_alike(theirs, ours, path)
+        checkpoint.check_alike({name: tensors[name] for name in ours if name in tensors}, ours, path)
         try:
-            self.set_random_state(theirs)
+            self.set_random_state(tensors)
         except RuntimeError as error:
-            raise InputError(
-                f"the random state cannot be used: {error}", where=str(path), fix="use another checkpoint"
-            ) from None
+            raise InputError(f"its random state is none: {error}", where=str(path), fix="use another checkpoint") from None
 
     @property
     def finished(self) -> bool:
