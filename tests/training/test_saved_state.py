@@ -128,6 +128,11 @@ def test_a_random_state_that_is_none_is_refused(trainer: Trainer, saved: Checkpo
         trainer.restore(replace(saved, optimizer=saved.optimizer | {"random.cpu": noise}))
 
 
+def test_a_run_of_a_gpu_goes_on_without_one(trainer: Trainer, saved: Checkpoint) -> None:
+    trainer.restore(replace(saved, optimizer=saved.optimizer | {"random.cuda": torch.zeros(16, dtype=torch.uint8)}))
+    assert torch.equal(torch.get_rng_state(), saved.optimizer["random.cpu"])
+
+
 def rewrite(path: Path, name: str, data: bytes) -> None:
     """Change a file of a checkpoint, and its manifest too, as its author could."""
     (path / name).write_bytes(data)

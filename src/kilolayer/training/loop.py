@@ -210,12 +210,6 @@ class Trainer:
         self.step, self.seconds = saved.step, float(values["seconds"])
         self.saved = saved.step, saved.state.get("scheduled") is not False
 
-    def set_random_state(self, found: Mapping[str, Tensor]) -> None:
-        """Draw again what was drawn after `random_state`."""
-        torch.set_rng_state(found["random.cpu"])
-        if self.device.type == "cuda" and "random.cuda" in found:
-            torch.cuda.set_rng_state(found["random.cuda"], self.device)
-
     def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         # A run may go on where there is a GPU, or is none, unlike before.
         ours = {name: tensor for name, tensor in self.random_state().items() if name in tensors or name == "random.cpu"}
