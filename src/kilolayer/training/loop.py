@@ -416,7 +416,6 @@ def _validate_and_save(
             trainer.set_random_state(random)
             progress.say(f"step {trainer.step}: its validation was ended by a signal; a resumed run begins with it")
             return
-        trainer.saved = None  # a checkpoint that is there is of before the validation
     if (improved and trainer.config.save_best) or (trainer.step and trainer.step % trainer.config.save_every == 0):
         _save(trainer, saver)
 
