@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.files.reading import read_json
@@ -34,11 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same test part")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
+    parser.add_argument("--samples", type=whole(1, 100_000), default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
     parser.add_argument("--spbleu", type=Path, metavar="MODEL", help="add spBLEU on the pieces of a SentencePiece model")
     parser.add_argument("--meteor", action="store_true", help="add METEOR; needs nltk and its WordNet data")
     parser.add_argument(
-        "--stride", type=int, metavar="N", help="of a language model: tokens from window to window [text.stride]"
+        "--stride", type=whole(1, 2**24), metavar="N", help="of a language model: tokens from window to window [text.stride]"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -92,7 +93,7 @@ def _evaluate_text(run: Run, options: argparse.Namespace) -> int:
         raise OptionError("language models are not compared by bootstrap", where=where, fix=fix)
     if options.spbleu or options.meteor:
         raise OptionError("--spbleu and --meteor score translations", where=where, fix="remove them")
-    if options.stride is not None and not 1 <= options.stride <= length:
+    if options.stride is not None and options.stride > length:
         raise OptionError(f"--stride is {options.stride}", where=where, fix=f"allowed: 1 to text.length, {length}")
     if not run.config.text.test and not run.config.text.test_share:
         raise InputError("the run has no test part", where=where, fix="set text.test or text.test_share, and train again")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import config as configuration
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
 from kilolayer.data.text import SUFFIXES
-from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.errors import InputError, OptionError, shown, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +33,20 @@ class CorpusConfig:
     """The languages of the columns of a two-column TSV file."""
     synthetic: bool = False
     """Its source side was made by a machine (back-translation): each source gets the tag <bt>."""
-    upsample: float = 1.0
+    upsample: float = bounded(1.0, least=1e-6, most=10_000)
     """How often an epoch shows each pair; 1.5 shows one half of them twice."""
 
     def __post_init__(self) -> None:
         check(self)
         if not self.files:
             raise OptionError("a corpus names no files", fix='name their stem: files = "train"')
-        if not self.upsample > 0 or self.upsample == float("inf"):
-            raise OptionError(f"upsample is {self.upsample}", fix="allowed: numbers above 0")
         if self.columns and (len(set(self.columns)) != 2 or len(self.columns) != 2):
             raise OptionError(f"columns is {self.columns}", fix='name the languages of two columns: ["en", "de"]')
 
 
 def _entries(value: Any) -> list[CorpusConfig]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise OptionError(f"a list of corpora is {value!r}", fix="write each corpus as a table: [[train]]")
+        raise OptionError(f"a list of corpora is {shown(value)}", fix="write each corpus as a table: [[train]]")
     return [configuration.build(CorpusConfig, entry, "a corpus") for entry in value]
 
 
@@ -93,9 +91,9 @@ class DataConfig:
     """The languages of the columns of two-column TSV files."""
     synthetic: list[str] = field(default_factory=list)
     """Stems of back-translated training corpora: each source gets the tag <bt>."""
-    upsample: float = 1.0
+    upsample: float = bounded(1.0, least=1e-6, most=10_000)
     """How often an epoch shows each pair of the corpora in `train` (those in `synthetic`: once)."""
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, least=1, most=1000)
     """Directions are drawn with p ~ pairs^(1/temperature): 1 as they are, 5 closer to equal (many languages).
     Languages share the text that the vocabulary is trained on in the same way."""
     filters: FilterConfig = field(default_factory=FilterConfig)
@@ -105,8 +103,6 @@ class DataConfig:
         check(self)
         if self.folder is not None and self.manifest is not None:
             raise OptionError("folder and manifest are both given", fix="remove one of them")
-        if not self.temperature >= 1:
-            raise OptionError(f"temperature is {self.temperature}", fix="allowed: 1 and more")
         if self.manifest is not None:
             untouched = DataConfig()
             for name in ("languages", "train", "valid", "test", "columns", "synthetic", "upsample"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import InputError, OptionError
@@ -32,31 +32,23 @@ class TextConfig:
     """Text to choose by, as `train`."""
     test: list[str] = field(default_factory=list, metadata={"parse": _paths})
     """Text to be scored on, once, as `train`."""
-    valid_share: float = 0.0
+    valid_share: float = bounded(0.0, least=0, below=1)
     """Share of the training text's bytes that is taken from its end to choose by."""
-    test_share: float = 0.0
+    test_share: float = bounded(0.0, least=0, below=1)
     """Share that is taken from the end to be scored on; it stands behind the validation part."""
-    length: int = 512
+    length: int = bounded(512, least=1, most=2**24)
     """Tokens of a window: the most that the model reads at once, in training and later."""
-    stride: int | None = None
+    stride: int | None = bounded(None, least=1, most=2**24)
     """Tokens from one window of the test to the next: each token has at least length - stride before it. Absent: length."""
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("train", "valid", "test"):
-            if not all(isinstance(path, str) for path in getattr(self, name)):
-                raise OptionError(f"{name} is {getattr(self, name)}", fix='name files and folders: ["book.txt", "articles"]')
         for part in ("valid", "test"):
-            share = getattr(self, f"{part}_share")
-            if not 0 <= share < 1:
-                raise OptionError(f"{part}_share is {share}", fix="allowed: 0 and more, below 1")
-            if share and getattr(self, part):
+            if getattr(self, f"{part}_share") and getattr(self, part):
                 raise OptionError(f"{part} and {part}_share are both given", fix="remove one of them")
         if self.valid_share + self.test_share >= 1:
             raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
-        if self.length < 1:
-            raise OptionError(f"length is {self.length}", fix="allowed: 1 and more; 512 is usual")
-        if self.stride is not None and not 1 <= self.stride <= self.length:
+        if self.stride is not None and self.stride > self.length:
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
         if self.stride is not None and not self.test and not self.test_share:
             raise OptionError("stride has no effect without a test part", fix="set test or test_share, or remove it")

@@ -19,7 +19,7 @@ from typing import Literal
 
 import sentencepiece
 
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora
 from kilolayer.data.parallel import ParallelText
@@ -45,29 +45,21 @@ class TokenizerConfig:
     """A SentencePiece model to use. Absent: one is trained on the training text."""
     kind: Literal["unigram", "bpe", "bytes"] = "unigram"
     """How the pieces are chosen; bytes: each byte is a token, for language models."""
-    vocab_size: int = 8000
-    """Pieces in the vocabulary, special tokens and tags included."""
+    vocab_size: int = bounded(8000, least=8, most=2**24)
+    """Pieces in the vocabulary, special tokens and tags included; 8000 suits tens of thousands of pairs."""
     byte_fallback: bool = True
     """Spell characters outside the vocabulary in bytes, so that nothing is unknown."""
     shared: bool = True
     """One vocabulary for source and target; false makes two, for one direction."""
-    character_coverage: float = 0.9995
+    character_coverage: float = bounded(0.9995, least=0.9, most=1)
     """Share of the text's characters that get pieces of their own."""
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = "nmt_nfkc"
     """What is made equal before cutting: Unicode NFKC and white space, NFKC alone, or nothing, as language models need it."""
-    sentences: int = 2_000_000
+    sentences: int = bounded(2_000_000, least=1, most=10**9)
     """Most sentences to train on; of more, every n-th is taken. data.temperature levels the languages."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.vocab_size < 8:
-            raise OptionError(
-                f"vocab_size is {self.vocab_size}", fix="allowed: 8 and more; 8000 suits tens of thousands of pairs"
-            )
-        if not 0.9 <= self.character_coverage <= 1:
-            raise OptionError(f"character_coverage is {self.character_coverage}", fix="allowed: 0.9 to 1")
-        if self.sentences < 1:
-            raise OptionError(f"sentences is {self.sentences}", fix="allowed: 1 and more")
         for name, given, what in (
             ("path", self.path is not None, "a vocabulary that exists"),
             ("kind", self.of_bytes, "bytes"),

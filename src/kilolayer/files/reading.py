@@ -3,6 +3,7 @@ in little memory, and names the path."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -20,18 +21,27 @@ SMALL = 1 << 28
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """A file, open to read. A folder, a pipe or a device raises at once: reading it could wait, or go on, for ever."""
+    with os.fdopen(open_descriptor(path), "rb") as file:
+        try:
+            yield file
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+
+def open_descriptor(path: Path) -> int:
+    """The descriptor of a file, open to read; whoever asks for it closes it."""
     try:
         # Not blocking: a pipe that nobody writes to would hold the opening itself.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InputError("this is not a regular file", where=str(path), fix="put a plain file in its place")
-        try:
-            yield file
-        except OSError as error:
-            raise unreadable(path, error) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    raise InputError("this is not a regular file", where=str(path), fix="put a plain file in its place")
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
