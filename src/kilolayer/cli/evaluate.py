@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.files.paths import kind_of, resolve
 from kilolayer.files.reading import read_json
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         return _evaluate_text(opened, options)
     if options.stride is not None:
         raise OptionError("--stride has no effect on a translator", where=str(options.run), fix="remove it")
-    if options.run.resolve() in [path.resolve() for path in options.against]:
+    if resolve(options.run) in [resolve(path) for path in options.against]:
         raise OptionError("a run is compared with itself", where=str(options.run), fix="name other runs after --against")
     metrics = _metrics(options)
     runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
@@ -112,7 +113,7 @@ def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
     from kilolayer.training.run import cache_folder, choose_device
 
     path = run.folder / "scores.json"
-    if stride is None and path.exists():
+    if stride is None and kind_of(path) is not None:
         return read_json(path)
     task, model = run.task(cache_folder()), run.load_reader(choose_device(device))
     assert isinstance(task, CausalLMTask)
@@ -143,7 +144,7 @@ def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     assert isinstance(task, TranslationTask)
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
-    if not (folder / "scores.json").exists():
+    if kind_of(folder / "scores.json") is None:
         model = run.load_reader(choose_device(device))
         assert isinstance(model, EncoderDecoder)
         task.score(model, folder)

@@ -138,7 +138,9 @@ def _search(options: argparse.Namespace) -> SearchConfig:
 
 def _lines() -> Iterator[str]:
     """The lines of standard input."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    from kilolayer.data.text import byte_lines
+
+    for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
         yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
 
 

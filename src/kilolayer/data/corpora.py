@@ -6,6 +6,7 @@ A corpus is two line-aligned files (`train.en`, `train.de`), or a TSV file: two 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from kilolayer.data.filters import FilterConfig
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
 from kilolayer.data.text import SUFFIXES
 from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.files.paths import kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,12 @@ class Corpora:
         """The pairs of the test text of one direction, of all its corpora one behind the other."""
         return [pair for text in self.test if text.direction == direction for pair in text.pairs()]
 
+    def check_held_out(self) -> None:
+        """Read the validation and the test text once: what is wrong in a line of it is found now, and not after training."""
+        for text in (*self.valid, *self.test):
+            for _ in text.pairs():
+                pass
+
     @property
     def tags(self) -> list[str]:
         """The languages whose tag stands before a source: the targets, where there are several directions."""
@@ -146,7 +154,7 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
         base, manifest = Path(config.folder), _as_manifest(config)
     else:
         raise OptionError("no text is named", where="data", fix="set data.folder and data.directions, or data.manifest")
-    if not base.is_dir():
+    if kind_of(base) != "folder":
         raise InputError("the folder does not exist", where=str(base), fix="check data.folder")
     declared = directions = expand(manifest.directions, manifest.languages)
     if config.manifest is not None and config.directions:
@@ -271,7 +279,7 @@ class _Finder:
     def _file(self, name: str) -> Path | None:
         """The plain file, else the compressed one."""
         paths = [self.base / f"{name}{suffix}" for suffix in SUFFIXES]
-        return next((path for path in paths if path.is_file()), None)
+        return next((path for path in paths if kind_of(path) in ("file", "other")), None)
 
     def _aligned_count(self, source: Path, target: Path) -> int:
         lines = self._count(source)
@@ -283,6 +291,6 @@ class _Finder:
         """The languages that a stem has files for."""
         pattern = re.compile(rf"{re.escape(Path(entry.files).name)}\.({LANGUAGE.pattern})(\.gz|\.xz)?")
         folder = (self.base / entry.files).parent
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        names = os.listdir(folder) if kind_of(folder) == "folder" else []
         found = sorted({match[1] for match in map(pattern.fullmatch, names) if match} - {"tsv", "gz", "xz"})
         return f"; there is {', '.join(f'{entry.files}.{language}' for language in found)}" if found else ""

@@ -6,6 +6,7 @@ A file is a document; so is each line of a .jsonl file, whose "text" counts. Fil
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import open_regular, parse_json, read_json, unreadable
 
 
 def _paths(value: Any) -> Any:
@@ -122,22 +125,32 @@ def _files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
     """Each file once, those of a folder in the order of their names, hidden ones left out."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
-        if path.is_dir():
-            below = sorted(each for each in path.rglob("*") if each.is_file() and not _is_hidden(each.relative_to(path)))
+        kind = kind_of(path)
+        if kind == "folder":
+            below = sorted(_files_below(path))
             if not below:
                 raise InputError("the folder has no files", where=f"{where}: {path}", fix="put text into it")
             found.update(dict.fromkeys(below))
-        elif not path.is_file():
+            continue
+        if kind is None:
             raise InputError("the file does not exist", where=f"{where}: {path}", fix="check the path")
-        elif not path.stat().st_size:
-            raise InputError("the file is empty", where=f"{where}: {path}", fix="give a file with text")
-        else:
-            found[path] = None
+        with open_regular(path) as file:
+            if not file.read(1):
+                raise InputError("the file is empty", where=f"{where}: {path}", fix="give a file with text")
+        found[path] = None
     return tuple(found)
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _files_below(folder: Path) -> Iterator[Path]:
+    """All files of a folder and of those inside it, hidden ones left out; what may not be looked into raises."""
+
+    def refuse(error: OSError) -> None:
+        raise unreadable(error.filename, error)
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [Path(parent, name) for name in names if not name.startswith(".")]
+        yield from (path for path in paths if kind_of(path) == "file")
 
 
 def _pieces(files: Sequence[Path], utf8: bool) -> Iterator[bytes | None]:
@@ -161,7 +174,7 @@ def _json_lines(path: Path) -> Iterator[bytes]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
+            text = parse_json(line)["text"]
             # JSON may spell half a character, which UTF-8 cannot.
             yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -227,4 +240,4 @@ def _count_bytes(files: tuple[Path, ...], cache: Path) -> int:
         (draft / "bytes.json").write_text(json.dumps(total))
 
     folder = built(cache / f"bytes-{content_key(['bytes 1', TextPart(files).identity], files)}", count)
-    return json.loads((folder / "bytes.json").read_text())
+    return read_json(folder / "bytes.json", 1 << 10)

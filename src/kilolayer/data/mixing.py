@@ -48,6 +48,8 @@ class Mixture:
                 fix="lower upsample; at most 2,147,483,647 pairs",
             )
         self._large = sum(part.pairs.bytes for part in parts) > MAPPED_BYTES
+        for part in parts if self._large else ():
+            part.pairs.keep_open()
 
     def __len__(self) -> int:
         """Pairs in an epoch."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import sentencepiece
 
@@ -25,6 +25,7 @@ from kilolayer.data.corpora import Corpora
 from kilolayer.data.parallel import ParallelText
 from kilolayer.data.text import read_lines
 from kilolayer.errors import InputError, KilolayerError, OptionError, unknown
+from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import write
 
@@ -128,6 +129,11 @@ class Tokenizer:
 
         return [bytes_of(token) for token in range(self.vocab_size)]
 
+    @property
+    def has_space(self) -> bool:
+        """Whether a space alone is a piece."""
+        return self._pieces.piece_to_id(SPACE) != UNKNOWN
+
     def byte_id(self, byte: int) -> int:
         """The token that spells a byte; UNKNOWN where the vocabulary has none."""
         return self._pieces.piece_to_id(f"<0x{byte:02X}>")
@@ -182,7 +188,7 @@ class Tokenizers:
     @classmethod
     def load(cls, folder: Path) -> Tokenizers:
         """What `save` wrote."""
-        if (folder / SIDE_FILES[0]).exists():
+        if kind_of(folder / SIDE_FILES[0]) is not None:
             return cls(Tokenizer.load(folder / SIDE_FILES[0]), Tokenizer.load(folder / SIDE_FILES[1]))
         both = Tokenizer.load(folder / SHARED_FILE)
         return cls(both, both)
@@ -215,18 +221,25 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
 
 
 def train_tokenizer(
-    lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = (SYNTHETIC,), *, exact: bool = False
+    lines: Iterable[str],
+    config: TokenizerConfig,
+    tags: Sequence[str] = (SYNTHETIC,),
+    *,
+    exact: bool = False,
+    required: str = "",
 ) -> bytes:
     """A SentencePiece model of `lines`; `tags` get the first ids after the special ones. Equal input, equal bytes.
 
     exact: every space counts and a line feed is a token, so that text comes back from its ids as it was.
+    required: characters that get a piece however rare they are; each must occur.
     """
-    exactly = {
+    exactly: dict[str, Any] = {
         "remove_extra_whitespaces": False,
         "add_dummy_prefix": False,
         "allow_whitespace_only_pieces": True,
         "user_defined_symbols": ["\n"],
     }
+    more: dict[str, Any] = {**(exactly if exact else {}), **({"required_chars": required} if required else {})}
     model = io.BytesIO()
     faults: list[KilolayerError] = []
     try:
@@ -246,7 +259,7 @@ def train_tokenizer(
             shuffle_input_sentence=False,
             num_threads=THREADS,
             minloglevel=2,
-            **(exactly if exact else {}),
+            **more,
         )
     except RuntimeError as error:
         raise (faults[0] if faults else _untrainable(str(error), config)) from None

@@ -4,13 +4,14 @@ in little memory, and names the path."""
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from kilolayer.errors import InputError, file_fault
 
@@ -19,7 +20,7 @@ SMALL = 1 << 28
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
+def open_regular(path: Path) -> Iterator[io.BufferedReader]:
     """A file, open to read. A folder, a pipe or a device raises at once: reading it could wait, or go on, for ever."""
     with os.fdopen(open_descriptor(path), "rb") as file:
         try:
