@@ -23,7 +23,7 @@ import tomli_w
 
 from kilolayer.errors import InputError, OptionError, UnknownOptionError, nearest, shown, unknown
 from kilolayer.files.paths import resolve
-from kilolayer.files.reading import read_text
+from kilolayer.files.reading import check_depth, read_text
 
 Table = dict[str, Any]
 
@@ -206,13 +206,8 @@ def parse_toml(text: str) -> Table:
         table = tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level: list[Any] = [table]
-    for _ in range(DEEPEST):
-        level = [below for each in level for below in (each.values() if isinstance(each, dict) else each)]
-        level = [below for below in level if isinstance(below, dict | list)]
-        if not level:
-            return table
-    raise ValueError(f"it has tables and lists inside one another, more than {DEEPEST}")
+    check_depth(table, DEEPEST)
+    return table
 
 
 def merge(base: Table, over: Mapping[str, Any]) -> Table:

@@ -12,7 +12,6 @@ from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.files.paths import kind_of, resolve
-from kilolayer.files.reading import read_json
 
 if TYPE_CHECKING:
     from kilolayer.data.parallel import Direction
@@ -49,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print scores, error analysis and comparisons."""
     from kilolayer.evaluate.scores import score_all
+    from kilolayer.tasks.results import read_scores
     from kilolayer.tasks.translation_scores import add_scores
     from kilolayer.training.run import Run
 
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
     own = runs[str(options.run)]
     more = {direction: score_all(each.hypotheses, each.references, metrics) for direction, each in own.items()}
-    scores = add_scores(read_json(options.run / "scores.json"), more)
+    scores = add_scores(read_scores(options.run), more)
     references, systems = _lines(runs)
     comparisons = _comparisons(references, systems, options.samples)
     if options.json:
@@ -110,18 +110,19 @@ def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
     """What the run keeps, or with a stride of its own what that gives."""
     from kilolayer.models.decoder import Decoder
     from kilolayer.tasks.causal_lm import CausalLMTask
+    from kilolayer.tasks.results import read_scores
     from kilolayer.training.run import cache_folder, choose_device
 
     path = run.folder / "scores.json"
     if stride is None and kind_of(path) is not None:
-        return read_json(path)
+        return read_scores(run.folder)
     task, model = run.task(cache_folder()), run.load_reader(choose_device(device))
     assert isinstance(task, CausalLMTask)
     assert isinstance(model, Decoder)
     if stride is not None:
         return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}
     task.score(model, run.folder)
-    return read_json(path)
+    return read_scores(run.folder)
 
 
 def _metrics(options: argparse.Namespace) -> list[Metric]:

@@ -15,6 +15,8 @@ from typing import Any
 
 from kilolayer.errors import InputError, file_fault
 
+DEEPEST = 100
+"""Tables and lists inside one another, in JSON."""
 SMALL = 1 << 28
 """Bytes that a file which is read whole may have, unless its reader says otherwise."""
 
@@ -84,9 +86,24 @@ def read_json(path: Path, most: int = SMALL) -> Any:
 def parse_json(text: str | bytes) -> Any:
     """What a JSON text holds; all that is wrong with it, also brackets without end, is a ValueError."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    opening = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if sum(text.count(each) for each in opening) > DEEPEST:  # pyright: ignore[reportArgumentType]
+        check_depth(value, DEEPEST)
+    return value
+
+
+def check_depth(value: Any, most: int) -> None:
+    """A ValueError where there are more than `most` tables and lists inside one another: to show such a value may fail."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return
+        level = [below for each in level for below in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError(f"it has tables and lists inside one another, more than {most}")
 
 
 def unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
