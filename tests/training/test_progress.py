@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kilolayer import terminal as stderr
 from kilolayer.training import progress
 from kilolayer.training.progress import Progress
 
@@ -38,7 +39,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(progress, "time", made)
+    for module in (progress, stderr):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 

@@ -55,7 +55,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_start_leaves_is_no_hindrance(tmp_path: Path) -> None:
-    for name in ("lock", "tokenizer.model", "config.partial"):
+    for name in ("lock", "tokenizer.model", ".config.toml.0123abcd.part"):
         (tmp_path / name).touch()
     check_new(tmp_path)
     (tmp_path / "config.toml").touch()
@@ -85,7 +85,7 @@ def test_any_other_refusal_of_the_system_is_told(tmp_path: Path, monkeypatch: py
     def refused(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
     with pytest.raises(InputError, match="cannot be written: read-only file system") as caught:
         check_new(tmp_path / "run")
     assert caught.value.where == str(tmp_path / "run")

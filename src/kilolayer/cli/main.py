@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are reported as every other mistake of the user."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(message[:LONGEST_MESSAGE], fix=f"see: {self.prog} --help")
+        raise OptionError(message[:LONGEST_MESSAGE], where="in the typed options", fix=f"see: {self.prog} --help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ def write_text(text: str) -> None:
     if sys.stdout.isatty():
         sys.stdout.write(printable(text))
         return
-    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+    if (sys.stdout.encoding or "utf8").lower().replace("-", "") != "utf8":  # a stream in memory has no encoding
         sys.stdout.reconfigure(encoding="utf-8")  # pyright: ignore[reportAttributeAccessIssue]
     sys.stdout.write(text)
 

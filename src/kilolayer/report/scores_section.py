@@ -84,9 +84,7 @@ def _score(key: str, score: Entry) -> Score:
         return Score(_name(key, score), reason=str(score.get("reason", "it has no value")))
     digits = number(score, "digits")
     shown = f"{value:.{int(digits) if 0 <= digits <= 10 else 2}f}"
-    return Score(
-        _name(key, score), f"{value:.{int(digits) if 0 <= digits <= 10 else 2}f}", str(score.get("signature", "")).split("|")
-    )
+    return Score(_name(key, score), shown, str(score.get("signature", "")).split("|"))
 
 
 def _name(key: str, score: Entry) -> str:

@@ -1,0 +1,51 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from children import run
+from run_forms import FORMS
+from small_runs import write_corpus
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def configured(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[..., Path]:
+    """Writes the configuration file of a form."""
+
+    def write(form: str, **sections: dict[str, Any]) -> Path:
+        path = tmp_path_factory.mktemp("configuration") / "small.toml"
+        path.write_text(tomli_w.dumps(FORMS[form].table(corpus, **sections)))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, configured: Callable[..., Path]) -> Callable[..., Path]:
+    """Finished runs, each made once; not to be changed."""
+    made: dict[str, Path] = {}
+
+    def find(form: str, **sections: dict[str, Any]) -> Path:
+        key = json.dumps([form, sections], sort_keys=True)
+        if key not in made:
+            base = tmp_path_factory.mktemp("finished")
+            code, _, err = run(["train", configured(form, **sections), "--run", base / "run"], base)
+            assert code == 0, err
+            made[key] = base / "run"
+        return made[key]
+
+    return find

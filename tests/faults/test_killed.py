@@ -1,0 +1,90 @@
+"""Every form of a run, killed or stopped at moments spread over its whole life: it ends as if it had never been disturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import ended, start
+from run_forms import FORMS, QUICK
+from small_runs import record
+
+from kilolayer.training import checkpoint
+from kilolayer.training.run import Run
+
+LIFE = {"steps": 30, "save_every": 4, "valid_every": 9, "log_every": 4, "layers_every": 3, "accumulate": 2, "keep": 2}
+TRIALS = [
+    *((form, seed) for seed, form in enumerate(QUICK)),
+    *(pytest.param(form, seed, marks=pytest.mark.slow) for form in FORMS for seed in range(10, 14)),
+]
+
+
+def options_of(form: str) -> dict[str, Any]:
+    return {"train": {**LIFE, **FORMS[form].options.get("train", {})}}
+
+
+def go_on(config: Path, folder: Path, err: Path) -> Any:
+    """Begin the run where there is none yet, else resume it."""
+    words = ["--resume", folder] if (folder / "config.toml").exists() else [config, "--run", folder]
+    return start(["train", *words], err=err)
+
+
+def life_of(config: Path, folder: Path, err: Path) -> float:
+    """Seconds that a whole run takes here and now."""
+    before = time.monotonic()
+    assert ended(go_on(config, folder, err)) == 0, err.read_text()
+    return time.monotonic() - before
+
+
+def assert_undisturbed(folder: Path, other: Path, form: str) -> None:
+    assert record(Run.open(folder)) == record(Run.open(other))
+    names = [path.name for path in checkpoint.steps(folder / "checkpoints")]
+    assert names == [path.name for path in checkpoint.steps(other / "checkpoints")]
+    for name in FORMS[form].results:
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("form", "seed"), TRIALS)
+def test_killed_at_random_moments_it_ends_with_the_same_bits(
+    tmp_path: Path, configured: Callable[..., Path], form: str, seed: int
+) -> None:
+    config, folder, other, err = configured(form, **options_of(form)), tmp_path / "run", tmp_path / "other", tmp_path / "err"
+    seconds, dice = life_of(config, other, err), random.Random(seed)
+    for _ in range(3):
+        process = go_on(config, folder, err)
+        process.join(dice.uniform(0.05, 0.8) * seconds)
+        process.kill()
+        assert ended(process) in (-signal.SIGKILL, 0), err.read_text()
+        assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder / "checkpoints"))
+    assert ended(go_on(config, folder, err)) == 0, err.read_text()
+    assert_undisturbed(folder, other, form)
+
+
+@pytest.mark.parametrize(("form", "seed"), TRIALS)
+def test_stopped_at_random_moments_it_ends_soon_and_goes_on_with_the_same_bits(
+    tmp_path: Path, configured: Callable[..., Path], form: str, seed: int
+) -> None:
+    config, folder, other, err = configured(form, **options_of(form)), tmp_path / "run", tmp_path / "other", tmp_path / "err"
+    seconds, dice = life_of(config, other, err), random.Random(seed)
+    for number in dice.sample([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 3):
+        process = go_on(config, folder, err)
+        process.join(dice.uniform(0.05, 0.8) * seconds)
+        before = time.monotonic()
+        if process.is_alive():
+            assert process.pid is not None
+            os.kill(process.pid, number)
+        code = ended(process)
+        assert time.monotonic() - before < 30
+        # Before the command has begun to run, the signal ends it as any process; a shell calls both the same.
+        assert code in (0, 128 + number, -number), err.read_text()
+        assert "Traceback" not in err.read_text()
+        if (folder / "config.toml").exists() and code == 128 + number and "resume" in err.read_text():
+            assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder / "checkpoints"))
+    assert ended(go_on(config, folder, err)) == 0, err.read_text()
+    assert_undisturbed(folder, other, form)
