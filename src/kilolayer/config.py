@@ -27,7 +27,9 @@ from kilolayer.files.reading import check_depth, read_text
 
 Table = dict[str, Any]
 
-LARGEST_FILE = 1 << 22
+# tomllib's time grows with the square of a name's parts.
+MANY_DOTS = re.compile(r"(?<![^\s=.\[\]])(?:[^\s=.\[\]]++\s*+\.\s*+){50}")
+LARGEST_FILE = 1 << 20
 """Bytes of a configuration file."""
 DEEPEST = 20
 """Tables and lists inside one another; the options need four."""
@@ -202,6 +204,8 @@ def _load(path: Path) -> Table:
 
 def parse_toml(text: str) -> Table:
     """What a TOML text holds; all that is wrong with it, also nesting without end, is a ValueError."""
+    if MANY_DOTS.search(text):
+        raise ValueError("a name has more than 50 parts")
     try:
         table = tomllib.loads(text)
     except RecursionError:
