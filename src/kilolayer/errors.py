@@ -34,6 +34,10 @@ class InputError(KilolayerError, ValueError):
     """Something given cannot be used: a batch that does not fit the model, a file that cannot be read."""
 
 
+class UnreadableError(InputError):
+    """A file is there, and the system does not let it be read: what it holds is not known."""
+
+
 class WriteError(KilolayerError):
     """A file cannot be written."""
 

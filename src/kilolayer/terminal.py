@@ -19,9 +19,27 @@ def printable(text: str) -> str:
     return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def human_bytes(number: float) -> str:
+    """12345678 as 11.8 MiB."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:.0f} B"
+
+
 def say(text: str) -> None:
     """A line to stderr."""
     _write(f"{printable(text)}\n")
+
+
+def speaks() -> bool:
+    """Whether this process talks to people: of several that torchrun has started, the first alone does."""
+    return not under_torchrun() or os.environ.get("RANK", "0") == "0"
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _write(text: str) -> None:

@@ -155,7 +155,8 @@ def test_evaluation_shows_the_scores_and_other_strides(written: tuple[Path, str,
     folder = written[0]
     code, out, _ = quietly("evaluate", folder, "--json")
     kept = json.loads((folder / "scores.json").read_text())
-    assert (code, json.loads(out)) == (0, {"scores": {"test": kept["test"]}})
+    assert (code, json.loads(out)) == (0, {"scores": {"test": kept["test"]}, "weights": kept["weights"]})
+    assert kept["weights"] == {"chosen": "best", "steps": [6], "passed_over": []}
     code, out, _ = quietly("evaluate", folder, "--stride", "8", "--json")
     other = json.loads(out)["scores"]["test"]["bits_per_byte"]
     assert "stride:8|" in other["signature"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from typed_commands import quietly, refused, translate
 from kilolayer import recipes
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
+from kilolayer.tasks import results
 from kilolayer.training import checkpoint
 from kilolayer.training.config import RunConfig
 from kilolayer.training.metrics import read_metrics
@@ -80,15 +80,15 @@ def test_interrupted_as_it_scored_the_run_is_scored_again(
     shutil.copytree(trained[0], folder)
     for name in ("scores.json", "samples.json", "report.html", "test.en-de.txt"):
         (folder / name).unlink()
-    write = Path.write_text
+    write = results.write
 
-    def interrupted(path: Path, *arguments: Any, **options: Any) -> int:
+    def interrupted(path: Path, content: str) -> None:
         if path.parent == folder and path.name == "samples.json":
             raise KeyboardInterrupt
-        return write(path, *arguments, **options)
+        write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", interrupted)
+        patch.setattr(results, "write", interrupted)
         assert quietly("train", "--resume", folder)[0] == 130
     code, out, err = quietly("train", "--resume", folder)
     assert (code, out) == (0, trained[1]), err

@@ -272,7 +272,7 @@ def test_damage_is_named_and_survived(tmp_path: Path) -> None:
     (made / "samples.json").write_text('"text"')
     (made / "config.toml").write_text("[model\n")
     shown = page_of(made)
-    assert "Line 3 of metrics.jsonl cannot be read" in shown.text
+    assert "Lines 1, 2, 3 of metrics.jsonl cannot be read and are left out." in shown.text
     assert "scores.json cannot be read" in shown.text
     assert "config.toml cannot be read" in shown.text
 

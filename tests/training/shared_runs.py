@@ -18,11 +18,12 @@ from kilolayer.cli.main import main
 from kilolayer.parallel.collectives import gather
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.processes import Processes
+from kilolayer.speed.recorder import Recorder
 from kilolayer.training.loop import train
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 
-accumulate, take = Stepper.accumulate, Stepper.step
+accumulate, take, record = Stepper.accumulate, Stepper.step, Recorder.run
 
 
 def go_on(group: dist.ProcessGroup, folder: Path, cache: str, code: int = 0) -> None:
@@ -44,6 +45,21 @@ def stop_at_step(group: dist.ProcessGroup, folder: Path, cache: str, step: int, 
         return take(*arguments)
 
     with patch.object(Stepper, "step", interrupted):
+        go_on(group, folder, cache, code=143)
+
+
+def stop_in_validation(group: dist.ProcessGroup, folder: Path, cache: str, run: int, ranks: tuple[int, ...]) -> None:
+    """Train until some of the processes get a signal before a run of the recorder, counted from the first step on."""
+    seen = 0
+
+    def interrupted(recorder: Recorder, *arguments: Any, **options: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == run and dist.get_rank(group) in ranks:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return record(recorder, *arguments, **options)
+
+    with patch.object(Recorder, "run", interrupted):
         go_on(group, folder, cache, code=143)
 
 

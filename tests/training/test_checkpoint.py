@@ -7,20 +7,25 @@ import hashlib
 import io
 import json
 import logging
+import os
 import pickle
 import random
+import re
 import shutil
 import threading
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, UnreadableError
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint, CheckpointError
+from kilolayer.training.keeping import Inspector, prune
 from kilolayer.training.saver import Saver
 
 EVERY_FILE = (*checkpoint.FILES, "manifest.json")
@@ -170,7 +175,7 @@ def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest
     assert "No space left on device" in caught.value.what
     assert "step 40" in caught.value.what
     assert caught.value.where == str(folder / "step-00000040")
-    assert "MiB" in caught.value.fix
+    assert re.match(r"it needs [\d.]+ KiB, and [\d.,]+ .?i?B are free; free some space", caught.value.fix)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000010", "step-00000020", "step-00000030"]
     assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder))
     monkeypatch.undo()
@@ -184,9 +189,11 @@ def test_files_of_many_pieces_are_whole_and_their_damage_is_placed(tmp_path: Pat
     data = (path / "model.safetensors").read_bytes()
     hashes = json.loads((path / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"]
     assert hashes == [hashlib.sha256(data[start : start + 100]).hexdigest() for start in range(0, len(data), 100)]
-    for damaged, place in ((data[:250] + b"?" + data[251:], 200), (data[:300], 300), (data + b"?", len(data) // 100 * 100)):
+    (path / "model.safetensors").write_bytes(data[:250] + b"?" + data[251:])
+    assert "from byte 200 on" in (checkpoint.find_fault(path) or "")
+    for damaged in (data[:300], data + b"?"):
         (path / "model.safetensors").write_bytes(damaged)
-        assert f"from byte {place} on" in (checkpoint.find_fault(path) or "")
+        assert f"{len(damaged):,} bytes, not {len(data):,}" in (checkpoint.find_fault(path) or "")
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,15 +285,187 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(folder: Path) -> None
 def test_the_newest_and_the_best_stay(folder: Path) -> None:
     for step in (40, 50):
         checkpoint.save(folder, made(step))
-    checkpoint.prune(folder, keep=2, also={10, 99})
-    assert [checkpoint.step_of(path) for path in checkpoint.steps(folder)] == [10, 40, 50]
+    prune(folder, keep=2, also={10, 99})
+    assert steps_in(folder) == [10, 40, 50]
     assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder))
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [checkpoint.step_of(path) for path in checkpoint.steps(folder)]
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_neither_counted_nor_deleted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    inspector = Inspector()
+    flip_a_bit(folder / "step-00000030" / "model.safetensors")
+    prune(folder, 1, set(), inspector)
+    assert steps_in(folder) == [20, 30]
+    checkpoint.save(folder, made(25))
+    prune(folder, 1, set(), inspector)
+    assert steps_in(folder) == [25, 30]
+    assert [message.split(" (")[0] for message in caplog.messages] == ["checkpoint of step 30 is damaged"]
+    with Saver(folder, 1, inspector) as saver:
+        saver.save(made(30), best=None)  # the same step, whole
+    assert steps_in(folder) == [30]
+    assert same(checkpoint.load(folder / "step-00000030"), made(30))
+
+
+def fail_to_read(monkeypatch: pytest.MonkeyPatch, inode: int, code: int) -> None:
+    """From now on the system refuses to read a file."""
+    real = os.pread
+
+    def pread(descriptor: int, *arguments: int) -> bytes:
+        if os.fstat(descriptor).st_ino == inode:
+            raise OSError(code, os.strerror(code))
+        return real(descriptor, *arguments)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_what_cannot_be_read_is_not_called_damaged_not_passed_over_and_not_deleted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    file = folder / "step-00000030" / "optimizer.safetensors"
+    fail_to_read(monkeypatch, file.stat().st_ino, code)
+    with pytest.raises(UnreadableError, match=os.strerror(code).lower()) as caught:
+        checkpoint.newest(folder)
+    assert caught.value.where == str(file)
+    prune(folder, 1, set())
+    assert steps_in(folder) == [20, 30]
+    assert len(caplog.messages) == 1
+    assert "damaged" not in caplog.text
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(UnreadableError, match="permission denied") as caught:
+        checkpoint.newest(folder)
+    assert caught.value.where == str(folder)
+
+
+def test_each_checkpoint_is_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    real = checkpoint.find_fault
+    monkeypatch.setattr(checkpoint, "find_fault", lambda path: (looked_at.append(path.name), real(path))[1])
+    inspector = Inspector()
+    assert checkpoint.newest(folder, inspector.find_fault) == folder / "step-00000030"
+    checkpoint.load(folder / "step-00000030", find=inspector.find_fault)
+    with Saver(folder, 3, inspector) as saver:
+        for step in (40, 50):
+            saver.save(made(step), best=None)
+    assert sorted(looked_at) == [f"step-000000{step}" for step in (10, 20, 30, 40, 50)]
+
+
+def stopped(step: int) -> Checkpoint:
+    """What a run writes that is stopped off its schedule."""
+    return replace(made(step), state=made(step).state | {"scheduled": False})
+
+
+def test_the_checkpoint_of_a_stop_counts_nowhere_and_goes_when_a_newer_one_is_there(folder: Path) -> None:
+    with Saver(folder, 2) as saver:
+        for state, left in ((stopped(33), [20, 30, 33]), (stopped(36), [20, 30, 36]), (made(40), [30, 40])):
+            saver.save(state, best=33)
+            saver.wait()
+            assert steps_in(folder) == left
+
+
+def test_the_checkpoint_of_a_stop_is_replaced_by_the_regular_one_of_its_step(folder: Path) -> None:
+    checkpoint.save(folder, stopped(40))
+    with Saver(folder, 9) as saver:
+        saver.save(made(40), best=None)
+    assert same(checkpoint.load(folder / "step-00000040"), made(40))
+    assert steps_in(folder) == [10, 20, 30, 40]
+
+
+def test_a_replacement_that_is_cut_short_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        checkpoint.save(folder, stopped(30))
+    monkeypatch.undo()
+    assert same(checkpoint.load(folder / "step-00000030"), made(30))
+    # Killed between the two renames.
+    (folder / "step-00000030").rename(folder / ".step-00000030.replaced")
+    checkpoint.recover(folder)
+    assert same(checkpoint.load(folder / "step-00000030"), made(30))
+    # Killed behind both.
+    shutil.copytree(folder / "step-00000020", folder / ".step-00000030.replaced")
+    checkpoint.recover(folder)
+    assert same(checkpoint.load(folder / "step-00000030"), made(30))
+
+
+def test_steps_of_nine_digits_come_behind_those_of_eight(folder: Path) -> None:
+    for step in (99_999_999, 100_000_000):
+        checkpoint.save(folder, made(step))
+    assert steps_in(folder) == [10, 20, 30, 99_999_999, 100_000_000]
+
+
+@pytest.mark.parametrize("name", EVERY_FILE)
+@pytest.mark.parametrize("kind", ["40 GB", "a pipe", "a link to a device", "a link to a copy", "a folder"])
+def test_what_stands_in_the_place_of_a_file_is_a_fault_at_once(folder: Path, name: str, kind: str) -> None:
+    path = folder / "step-00000030" / name
+    if kind == "40 GB":
+        os.truncate(path, 40 << 30)
+    else:
+        path.rename(folder / "copy")
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a folder":
+            path.mkdir()
+        else:
+            path.symlink_to("/dev/zero" if kind == "a link to a device" else folder / "copy")
+    before = time.monotonic()
+    fault = checkpoint.find_fault(path.parent)
+    assert time.monotonic() - before < 2
+    assert fault is not None
+    assert name in fault
+    assert checkpoint.newest(folder) == folder / "step-00000020"
+
+
+def test_nothing_is_written_through_a_link(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "mine").write_text("as it was")
+    (folder / "link").symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="symbolic link") as caught:
+        checkpoint.save(folder / "link", made(40))
+    assert str(folder / "link") in caught.value.where
+    for name in (".step-00000040.partial", ".step-00000040.replaced", "step-00000040"):
+        (folder / name).symlink_to(elsewhere)
+    assert same(checkpoint.load(checkpoint.save(folder, made(40))), made(40))
+    assert not (folder / "step-00000040").is_symlink()
+    prune(folder, 1, set())
+    assert [path.name for path in elsewhere.iterdir()] == ["mine"]
+    assert (elsewhere / "mine").read_text() == "as it was"
+
+
+def test_checkpoints_of_different_models_have_no_mean(folder: Path) -> None:
+    other = made(40)
+    other.model["weight"] = torch.zeros(8, 1)  # which would fit by broadcasting
+    checkpoint.save(folder, other)
+    with pytest.raises(InputError, match=r"weight is float32 \[8, 8\] there and float32 \[8, 1\] here") as caught:
+        checkpoint.average(checkpoint.steps(folder))
+    assert "step-00000010" in caught.value.where
 
 
 def test_what_killed_processes_left_is_swept_away(folder: Path) -> None:
     shutil.copytree(folder / "step-00000010", folder / ".step-00000010.deleted")
     shutil.copytree(folder / "step-00000010", folder / ".step-00000025.partial")
-    checkpoint.prune(folder, keep=2, also=set())
+    prune(folder, keep=2, also=set())
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000020", "step-00000030"]
 
 

@@ -126,6 +126,20 @@ def test_a_signal_to_one_stops_all_and_the_run_goes_on_as_if_it_had_not_stopped(
     assert record(broken) == record(whole)
 
 
+@pytest.mark.parametrize(("model", "ranks"), [("dense", (1,)), ("dense", (0, 1)), ("sparse", (0,)), ("sparse", (0, 1))])
+def test_a_signal_to_any_of_them_ends_a_validation_of_all(
+    tmp_path: Path, corpus: Path, pool: ProcessPool, model: str, ranks: tuple[int, ...]
+) -> None:
+    noisy = {"model": {"dropout": 0.2}, "train": {"valid_every": 3}}
+    whole, broken = (new_run(tmp_path / name, corpus, **merge(MODELS[model], noisy)) for name in ("whole", "broken"))
+    on(pool, 2, whole)
+    on(pool, 2, broken, shared_runs.stop_in_validation, 3 + 2, ranks)  # three steps, and the second batch of the validation
+    last = last_checkpoint(broken)
+    assert (last.step, last.state["validated"]) == (3, 0)
+    on(pool, 2, broken)
+    assert record(broken) == record(whole)
+
+
 @pytest.mark.parametrize(("model", "size"), [("dense", 2), ("sparse", 1), ("balanced", 2)])
 def test_another_number_of_processes_goes_on_from_their_checkpoint(
     tmp_path: Path, corpus: Path, pool: ProcessPool, model: str, size: int

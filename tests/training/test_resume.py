@@ -16,10 +16,11 @@ from kilolayer import recipes
 from kilolayer.errors import InputError
 from kilolayer.tasks.translation import TranslationTask, TranslationValidation
 from kilolayer.training import checkpoint, loop, placement
-from kilolayer.training.loop import Stop, Trainer, train
+from kilolayer.training.loop import Trainer, train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
+from kilolayer.training.stop import Stop
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -345,7 +346,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_training_and_by_loading(
     (newest / "model.safetensors").write_bytes((newest / "model.safetensors").read_bytes()[:-1])
     run.load_model(torch.device("cpu"))
     train(run, task_of(run), resume=True)
-    assert [message for message in caplog.messages if "step 6 is damaged (model.safetensors has SHA-256" in message]
+    used, resumed = (message for message in caplog.messages if "step 6 is damaged (model.safetensors has" in message)
+    assert "SHA-256" in used
+    assert used.endswith("in its place the weights of step 4 are used")
+    assert "SHA-256" in resumed
+    assert resumed.endswith("falling back to the one before")
     assert record(run) == before
 
 

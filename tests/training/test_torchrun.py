@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from small_runs import last_checkpoint, new_run, record
 
+from kilolayer.config import merge
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 
@@ -24,13 +25,27 @@ SPARSE: dict[str, Any] = {
 }
 
 
+STARTED: list[subprocess.Popen[str]] = []
+
+
 def start(*words: str, restarts: int = 2) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", str(restarts)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*command, "-m", "--", "kilolayer", "train", *words], env=environment, stderr=-1, stdout=-1, text=True
     )
+    STARTED.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _none_is_left():
+    """What a failed test leaves behind ends with its torchrun."""
+    yield
+    while STARTED:
+        with STARTED.pop() as process:
+            process.kill()
 
 
 def wait_for_step(run: Run, step: int, process: subprocess.Popen[str]) -> None:
@@ -81,6 +96,45 @@ def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(tmp_path: Path, cor
     _, told = (process := start("--resume", str(run.folder))).communicate(timeout=60)
     assert process.returncode == 0, told
     assert record(run) == undisturbed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_when_torchrun_is_killed_its_processes_end_with_a_checkpoint(
+    tmp_path: Path, corpus: Path, number: signal.Signals
+) -> None:
+    """With or without a signal to it before."""
+    sections = merge(SPARSE, {"train": {"steps": 100_000}})
+    run = new_run(tmp_path / "run", corpus, **sections)
+    process = start("--resume", str(run.folder))
+    wait_for_step(run, 5, process)
+    workers = children_of(process.pid)
+    assert len(workers) == 2
+    if number == signal.SIGHUP:
+        process.send_signal(number)
+    process.kill()
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert last_checkpoint(run).step == read_metrics(run.folder)[-1]["step"] >= 5
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_one_that_stands_still_is_named_and_ends_the_run(tmp_path: Path, corpus: Path, frozen: int) -> None:
+    run = new_run(tmp_path / "run", corpus, **merge(SPARSE, {"train": {"steps": 100_000, "timeout": 4.0}}))
+    process = start("--resume", str(run.folder), restarts=0)
+    wait_for_step(run, 5, process)
+    holder = int((run.folder / "lock").read_text())
+    workers = children_of(process.pid)
+    still = next(pid for pid in workers if (pid == holder) == (frozen == 0))
+    before = time.monotonic()
+    os.kill(still, signal.SIGSTOP)
+    _, told = process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert told.count(f"process {frozen} has stood still since step ") == 1, told
+    assert "train.timeout" in told
+    assert time.monotonic() - before < 4 + 45  # torchrun waits for thirty seconds before it kills one that does not answer
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
 def test_a_mistake_is_told_once() -> None:

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     references, systems = _lines(runs)
     comparisons = _comparisons(references, systems, options.samples)
     if options.json:
-        kept = {name: scores[name] for name in ("averages", "frequency_buckets", "length_buckets") if name in scores}
+        kept = {name: scores[name] for name in ("averages", "frequency_buckets", "length_buckets", "weights") if name in scores}
         against = {name: dataclasses.asdict(each) for name, each in comparisons.items()}
         show_json({"scores": tables_of_tests(scores), **kept, "against": against})
         return 0
@@ -100,7 +100,8 @@ def _evaluate_text(run: Run, options: argparse.Namespace) -> int:
         raise InputError("the run has no test part", where=where, fix="set text.test or text.test_share, and train again")
     scores = _text_scores(run, options.stride, options.device)
     if options.json:
-        show_json({"scores": tables_of_tests(scores)})
+        kept = {name: scores[name] for name in ("weights",) if name in scores}
+        show_json({"scores": tables_of_tests(scores), **kept})
     else:
         show_scores(scores)
     return 0
@@ -116,13 +117,14 @@ def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
     path = run.folder / "scores.json"
     if stride is None and kind_of(path) is not None:
         return read_scores(run.folder)
-    task, model = run.task(cache_folder()), run.load_reader(choose_device(device))
+    task = run.task(cache_folder())
     assert isinstance(task, CausalLMTask)
+    if stride is None:
+        run.score(task, choose_device(device))
+        return read_scores(run.folder)
+    model = run.load_reader(choose_device(device))
     assert isinstance(model, Decoder)
-    if stride is not None:
-        return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}
-    task.score(model, run.folder)
-    return read_scores(run.folder)
+    return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}
 
 
 def _metrics(options: argparse.Namespace) -> list[Metric]:
@@ -135,7 +137,6 @@ def _metrics(options: argparse.Namespace) -> list[Metric]:
 def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     """The test part of each direction of a run; translated now where it has not been."""
     from kilolayer.data.text import read_lines
-    from kilolayer.models.encoder_decoder import EncoderDecoder
     from kilolayer.tasks.translation import TranslationTask
     from kilolayer.tasks.translation_scores import hypotheses_path
     from kilolayer.training.run import Run, cache_folder, choose_device
@@ -146,9 +147,7 @@ def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
     if kind_of(folder / "scores.json") is None:
-        model = run.load_reader(choose_device(device))
-        assert isinstance(model, EncoderDecoder)
-        task.score(model, folder)
+        run.score(task, choose_device(device))
     return {
         direction: Translated([target for _, target in pairs], list(read_lines(hypotheses_path(folder, direction))))
         for direction in task.corpora.directions

@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as ended:
+        return 128 + getattr(ended, "number", signal.SIGINT)
     except BrokenPipeError:
         # Whoever read the results has gone. As other programs, which such a pipe ends by a signal.
         _let_go_of_stdout()
@@ -87,7 +87,7 @@ def _let_go_of_stdout() -> None:
 
 def _let_the_first_speak() -> None:
     """Of processes that fail together the first tells why, and torchrun ends the others while they wait."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
+    if not terminal.speaks():
         time.sleep(5)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kilolayer.terminal import human_bytes as human_bytes
 from kilolayer.terminal import printable
 
 
@@ -58,9 +59,11 @@ def show_scores(scores: dict[str, Any]) -> None:
     tests = tables_of_tests(scores)
     if len(tests) > 1:
         _show_directions(tests, scores.get("averages", {}))
-        return
-    for name, entry in tests.items():
-        show_table(name, [(each["name"], _shown(each), _how(each)) for each in entry.values()])
+    else:
+        for name, entry in tests.items():
+            show_table(name, [(each["name"], _shown(each), _how(each)) for each in entry.values()])
+    if tests:
+        _show_weights(scores.get("weights"))
 
 
 def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
@@ -73,6 +76,14 @@ def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[
     for line in dict.fromkeys(f"{each['name']}: {_how(each)}" for entry in tests.values() for each in entry.values()):
         show_line(line)
     show_line()
+
+
+def _show_weights(weights: Any) -> None:
+    """Which checkpoints were scored."""
+    match weights:
+        case {"chosen": str(chosen), "steps": list(steps), "passed_over": list(others)}:
+            fault = f"; damaged or missing: step {', '.join(map(str, others))}" if others else ""
+            show_line(f"weights: {chosen}, step {', '.join(map(str, steps))}{fault}\n")
 
 
 def _shown(score: dict[str, Any]) -> str:
@@ -130,11 +141,3 @@ def human_count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.3g}"
-
-
-def human_bytes(number: float) -> str:
-    """12345678 as 11.8 MiB."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:,.1f} {unit}"
-    return f"{number:.0f} B"

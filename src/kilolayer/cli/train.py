@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -16,13 +17,14 @@ from kilolayer.config import Table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import storable
 from kilolayer.files.reading import read_json
-from kilolayer.terminal import say
+from kilolayer.terminal import say, speaks, under_torchrun
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
     from kilolayer.tasks.task import Task
     from kilolayer.training.config import RunConfig
     from kilolayer.training.run import Run
+    from kilolayer.training.stop import Stop
 
 HEADLINES = {"bleu": 1, "bits_per_byte": 4}  # the score that a task is told by, and its digits
 EMBEDDED = Path(str(files("kilolayer.tasks") / "quickstart.toml"))
@@ -41,9 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Train, then score the test part and write the report. Of several processes the first makes, holds and ends the run."""
-    from kilolayer.parallel.processes import Processes
-    from kilolayer.training.loop import train
-    from kilolayer.training.run import Run
+    from kilolayer.parallel.parent import when_parent_dies
+    from kilolayer.training.stop import Stopped, catching
 
     resume = options.resume is not None
     if resume and (options.config is not None or options.run is not None or typed):
@@ -53,6 +54,30 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         )
     path = options.config or EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
+    with catching() as stop:
+        if under_torchrun():
+            when_parent_dies(os.getppid(), stop.orphaned)
+        try:
+            return _train(folder, path, options, typed, stop)
+        except Stopped as ended:
+            stop.heed()
+            if speaks():
+                say(_how_to_go_on(folder))
+            return 128 + ended.number
+
+
+def _how_to_go_on(folder: Path) -> str:
+    if (folder / "config.toml").exists():
+        return f"stopped by a signal; go on with: kilolayer train --resume {folder}"
+    return "stopped by a signal: nothing was begun that could be resumed; the same command starts anew"
+
+
+def _train(folder: Path, path: Path, options: argparse.Namespace, typed: list[str], stop: Stop) -> int:
+    from kilolayer.parallel.processes import Processes
+    from kilolayer.training.loop import train
+    from kilolayer.training.run import Run
+
+    resume = options.resume is not None
     with ExitStack() as held:
         with Processes.of_environment() as processes:
             with processes.in_turn():
@@ -63,7 +88,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
                 else:
                     opened = held.enter_context(_new_run(folder, path, typed, processes))
                 task = _data_of(opened, processes)
-            code = 0 if task is None else train(opened, task, resume, processes)
+            code = 0 if task is None else train(opened, task, resume, processes, stop)
         return code or (_finish(opened, options.json) if processes.first else 0)
 
 
@@ -162,7 +187,7 @@ def _finish(run: Run, as_json: bool) -> int:
 
     path = run.folder / "scores.json"
     if not path.exists():
-        run.task(cache_folder()).score(run.load_reader(choose_device(run.config.train.device)), run.folder)
+        run.score(run.task(cache_folder()), choose_device(run.config.train.device))
     report = write_report(run.folder)
     scores = read_json(path)
     tests = tables_of_tests(scores)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora
 from kilolayer.data.parallel import ParallelText
+from kilolayer.data.piece_trainer import UntrainableError, train_pieces
 from kilolayer.data.text import read_lines
-from kilolayer.errors import InputError, KilolayerError, OptionError, unknown
+from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import write
@@ -239,40 +239,27 @@ def train_tokenizer(
         "allow_whitespace_only_pieces": True,
         "user_defined_symbols": ["\n"],
     }
-    more: dict[str, Any] = {**(exactly if exact else {}), **({"required_chars": required} if required else {})}
-    model = io.BytesIO()
-    faults: list[KilolayerError] = []
+    options = {
+        "model_type": config.kind,
+        "vocab_size": config.vocab_size,
+        "byte_fallback": config.byte_fallback,
+        "character_coverage": config.character_coverage,
+        "normalization_rule_name": config.normalization,
+        "control_symbols": list(tags),
+        "pad_id": PAD,
+        "unk_id": UNKNOWN,
+        "bos_id": START,
+        "eos_id": END,
+        "shuffle_input_sentence": False,
+        "num_threads": THREADS,
+        "minloglevel": 2,
+        **(exactly if exact else {}),
+        **({"required_chars": required} if required else {}),
+    }
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_noting(lines, faults),
-            model_writer=model,
-            model_type=config.kind,
-            vocab_size=config.vocab_size,
-            byte_fallback=config.byte_fallback,
-            character_coverage=config.character_coverage,
-            normalization_rule_name=config.normalization,
-            control_symbols=list(tags),
-            pad_id=PAD,
-            unk_id=UNKNOWN,
-            bos_id=START,
-            eos_id=END,
-            shuffle_input_sentence=False,
-            num_threads=THREADS,
-            minloglevel=2,
-            **more,
-        )
-    except RuntimeError as error:
-        raise (faults[0] if faults else _untrainable(str(error), config)) from None
-    return model.getvalue()
-
-
-def _noting(lines: Iterable[str], faults: list[KilolayerError]) -> Iterator[str]:
-    """The lines; SentencePiece would hide an error of ours inside one of its own."""
-    try:
-        yield from lines
-    except KilolayerError as error:
-        faults.append(error)
-        raise
+        return train_pieces((SURROGATE.sub("\ufffd", line).encode() for line in lines), options)
+    except UntrainableError as error:
+        raise _untrainable(str(error), config) from None
 
 
 @dataclass(frozen=True)

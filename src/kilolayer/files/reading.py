@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kilolayer.errors import InputError, file_fault
+from kilolayer.errors import InputError, UnreadableError, file_fault
 
 DEEPEST = 100
 """Tables and lists inside one another, in JSON."""
 SMALL = 1 << 28
 """Bytes that a file which is read whole may have, unless its reader says otherwise."""
+NOT_A_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG, None}
+"""What the system answers where there is no file to read; with every other answer there may be one."""
 
 
 @contextmanager
@@ -111,4 +113,5 @@ def unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError("the file does not exist", where=str(path), fix="check the path")
     reason, fix = file_fault(error)
-    return InputError(f"the file cannot be read: {reason}", where=str(path), fix=fix)
+    kind = InputError if getattr(error, "errno", None) in NOT_A_FILE else UnreadableError
+    return kind(f"the file cannot be read: {reason}", where=str(path), fix=fix)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.heartbeat import begin_collective
 
 AT_ONCE = 2**24  # elements of gradients that are joined for one sum
 
@@ -19,6 +20,7 @@ def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:
     if group is None:
         return own
     summed = own.detach().clone()
+    begin_collective()
     dist.all_reduce(summed, group=group.processes)
     return summed
 
@@ -26,6 +28,7 @@ def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:
 def gather(own: Tensor, group: ExpertGroup) -> Tensor:
     """What each process has, in the order of ranks, without gradient: [...] to [processes, ...]."""
     everyones = own.new_empty(group.size, *own.shape)
+    begin_collective()
     dist.all_gather(list(everyones.unbind()), own.detach().contiguous(), group=group.processes)
     return everyones
 
@@ -34,6 +37,7 @@ def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
     """As `gather`, but for the first process alone; None on the others."""
     everyones = own.new_empty(group.size, *own.shape) if group.rank == 0 else None
     places = None if everyones is None else list(everyones.unbind())
+    begin_collective()
     dist.gather(own.detach().contiguous(), places, group=group.processes, group_dst=0)
     return everyones
 
@@ -50,6 +54,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(rows: Tensor, sent: list[int], received: list[int], group: ExpertGroup) -> Tensor:
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        begin_collective()
         dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group.processes)
         return arrived
 
@@ -93,6 +98,7 @@ def _few_at_once(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
 
 def _sum_joined(gradients: list[Tensor], group: ExpertGroup) -> None:
     joined = torch.cat([gradient.flatten() for gradient in gradients])
+    begin_collective()
     dist.all_reduce(joined, group=group.processes)
     for gradient, summed in zip(gradients, joined.split([each.numel() for each in gradients]), strict=True):
         gradient.copy_(summed.view_as(gradient))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kilolayer.errors import OptionError
 from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.heartbeat import begin_collective, watched
 
 PATIENCE = timedelta(hours=12)
 """The first process may train a vocabulary while the others wait; the dead are torchrun's to find."""
@@ -25,11 +26,13 @@ class Processes:
     """rank: the number of this process, from 0; size: how many there are. Alone, nothing is sent and nothing changes.
 
     numbers: the group that exchanges numbers, over gloo; group: the same processes, for tensors of the device; None where there
-    is one. All methods that communicate are called by all processes, in the same order.
+    is one. All methods that communicate are called by all processes, in the same order. store: where each tells the others
+    that it goes on; None where nobody watches. step: where in its work this process is.
     """
 
-    def __init__(self, numbers: dist.ProcessGroup | None = None) -> None:
-        self.numbers = numbers
+    def __init__(self, numbers: dist.ProcessGroup | None = None, store: dist.Store | None = None) -> None:
+        self.numbers, self.store = numbers, store
+        self.step = 0
         self.group = None if numbers is None else ExpertGroup.of(numbers)
         self.rank, self.size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
 
@@ -44,7 +47,7 @@ class Processes:
         # Processes that torchrun starts again find the addresses of the dead in its store.
         own = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
-        yield cls(dist.group.WORLD)
+        yield cls(dist.group.WORLD, own)
         # Not after a failure: the others may never come.
         dist.destroy_process_group()
 
@@ -52,6 +55,12 @@ class Processes:
     def first(self) -> bool:
         """Whether this is the process that writes files and the log for all."""
         return self.rank == 0
+
+    def watched(self, timeout: float) -> AbstractContextManager[None]:
+        """Inside, which all processes enter, one that stands still for `timeout` seconds is named and ends them all."""
+        if self.store is None:
+            return nullcontext()
+        return watched(self.store, self.rank, self.size, timeout, lambda: self.step)
 
     def check(self, device: torch.device) -> None:
         """Raise where there are not enough devices of this kind: each process has its own."""
@@ -104,6 +113,7 @@ class Processes:
         if self.numbers is None:
             return number
         shared = torch.tensor(number, dtype=torch.float64)
+        begin_collective()
         dist.broadcast(shared, group=self.numbers, group_src=0)
         return float(shared)
 
@@ -111,12 +121,14 @@ class Processes:
         """Replace each tensor by its sum over the processes: bit by bit the same on all."""
         if self.group is not None:
             for tensor in tensors:
+                begin_collective()
                 dist.all_reduce(tensor, group=self.group.processes)
 
     def spread_(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by the first process's."""
         if self.group is not None:
             for tensor in tensors:
+                begin_collective()
                 dist.broadcast(tensor, group=self.group.processes, group_src=0)
 
     def seed_noise(self, seed: int, step: int) -> None:
@@ -129,5 +141,6 @@ class Processes:
         if self.numbers is None:
             return number
         shared = torch.tensor(number)
+        begin_collective()
         dist.all_reduce(shared, how, group=self.numbers)
         return int(shared)

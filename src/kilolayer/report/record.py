@@ -10,6 +10,7 @@ from typing import Any
 
 from kilolayer.config import parse_toml
 from kilolayer.errors import InputError
+from kilolayer.files.json_lines import read_rows
 from kilolayer.files.paths import kind_of, resolve
 from kilolayer.files.reading import parse_json, read_bytes
 
@@ -55,7 +56,7 @@ def read_record(run: Path) -> Record:
         name=resolve(run).name,
         config=_parsed(run / "config.toml", parse_toml, notes) or {},
         config_text=config_text,
-        **_metrics(_text(run / "metrics.jsonl", notes), notes),
+        **_metrics(run / "metrics.jsonl", notes),
         log=_text(run / "log.txt", []).rstrip("\n").split("\n"),
         scores=scores if isinstance(scores, dict) else {},
         samples=[sample for sample in samples if isinstance(sample, dict)] if isinstance(samples, list) else [],
@@ -94,38 +95,30 @@ def _parsed(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Any:
         return None
 
 
-def _metrics(text: str, notes: list[str]) -> dict[str, list[Entry]]:
+def _metrics(path: Path, notes: list[str]) -> dict[str, list[Entry]]:
     """The entries of metrics.jsonl by kind, in the order of their steps.
 
     A resumed run writes again the steps after its checkpoint: a step that is not beyond the last one read replaces all from
     it onwards. Events stay, each tells of something that happened.
     """
     found: dict[str, list[Entry]] = {kind: [] for kind in KINDS}
-    lines = text.removesuffix("\n").split("\n")
-    for place, line in enumerate(lines, 1):
-        entry = _entry(line)
-        if entry is None:
-            if not line.strip():
-                continue
-            if place == len(lines) and not text.endswith("\n"):
-                notes.append(
-                    "The last line of metrics.jsonl is incomplete: the run was stopped as it wrote, or is still writing."
-                )
-            else:
-                notes.append(f"Line {place} of metrics.jsonl cannot be read; it is left out.")
+    if not path.exists():
+        notes.append(f"{path.name} is not there.")
+        return found
+    try:
+        metrics = read_rows(path)
+    except InputError as error:
+        notes.append(f"{path.name} cannot be read: {error.what}.")
+        return found
+    if metrics.warning is not None:
+        notes.append(f"{metrics.warning[0].upper()}{metrics.warning[1:]}.")
+    if metrics.cut:
+        notes.append("The last line of metrics.jsonl is incomplete: the run was stopped as it wrote, or is still writing.")
+    for entry in metrics.rows:
+        if entry["kind"] not in KINDS or not number(entry, "step") >= 0:
             continue
         kept = found[entry["kind"]]
         while entry["kind"] != "event" and kept and kept[-1]["step"] >= entry["step"]:
             kept.pop()
         kept.append(entry)
     return found
-
-
-def _entry(line: str) -> Entry | None:
-    try:
-        entry = parse_json(line)
-    except ValueError:
-        return None
-    if isinstance(entry, dict) and entry.get("kind") in KINDS and number(entry, "step") >= 0:
-        return entry
-    return None

@@ -39,12 +39,15 @@ class Recorder:
     """Runs work. On a GPU the first run of each shape key is a warm-up, the second is recorded, and all further ones replay.
 
     subject: whose fall-back is reported, such as "steps run". pool: where recordings lie; None where nothing is recorded.
+    before_run: called at the beginning of each run. replaying: the piece of the last run that was replayed last.
     """
 
     def __init__(self, device: torch.device, subject: str, say: Callable[[str], None], pool: GraphPool | None) -> None:
         self.device, self.subject, self.say, self.pool = device, subject, say, pool
         self.warm: set[Hashable] = set()
         self.recordings: dict[Hashable, Recording] = {}
+        self.before_run: Callable[[], None] | None = None
+        self.replaying: Piece | None = None
         self._followed: tuple[weakref.ref[nn.Module], Hashable] | None = None
         if pool is not None:
             pool.recordings.append(self.recordings)
@@ -72,6 +75,9 @@ class Recorder:
         again when memory has been made; returns False where it is too late for that. Without it they are not run again.
         around_capture: entered while a piece is captured.
         """
+        self.replaying = None
+        if self.before_run is not None:
+            self.before_run()
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             if self.pool is None:
                 return self._run_plainly(pieces)
@@ -144,6 +150,7 @@ class Recorder:
     def _replay(self, pieces: Sequence[Piece]) -> Any:
         found = None
         for piece in pieces:
+            self.replaying = piece
             found = piece.function(*piece.inputs) if piece.name is None else self.recordings[piece.key].replay(piece.inputs)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,11 @@ class CausalLMTask:
         stride = stride or self.config.stride or self.config.length
         return self._measure(model, self.test, stride).scores(f"length:{self.config.length}|stride:{stride}")
 
-    def score(self, model: Decoder, folder: Path) -> None:
+    def score(self, model: Decoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Leave the scores of the test part and samples of what the model writes in a run's folder."""
         tested = {} if self.test is None else {"test": self.test_scores(model)}
         scores = {part: {key: asdict(score) for key, score in found.items()} for part, found in tested.items()}
-        write_results(folder, self._samples(model), scores)
+        write_results(folder, self._samples(model), scores, weights)
 
     def _measure(
         self, model: Decoder, text: TokenText, stride: int, most: int | None = None, recorder: Recorder | None = None

@@ -62,8 +62,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e30
 
 
-def write_results(folder: Path, samples: Sequence[Mapping[str, str]], scores: Mapping[str, Any]) -> None:
-    """samples.json, texts for the report, and scores.json: a table of scores for each test part, and what explains them."""
+def write_results(
+    folder: Path, samples: Sequence[Mapping[str, str]], scores: Mapping[str, Any], weights: Mapping[str, Any] | None = None
+) -> None:
+    """samples.json, texts for the report, and scores.json: a table of scores for each test part, and what explains them.
+
+    weights: which of the run's checkpoints were scored.
+    """
     write(folder / "samples.json", json.dumps(samples, indent=1, ensure_ascii=False))
     # Last: a run with this file is finished.
-    write(folder / "scores.json", json.dumps(scores, indent=1))
+    write(folder / "scores.json", json.dumps({**scores, **({} if weights is None else {"weights": weights})}, indent=1))

@@ -107,6 +107,9 @@ class Task(Protocol):
         """
         ...
 
-    def score(self, model: Any, folder: Path) -> None:
-        """Leave the scores of the test part, scores.json, and samples of what the model writes in a run's folder."""
+    def score(self, model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
+        """Leave the scores of the test part, scores.json, and samples of what the model writes in a run's folder.
+
+        weights: which of the run's checkpoints the model is, for scores.json.
+        """
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -151,14 +151,14 @@ class TranslationTask:
             {name: each for name, (_, _, each) in parts.items()},
         )
 
-    def score(self, model: EncoderDecoder, folder: Path) -> None:
+    def score(self, model: EncoderDecoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Translate the test part; leave translations, scores and samples in a run's folder."""
         results = []
         for direction in self.corpora.directions:
             if pairs := self.corpora.test_of(direction):
                 answers = self.translate(model, [source for source, _ in pairs], direction, self.search)
                 results.append(TestResult.of(direction, pairs, [answer.text for answer in answers]))
-        write_translations(folder, results, self.corpora.train)
+        write_translations(folder, results, self.corpora.train, weights)
 
     def translate(
         self, model: EncoderDecoder, lines: Iterable[str], direction: Direction, search: SearchConfig

@@ -33,10 +33,12 @@ class TestResult:
         return cls(direction, sources, references, hypotheses, score_all(hypotheses, references))
 
 
-def write_translations(folder: Path, results: list[TestResult], train: Sequence[ParallelText]) -> None:
+def write_translations(
+    folder: Path, results: list[TestResult], train: Sequence[ParallelText], weights: Mapping[str, Any] | None = None
+) -> None:
     """Leave scores.json, samples.json and the hypotheses in the run folder, for the report and for comparisons.
 
-    train: the training text, whose words are counted for the error analysis.
+    train: the training text, whose words are counted for the error analysis. weights: which checkpoints translated.
     """
     for result in results:
         write(hypotheses_path(folder, result.direction), "".join(f"{line}\n" for line in result.hypotheses))
@@ -48,7 +50,7 @@ def write_translations(folder: Path, results: list[TestResult], train: Sequence[
         ]
     ]
     scores = add_scores({}, {result.direction: result.scores for result in results})
-    write_results(folder, samples, scores | _error_analysis(results, train))
+    write_results(folder, samples, scores | _error_analysis(results, train), weights)
 
 
 def add_scores(document: Mapping[str, Any], scores: Mapping[Direction, Mapping[str, Score | Unavailable]]) -> dict[str, Any]:

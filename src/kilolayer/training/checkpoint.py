@@ -13,11 +13,13 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from multiprocessing.pool import ThreadPool  # its threads, unlike those of futures, do not hold up the end of the process
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,10 @@ import torch
 from torch import Tensor
 
 from kilolayer import __version__
-from kilolayer.errors import InputError, KilolayerError
+from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
+from kilolayer.files.reading import open_regular, read_json, unreadable
+from kilolayer.files.writing import make_folder, sync_folder
+from kilolayer.terminal import human_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +40,12 @@ PIECE = 1 << 26
 """Bytes of a file that are hashed as one."""
 THREADS = min(8, os.cpu_count() or 1)
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+MANIFEST = "manifest.json"
+MOST_MANIFEST = 1 << 24
+MOST_STATE = 1 << 28
+NAME = re.compile("step-(?:[0-9]{8}|[1-9][0-9]{8,17})")
+REPLACED = ".replaced"
+FindFault = Callable[[Path], str | None]
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -67,10 +78,11 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write `checkpoint` below `folder`; on any failure nothing of it stays."""
     final = path_of(folder, checkpoint.step)
-    partial = folder / f".{final.name}.partial"
+    partial, replaced = (folder / f".{final.name}{end}" for end in (".partial", REPLACED))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        make_folder(folder)
+        for leftover in (partial, replaced):
+            remove(leftover)
         partial.mkdir()
         contents = (_serialise(checkpoint.model), _serialise(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
         manifest = {
@@ -78,39 +90,65 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             "versions": {"kilolayer": __version__, "torch": torch.__version__},
             "files": {name: _write(partial / name, parts) for name, parts in zip(FILES, contents, strict=True)},
         }
-        _write(partial / "manifest.json", [json.dumps(manifest, indent=1).encode()])
-        _sync(partial)
-        shutil.rmtree(final, ignore_errors=True)  # only a damaged one can be there
+        _write(partial / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        sync_folder(partial)
+        if os.path.lexists(final):
+            final.rename(replaced)
         partial.rename(final)
-        _sync(folder)
+        sync_folder(folder)
+        remove(replaced)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not isinstance(error, OSError):
+        remove(partial)
+        recover(folder)
+        if not isinstance(error, OSError | WriteError):
             raise
-        size = sum(tensor.nbytes for part in (checkpoint.model, checkpoint.optimizer) for tensor in part.values())
-        raise CheckpointError(
-            f"the checkpoint of step {checkpoint.step} could not be written: {error.strerror or error}",
-            where=str(final),
-            fix=f"it needs {size / 2**20:.0f} MiB; free space or choose another run folder. Older checkpoints are intact",
-        ) from error
+        raise _unsaved(error, final, checkpoint) from error
     return final
 
 
-def prune(folder: Path, keep: int, also: set[int]) -> None:
-    """Delete all but the newest `keep` checkpoints and those of the steps `also`; called after a verified save."""
-    for leftover in folder.glob(".step-*"):  # of a process that was killed as it wrote or deleted
-        shutil.rmtree(leftover, ignore_errors=True)
-    for path in sorted(steps(folder), reverse=True)[keep:]:
-        if step_of(path) not in also:
-            # Renamed first: a delete that is cut short leaves no folder that looks like a checkpoint.
-            doomed = path.with_name(f".{path.name}.deleted")
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+def recover(folder: Path) -> None:
+    """Put back a checkpoint whose replacement by another of its step was cut short."""
+    for replaced in folder.glob(f".step-*{REPLACED}"):
+        final = replaced.with_name(replaced.name[1:].removesuffix(REPLACED))
+        with suppress(OSError):
+            if not os.path.lexists(final):
+                replaced.rename(final)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder and what is in it as far as that can be done; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _unsaved(error: OSError | WriteError, final: Path, checkpoint: Checkpoint) -> CheckpointError:
+    reason = error.what if isinstance(error, WriteError) else error.strerror or str(error)
+    fix = error.fix if isinstance(error, WriteError) else file_fault(error)[1]
+    size = sum(tensor.nbytes for part in (checkpoint.model, checkpoint.optimizer) for tensor in part.values())
+    need = f"it needs {human_bytes(size)}"
+    with suppress(OSError):
+        need += f", and {human_bytes(shutil.disk_usage(final.parent).free)} are free"
+    return CheckpointError(
+        f"the checkpoint of step {checkpoint.step} could not be written: {reason}",
+        where=error.where if isinstance(error, WriteError) else str(final),
+        fix=f"{need}; {fix}. Older checkpoints are intact",
+    )
 
 
 def steps(folder: Path) -> list[Path]:
     """The folders of checkpoints, oldest first, whole or not."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit())
+    try:
+        names = os.listdir(folder)
+        found = [folder / name for name in names if NAME.fullmatch(name) and (folder / name).is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        # Not an empty list: a run whose checkpoints cannot be seen must not start again from the beginning.
+        raise unreadable(folder, error) from None
+    return sorted(found, key=step_of)
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -123,10 +161,10 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest whole checkpoint; a damaged one is named in the log and passed over."""
+def newest(folder: Path, find: FindFault | None = None) -> Path | None:
+    """The newest whole checkpoint; a damaged one is named in the log and passed over, one that cannot be read raises."""
     for path in reversed(steps(folder)):
-        fault = find_fault(path)
+        fault = (find or find_fault)(path)
         if fault is None:
             return path
         logger.warning("checkpoint of step %d is damaged (%s); falling back to the one before", step_of(path), fault)
@@ -134,34 +172,52 @@ def newest(folder: Path) -> Path | None:
 
 
 def find_fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None where every file is as its manifest says."""
+    """What is wrong with a checkpoint; None where every file is as its manifest says. One that cannot be read raises."""
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        files = manifest["files"]
-        if manifest["step"] != step_of(path) or set(files) != set(FILES):
-            return "manifest.json does not describe it"
-        for name in FILES:
-            if not (path / name).is_file():
-                return f"{name} is missing"
-            if (difference := _difference(_fingerprint(path / name), files[name])) is not None:
-                return f"{name} has {difference}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"manifest.json cannot be read: {error}"
+        _size_of(path / MANIFEST)
+        match read_json(path / MANIFEST, MOST_MANIFEST):
+            case {"step": step, "files": dict(files)} if step == step_of(path) and set(files) == set(FILES):
+                for name in FILES:
+                    _check_file(path / name, files[name])
+            case _:
+                return f"{MANIFEST} does not describe it"
+    except UnreadableError:
+        raise
+    except InputError as error:
+        return f"{Path(error.where).name} has a fault: {error.what}" if error.where else error.what
     return None
 
 
-def _difference(found: dict[str, Any], written: dict[str, Any]) -> str | None:
-    """Where a file is not what was written; None where it is."""
-    pairs = zip_longest(found["sha256"], written["sha256"], fillvalue="nothing")
-    for number, (ours, theirs) in enumerate(pairs):
+def _check_file(path: Path, written: Any) -> None:
+    match written:
+        case {"bytes": int(size), "sha256": [str(first), *_] as hashes} if all(isinstance(each, str) for each in hashes):
+            found = _size_of(path)
+        case _:
+            raise InputError(f"{MANIFEST} does not describe {path.name}")
+    # Before the hashes: a file that is not ours may be very long.
+    if found != size or len(hashes) != len(_places(size)):
+        raise InputError(f"{path.name} has {found:,} bytes, not {size:,} with SHA-256 {first[:12]}")
+    for number, (ours, theirs) in enumerate(zip(_fingerprint(path)["sha256"], hashes, strict=False)):
         if ours != theirs:
-            return f"SHA-256 {ours[:12]}, not {theirs[:12]}, from byte {number * PIECE:,} on"
-    return None if found["bytes"] == written["bytes"] else f"{found['bytes']:,} bytes, not {written['bytes']:,}"
+            raise InputError(f"{path.name} has SHA-256 {ours[:12]}, not {theirs[:12]}, from byte {number * PIECE:,} on")
 
 
-def load(path: Path, device: str = "cpu") -> Checkpoint:
-    """Read a checkpoint that `find_fault` has found whole."""
-    fault = find_fault(path)
+def _size_of(path: Path) -> int:
+    """The bytes of a file; a link to one is none of ours."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise InputError(f"{path.name} is missing") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path.name} is not a regular file")
+    return found.st_size
+
+
+def load(path: Path, device: str = "cpu", find: FindFault | None = None) -> Checkpoint:
+    """Read a whole checkpoint."""
+    fault = (find or find_fault)(path)
     if fault is not None:
         raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(path), fix="use another checkpoint")
     return Checkpoint(
@@ -173,29 +229,56 @@ def load(path: Path, device: str = "cpu") -> Checkpoint:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The small values of a checkpoint."""
-    return json.loads((path / "state.json").read_bytes())
+    """The small values of a checkpoint; `saved_state.fitted` checks what is in them."""
+    state = read_json(path / "state.json", MOST_STATE)
+    if not isinstance(state, dict):
+        raise InputError("the file holds no table", where=str(path / "state.json"), fix="use a checkpoint of a run")
+    return state
+
+
+def is_scheduled(path: Path) -> bool:
+    """Whether a whole checkpoint is one that every such run has; a run that is stopped has one more, to go on from."""
+    return load_state(path).get("scheduled") is not False
 
 
 def load_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     """The tensors of a safetensors file; anything else is refused before memory is taken."""
     try:
-        return safetensors.torch.load_file(path, device=device)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        with open_regular(path):
+            return safetensors.torch.load_file(path, device=device)
+    except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"not a safetensors file: {error}", where=str(path), fix="use a checkpoint of a run") from None
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints; what is not floating-point is the newest's."""
-    mean: dict[str, Tensor] = {}
+    newest = load_tensors(paths[-1] / "model.safetensors")
+    floating = {name: tensor for name, tensor in newest.items() if tensor.is_floating_point()}
+    mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in floating.items()}
     for path in paths:
-        for name, tensor in load_tensors(path / "model.safetensors").items():
-            if tensor.is_floating_point():
-                mean[name] = mean.get(name, torch.zeros_like(tensor, dtype=torch.float64)) + tensor.double() / len(paths)
-            else:
-                mean[name] = tensor
-    dtypes = {name: tensor.dtype for name, tensor in load_tensors(paths[-1] / "model.safetensors").items()}
-    return {name: tensor.to(dtypes[name]) for name, tensor in mean.items()}
+        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors")
+        check_alike(tensors, newest, path / "model.safetensors")
+        for name, total in mean.items():
+            mean[name] = total + tensors[name].double() / len(paths)
+    return {name: mean[name].to(tensor.dtype) if name in mean else tensor for name, tensor in newest.items()}
+
+
+def check_alike(given: Mapping[str, Tensor], ours: Mapping[str, Tensor], where: Path | str) -> None:
+    """Refuse tensors of other names, shapes or kinds."""
+    for name in sorted(given.keys() | ours.keys()):
+        there, here = (_kind(tensors.get(name)) for tensors in (given, ours))
+        if there != here:
+            raise InputError(
+                f"the checkpoint does not fit: {name} is {there} there and {here} here",
+                where=str(where),
+                fix="use checkpoints of one run, with its own configuration",
+            )
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
 
 def _serialise(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -217,7 +300,8 @@ def _serialise(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write the parts one after the other; what `_fingerprint` says of the file where the disk has kept it."""
     pieces = _pieces(parts)
-    with path.open("wb") as file, ThreadPool(THREADS) as pool:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with os.fdopen(descriptor, "wb") as file, ThreadPool(THREADS) as pool:
         hashes = pool.map(partial(_write_piece, file.fileno()), enumerate(pieces), chunksize=1)
         os.fsync(file.fileno())
     return {"bytes": sum(len(part) for piece in pieces for part in piece), "sha256": hashes}
@@ -250,19 +334,15 @@ def _write_piece(descriptor: int, piece: tuple[int, list[memoryview]]) -> str:
     return digest.hexdigest()
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file, ThreadPool(THREADS) as pool:
+    with open_regular(path) as file, ThreadPool(THREADS) as pool:
         size = os.fstat(file.fileno()).st_size
-        places = range(0, max(size, 1), PIECE)
-        return {"bytes": size, "sha256": pool.map(partial(_hash_piece, file.fileno()), places, chunksize=1)}
+        return {"bytes": size, "sha256": pool.map(partial(_hash_piece, file.fileno()), _places(size), chunksize=1)}
+
+
+def _places(size: int) -> range:
+    """Where the pieces of a file begin."""
+    return range(0, max(size, 1), PIECE)
 
 
 def _hash_piece(descriptor: int, start: int) -> str:

@@ -96,6 +96,8 @@ class TrainConfig:
     """Newest checkpoints that stay on disk; the best stays too."""
     average: int = bounded(0, least=0, most=10**6)
     """Checkpoints, the newest ones, whose mean is tested after training; 0: the best one."""
+    timeout: float = bounded(600.0, above=0, most=10**7)
+    """Of several processes: seconds after which one that stands still ends the run. Its longest step must be shorter."""
     tensorboard: bool = False
     """Also write TensorBoard files; needs the package tensorboard."""
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
+from typing import Any, get_type_hints
 
 import torch
+from torch import Tensor
 
 from kilolayer.data.tokenizer import PAD
+from kilolayer.errors import InputError
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
-from kilolayer.tasks.task import Batch, Task
+from kilolayer.tasks.task import Batch, Task, Validation
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.guard import Guard
+from kilolayer.training.keeping import Inspector
 from kilolayer.training.metrics import Metrics, Unwritten
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.optimizer import Optimizer
@@ -28,9 +30,11 @@ from kilolayer.training.placement import Placement
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.routing_meter import RoutingMeter
 from kilolayer.training.run import Run, check_vocabulary, choose_device
+from kilolayer.training.saved_state import fitted, form_of
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper, StepResult
+from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, catching
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 RESIDUALS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -52,13 +56,6 @@ class Best:
             return True
         self.waited += 1
         return False
-
-
-@dataclass
-class Stop:
-    """Why the loop should end at the next step."""
-
-    signal: int = 0
 
 
 @dataclass
@@ -132,7 +129,9 @@ class Trainer:
         self.best = Best()
         self.window = Window()
         self.step = 0
-        self.saved: int | None = None
+        self.validated = 0
+        self.saved: tuple[int, bool] | None = None
+        """The step of the last checkpoint, and whether it is on the schedule."""
         self.seconds = 0.0
 
     def begin(self, saved: Checkpoint | None) -> None:
@@ -143,7 +142,10 @@ class Trainer:
         elif saved is None:
             self.calibrate()
         else:
-            check_vocabulary(saved.state["vocabulary"], self.task.vocabulary, self.run.folder)
+            path = checkpoint.path_of(self.run.checkpoints, saved.step) / "state.json"
+            check_vocabulary(
+                fitted(saved.state, {"vocabulary": str}, path)["vocabulary"], self.task.vocabulary, self.run.folder
+            )
             self.placement.load(saved.model, self.run.folder)
         self.placement.make_equal()
         dtype = DTYPES.get(self.config.precision)
@@ -160,36 +162,80 @@ class Trainer:
 
     def state(self) -> Checkpoint:
         """All that a resumed run needs to go on as if it had not stopped."""
-        random = {"random.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        values = {
+        moments = self.placement.full_state(self.optimizer.tensors())
+        weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
+        return Checkpoint(self.step, weights, moments | self.random_state(), self.values())
+
+    def values(self) -> dict[str, Any]:
+        """The part of the state that is not in tensors."""
+        return {
             "guard": self.guard.state(),
             "batches": self.batches.state(),
             "best": asdict(self.best),
+            "validated": self.validated,
             "window": asdict(self.window),
             "routing": None if self.routing is None else self.routing.state(),
             "seconds": self.seconds,
             "vocabulary": self.task.vocabulary.digest,
         }
-        moments = self.placement.full_state(self.optimizer.tensors())
-        weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
-        return Checkpoint(self.step, weights, moments | random, values)
+
+    def random_state(self) -> dict[str, Tensor]:
+        """Of the generators that training draws from."""
+        found = {"random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            found["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return found
+
+    def set_random_state(self, found: Mapping[str, Tensor]) -> None:
+        """Draw again what was drawn after `random_state`."""
+        torch.set_rng_state(found["random.cpu"])
+        if (cuda := found.get("random.cuda")) is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda, self.device)
 
     def restore(self, saved: Checkpoint) -> None:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
-        tensors = dict(saved.optimizer)
-        torch.set_rng_state(tensors.pop("random.cpu"))
-        if (cuda := tensors.pop("random.cuda", None)) is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda, self.device)
-        self.optimizer.load(self.placement.own_state(tensors))
-        self.guard.load_state(saved.state["guard"])
-        self.batches.load_state(saved.state["batches"])
-        self.best = Best(**saved.state["best"])
-        self.window = Window(**saved.state["window"])
+        path = checkpoint.path_of(self.run.checkpoints, saved.step)
+        form = form_of(self.values()) | {"best": get_type_hints(Best), "window": get_type_hints(Window)}
+        values = fitted({"validated": saved.step} | saved.state, form, path / "state.json")
+        moments = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random.")}
+        self.optimizer.load(self.placement.own_state(moments), path / "optimizer.safetensors")
+        self._restore_random(saved.optimizer, path / "optimizer.safetensors")
+        self.guard.load_state(values["guard"])
+        self.batches.load_state(values["batches"])
+        self.best = Best(**values["best"])
+        self.validated = int(values["validated"])
+        self.window = Window(**values["window"])
         if self.routing is not None:
-            self.routing.load_state(saved.state["routing"])
-        self.step, self.saved, self.seconds = saved.step, saved.step, float(saved.state["seconds"])
+            self.routing.load_state(values["routing"])
+        self.step, self.seconds = saved.step, float(values["seconds"])
+        self.saved = saved.step, saved.state.get("scheduled") is not False
+
+    def set_random_state(self, found: Mapping[str, Tensor]) -> None:
+        """Draw again what was drawn after `random_state`."""
+        torch.set_rng_state(found["random.cpu"])
+        if self.device.type == "cuda" and "random.cuda" in found:
+            torch.cuda.set_rng_state(found["random.cuda"], self.device)
+
+    def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        # A run may go on where there is a GPU, or is none, unlike before.
+        ours = {name: tensor for name, tensor in self.random_state().items() if name in tensors or name == "random.cpu"}
+        checkpoint.check_alike({name: tensors[name] for name in ours if name in tensors}, ours, path)
+        try:
+            self.set_random_state(tensors)
+        except RuntimeError as error:
+            raise InputError(f"its random state is none: {error}", where=str(path), fix="use another checkpoint") from None
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train: all steps are taken, or it no longer gets better."""
+        patience = self.config.patience
+        return self.step >= self.config.steps or bool(patience and self.best.waited >= patience)
+
+    @property
+    def validation_due(self) -> bool:
+        """Whether this step has a validation that was not made yet, or was ended by a signal."""
+        scheduled = self.step > 0 and (self.step % self.config.valid_every == 0 or self.step == self.config.steps)
+        return scheduled and self.validated != self.step
 
     def take_batches(self) -> list[Batch]:
         """This process's share of the batches of a step: of n processes, the r-th takes those at r, r + n, ..."""
@@ -213,16 +259,21 @@ class Trainer:
         self.placement.calibrate(tuple(each[real].to(self.device) for each in inputs))
 
 
-def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None) -> int:
+def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None, stop: Stop | None = None) -> int:
     """Train until the end, until it no longer gets better, or until a signal; return the exit code.
 
-    Called by each of several processes; the first alone writes files and the log.
+    Called by each of several processes; the first alone writes files and the log. stop: of who handles the signals already.
+    A signal that comes before training has begun raises `Stopped`.
     """
     processes = processes or Processes()
-    with _signals() as stop:
+    with (
+        catching() if stop is None else nullcontext(stop) as stop,
+        stop.at_next_step() if processes.size > 1 else nullcontext(),
+    ):
         trainer = Trainer(run, task, processes)
-        newest = _newest(run, processes) if resume else None
-        trainer.begin(None if newest is None else checkpoint.load(newest))
+        inspector = Inspector()
+        newest = _newest(run, processes, inspector) if resume else None
+        trainer.begin(None if newest is None else checkpoint.load(newest, find=inspector.find_fault))
         metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard) if processes.first else Unwritten()
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
@@ -230,23 +281,29 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         if resume and newest is None:
             progress.say("there is no whole checkpoint: the run starts from the beginning")
         try:
-            with Saver(run.checkpoints, trainer.config.keep) as saver:
-                _loop(trainer, metrics, progress, stop, saver)
+            with stop.at_next_step(), Saver(run.checkpoints, trainer.config.keep, inspector) as saver:
+                processes.step = trainer.step
+                with processes.watched(trainer.config.timeout):
+                    _loop(trainer, metrics, progress, stop, saver)
                 if stop.signal:
                     progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
-                _save(trainer, saver)
+                _save(trainer, saver, scheduled=trainer.finished and not trainer.validation_due)
         finally:
             progress.close()
             metrics.close()
-    if stopped := processes.largest(stop.signal):
+        stopped = processes.largest(stop.signal)
+    if stopped:
         progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
         return 128 + stopped
     return 0
 
 
-def _newest(run: Run, processes: Processes) -> Path | None:
+def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:
     """The checkpoint to go on from: what the first process finds."""
-    found = checkpoint.newest(run.checkpoints) if processes.first else None
+    found = None
+    if processes.first:
+        checkpoint.recover(run.checkpoints)
+        found = checkpoint.newest(run.checkpoints, inspector.find_fault)
     step = processes.of_first(-1 if found is None else checkpoint.step_of(found))
     return None if step < 0 else checkpoint.path_of(run.checkpoints, int(step))
 
@@ -264,6 +321,8 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.processes,
     )
     validation = stepper.recorder.beside("validation runs")
+    # One that a signal has ended before the run was resumed.
+    _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
     while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
         if config.patience and trainer.best.waited >= config.patience:
             progress.say(f"stopped at step {trainer.step}: no better validation since step {trainer.best.step}")
@@ -271,9 +330,13 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         step = trainer.step + 1
         lr = learning_rate(config, step)
         norms = LayerNorms() if config.measures_layers(step) else None
+        trainer.processes.step = step
         trainer.processes.seed_noise(config.seed, step)
         started = time.monotonic()
-        result = stepper.step(trainer.take_batches(), lr, norms)
+        result = _take_step(trainer, stepper, lr, norms, stop)
+        if result is None:
+            progress.say(f"step {step} did not end within {STEP_SECONDS:.0f} seconds after the signal: it is abandoned")
+            return
         seconds = time.monotonic() - started
         trainer.step = step
         trainer.seconds += seconds
@@ -291,11 +354,25 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             _log(trainer, lr, metrics, progress)
         else:
             progress.refresh(step, lambda: _shown(trainer.window.summary()))
-        due = step % config.valid_every == 0 or step == config.steps
-        improved = due and _validate(trainer, stepper, metrics, progress, validation)
-        if (improved and config.save_best) or step % config.save_every == 0:
-            _save(trainer, saver)
+        _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
         saver.check()
+
+
+def _take_step(trainer: Trainer, stepper: Stepper, lr: float, norms: LayerNorms | None, stop: Stop) -> StepResult | None:
+    """The next step; None where a signal did not wait for its end, and all is as it was before."""
+    if trainer.processes.size > 1:  # the others would wait for this one
+        return stepper.step(trainer.take_batches(), lr, norms)
+    position, random = trainer.batches.state(), trainer.random_state()
+    try:
+        with stop.abandoning(lambda: stepper.can_abandon):
+            return stepper.step(trainer.take_batches(), lr, norms)
+    except Stopped:
+        if stop.insists or not stepper.restart():
+            raise
+        stop.heed()
+        trainer.batches.load_state(position)
+        trainer.set_random_state(random)
+        return None
 
 
 def _introduce(trainer: Trainer, progress: Progress) -> None:
@@ -329,8 +406,31 @@ def _shown(summary: dict[str, float]) -> dict[str, str]:
     return {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
 
 
-def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder) -> bool:
-    found = trainer.task.validate(stepper.form, trainer.config.valid_sentences, recorder)
+def _validate_and_save(
+    trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder, stop: Stop, saver: Saver
+) -> None:
+    """What the step that was taken last asks for. A signal ends the validation, and a resumed run begins with it."""
+    improved = False
+    if trainer.validation_due:
+        random = trainer.random_state()
+        try:
+            improved = _validate(trainer, stepper, metrics, progress, recorder, stop)
+        except Stopped:
+            if stop.insists:
+                raise
+            stop.heed()
+            trainer.set_random_state(random)
+            progress.say(f"step {trainer.step}: its validation was ended by a signal; a resumed run begins with it")
+            return
+        trainer.saved = None  # a checkpoint that is there is of before the validation
+    if (improved and trainer.config.save_best) or (trainer.step and trainer.step % trainer.config.save_every == 0):
+        _save(trainer, saver)
+
+
+def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder, stop: Stop) -> bool:
+    """Whether it is the best so far."""
+    found = _measure(trainer, stepper, recorder, stop)
+    trainer.validated = trainer.step
     if found is None:
         return False
     metrics.write("valid", trainer.step, **found.metrics())
@@ -338,28 +438,43 @@ def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Pr
     return trainer.best.update(trainer.processes.of_first(found.quality), trainer.step)
 
 
-def _save(trainer: Trainer, saver: Saver) -> None:
-    """Begin to write a checkpoint, unless this step has one."""
-    if trainer.saved != trainer.step:
+def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop) -> Validation | None:
+    """What the task finds. A signal to one of several processes raises `Stopped` on all of them.
+
+    Each asks the others before each run of the recorder, and once at the end. One that a signal ends between two such
+    questions asks once more, and this is the next question of the others; but those that share experts run together.
+    """
+    processes, together = trainer.processes, trainer.placement.shared
+    agreed = False
+
+    def ask() -> None:
+        nonlocal agreed
+        with stop.at_next_step():  # what was agreed would else be lost
+            number = processes.largest(stop.signal)
+            agreed = number > 0
+        if agreed or (stop.signal and not together):
+            raise Stopped(number or stop.signal)
+
+    recorder.before_run = ask if processes.size > 1 else None
+    try:
+        with nullcontext() if together else stop.at_once():
+            found = trainer.task.validate(stepper.form, trainer.config.valid_sentences, recorder)
+    except Stopped:
+        if not agreed:
+            processes.largest(stop.signal)
+        raise
+    if processes.size > 1 and (number := processes.largest(stop.signal)):
+        raise Stopped(number)
+    return found
+
+
+def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
+    """Begin to write a checkpoint, unless this step has one.
+
+    scheduled: every such run has it. A run that is stopped leaves one more: it serves to go on, and for nothing else.
+    """
+    if trainer.saved not in ((trainer.step, True), (trainer.step, scheduled)):
         state = trainer.state()
         if trainer.processes.first:
-            saver.save(state, trainer.best.step)
-        trainer.saved = trainer.step
-
-
-@contextmanager
-def _signals() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a wish to stop at the next step; a second one ends it at once."""
-    stop = Stop()
-
-    def note(number: int, _: FrameType | None) -> None:
-        if stop.signal:
-            raise KeyboardInterrupt
-        stop.signal = number
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            saver.save(replace(state, state=state.state | {"scheduled": scheduled}), trainer.best.step)
+        trainer.saved = trainer.step, scheduled

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
 
 from kilolayer.errors import OptionError
+from kilolayer.files.json_lines import read_rows
+from kilolayer.files.writing import append, make_folder, write
+
+logger = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -15,19 +20,19 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
         self.path = folder / "metrics.jsonl"
-        rows = [row for row in read_metrics(folder) if row.get("step", 0) <= step]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.path)
+        found = read_rows(self.path)
+        if found.warning is not None:
+            logger.warning("%s: %s", self.path, found.warning)
+        write(self.path, "".join(json.dumps(row) + "\n" for row in found.rows if row["step"] <= step))
+        if tensorboard:
+            make_folder(folder / "tensorboard")
         # TensorBoard forgets the events of this step and later: a resumed run writes them again.
         self.board = summary_writer()(str(folder / "tensorboard"), purge_step=step + 1) if tensorboard else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One line; numbers that are not finite are written as null."""
         row = {"kind": kind, "step": step, **_finite(values)}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append(self.path, json.dumps(row) + "\n")
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -50,16 +55,8 @@ class Unwritten(Metrics):
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run so far; a last line that was cut short is left out."""
-    path = folder / "metrics.jsonl"
-    rows: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-    return rows
+    """The rows of a run so far; lines that are broken or were cut short are left out."""
+    return read_rows(folder / "metrics.jsonl").rows
 
 
 def _finite(value: Any) -> Any:

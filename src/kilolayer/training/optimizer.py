@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError
 from kilolayer.moe.clip import exact_norm
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.shard import expert_group
 from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.collectives import sum_over
+from kilolayer.training.checkpoint import check_alike
 from kilolayer.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -239,14 +240,10 @@ class Optimizer:
         }
         return named | {"updates": self.taken}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
+    def load(self, tensors: Mapping[str, Tensor], where: Path | str = "the optimizer's state") -> None:
+        """Put back what `tensors` gave, as it was found in `where`."""
         ours = self.tensors()
-        if missing := sorted(set(ours) ^ set(tensors)):
-            raise InputError(
-                f"the optimizer's state does not fit the model: {missing[0]!r} is in one of them alone",
-                fix="resume with the configuration of the run",
-            )
+        check_alike(tensors, ours, where)
         for name, tensor in ours.items():
             tensor.copy_(tensors[name])
 

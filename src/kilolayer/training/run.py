@@ -32,7 +32,9 @@ from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.translation import TranslationTask
 from kilolayer.training import checkpoint
+from kilolayer.training.chosen import Chosen, choose, load_chosen
 from kilolayer.training.config import RunConfig, TaskName, TrainConfig
+from kilolayer.training.saved_state import fitted
 
 Precision = Literal["fp32", "bf16", "int8"]
 KINDS: dict[TaskName, tuple[str, str]] = {
@@ -92,17 +94,17 @@ class Run:
             return load_vocabulary(self.folder, self.config.tokenizer)
         return Tokenizers.load(self.folder)
 
-    def load_model(self, device: torch.device) -> Model:
+    def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
         """The trained model."""
         model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
-        load_weights(model, self.weights(self.vocabulary()), self.folder)
+        load_weights(model, self.weights(self.vocabulary(), chosen), self.folder)
         return model.to(device).eval()
 
-    def load_reader(self, device: torch.device, precision: Precision = "fp32") -> Model:
+    def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
         """The trained model for inference: in its plain form where the recipe has one, its products in `precision`."""
         if precision == "int8" and device.type != "cpu":
             raise OptionError("int8 is for the CPU alone", where="--precision", fix="use bf16, or add --device cpu")
-        model = self.load_model(device)
+        model = self.load_model(device, chosen)
         assert isinstance(model, AnyModel)
         with suppress(FoldError):
             model = fold(model)
@@ -113,23 +115,21 @@ class Run:
             return write_out(model, int8=True)
         return model
 
-    def weights(self, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+    def weights(self, vocabulary: Vocabulary, chosen: Chosen | None = None) -> dict[str, torch.Tensor]:
         """The trained weights: the mean of the last checkpoints where the run averages, else the best ones.
 
         vocabulary: whose tokens they are meant for.
         """
-        newest = checkpoint.newest(self.checkpoints)
-        if newest is None:
-            raise InputError("the run has no whole checkpoint", where=str(self.checkpoints), fix="train it first")
-        state = checkpoint.load_state(newest)
+        chosen = chosen or choose(self.checkpoints, self.config.train)
+        path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
+        state = fitted(checkpoint.load_state(path), {"vocabulary": str}, path / "state.json")
         check_vocabulary(state["vocabulary"], vocabulary, self.folder)
-        if self.config.train.average:
-            whole = [path for path in checkpoint.steps(self.checkpoints) if checkpoint.find_fault(path) is None]
-            return checkpoint.average(whole[-self.config.train.average :])
-        best = newest if state["best"]["step"] is None else checkpoint.path_of(self.checkpoints, state["best"]["step"])
-        chosen = best if checkpoint.find_fault(best) is None else newest
-        # The weights alone: the optimizer's state is twice their size.
-        return checkpoint.load_tensors(chosen / "model.safetensors")
+        return load_chosen(self.checkpoints, chosen)
+
+    def score(self, task: Task, device: torch.device) -> None:
+        """Leave the scores of the test part in the folder, with the checkpoints that they are of."""
+        chosen = choose(self.checkpoints, self.config.train)
+        task.score(self.load_reader(device, chosen=chosen), self.folder, chosen.table())
 
 
 def prepare(config: RunConfig, cache: Path, vocabulary: Tokenizers | TextVocabulary | None = None) -> Task:
@@ -151,8 +151,7 @@ def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) ->
 
 def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
     """Refuse weights of another model."""
-    ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    ours, theirs = ({name: _described(tensor) for name, tensor in tensors.items()} for tensors in (model.state_dict(), weights))
     if ours != theirs:
         name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
         there, here = (shapes.get(name, "missing") for shapes in (theirs, ours))
@@ -161,6 +160,10 @@ def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> No
             where=str(where),
             fix="use the config.toml and the vocabulary that the checkpoint was trained with",
         )
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return str(tuple(tensor.shape)) + ("" if tensor.is_floating_point() else f" of {tensor.dtype}")
 
 
 def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -12,23 +13,27 @@ from torch import Tensor
 
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
+from kilolayer.training.keeping import Inspector, prune
+
+logger = logging.getLogger(__name__)
 
 
 class Saver:
     """Keeps the newest `keep` checkpoints of a run in `folder`, and its best.
 
     Training waits until its tensors are copied to the processor's memory, and for a checkpoint that is still being written.
+    inspector: knows what was verified before.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, inspector: Inspector | None = None) -> None:
+        self.folder, self.keep, self.inspector = folder, keep, inspector or Inspector()
         self.writing: _Writing | None = None
 
     def save(self, state: Checkpoint, best: int | None) -> None:
         """Copy what is to be saved, and begin to write it; best: the step whose checkpoint stays."""
         self.wait()
         copied = Checkpoint(state.step, _copied(state.model), _copied(state.optimizer), copy.deepcopy(state.state))
-        self.writing = _Writing(self.folder, copied, self.keep, set() if best is None else {best})
+        self.writing = _Writing(self, copied, set() if best is None else {best})
         self.writing.start()
 
     def check(self) -> None:
@@ -60,16 +65,20 @@ class Saver:
 class _Writing(threading.Thread):
     """Writes one checkpoint and deletes those that are no longer wanted; ends with the process."""
 
-    def __init__(self, folder: Path, state: Checkpoint, keep: int, also: set[int]) -> None:
+    def __init__(self, saver: Saver, state: Checkpoint, also: set[int]) -> None:
         super().__init__(daemon=True)
-        self.folder, self.state, self.keep, self.also = folder, state, keep, also
+        self.saver, self.state, self.also = saver, state, also
         self.fault: Exception | None = None
 
     def run(self) -> None:
+        folder, inspector = self.saver.folder, self.saver.inspector
         try:
-            path = checkpoint.save(self.folder, self.state)
-            if checkpoint.find_fault(path) is None:
-                checkpoint.prune(self.folder, self.keep, self.also)
+            path = checkpoint.save(folder, self.state)
+            inspector.forget(path)
+            if (fault := inspector.find_fault(path)) is None:
+                prune(folder, self.saver.keep, self.also, inspector)
+            else:
+                logger.warning("checkpoint of step %d is damaged as it is written (%s)", self.state.step, fault)
         except Exception as fault:
             self.fault = fault
 

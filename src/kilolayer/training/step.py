@@ -81,7 +81,7 @@ class Stepper:
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
         self.measures, self.can_restart = norms is not None, True
-        self.recorder.run(self._pieces(batches), gradients=True, restart=self._restart, around_capture=self._around_capture)
+        self.recorder.run(self._pieces(batches), gradients=True, restart=self.restart, around_capture=self._around_capture)
         if norms is not None:
             self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale)
         loss, nll, norm, dense, expert = self.measured.tolist()
@@ -150,7 +150,13 @@ class Stepper:
         self.totals.zero_()
         self.optimizer.clear()
 
-    def _restart(self) -> bool:
+    @property
+    def can_abandon(self) -> bool:
+        """Whether `restart` would leave everything as it was before the step: nothing is replayed that makes the update."""
+        replayed = self.recorder.replaying
+        return self.can_restart and (replayed is None or replayed.function == self.accumulate)
+
+    def restart(self) -> bool:
         """Undo what was accumulated; False where it is too late to begin the step anew."""
         if not self.can_restart:
             return False
@@ -164,6 +170,7 @@ class Stepper:
     @contextmanager
     def _around_capture(self) -> Iterator[None]:
         assert self.optimizer.kernel is not None
+        self.can_restart = False  # half a capture is not left
         try:
             with self.optimizer.kernel.recording():
                 yield

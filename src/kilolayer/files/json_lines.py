@@ -1,0 +1,92 @@
+"""Files of one JSON object a line, of which some lines may be broken: each loses itself and no other."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kilolayer.errors import InputError
+from kilolayer.files.reading import open_regular, parse_json
+
+MOST = 1 << 32
+"""Bytes that such a file may have."""
+LONGEST = 1 << 26
+"""Bytes that a line may have."""
+NAMED = 10
+
+
+@dataclass
+class Rows:
+    """The rows of metrics.jsonl: objects with a kind and a step. broken: numbers of the lines that are none.
+
+    cut: the last line has no end, as where a run was killed, or still writes.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    cut: bool = False
+
+    @property
+    def warning(self) -> str | None:
+        """What was left out, in words."""
+        if not self.broken:
+            return None
+        shown = ", ".join(map(str, self.broken[:NAMED])) + (
+            f" and {len(self.broken) - NAMED:,} more" if len(self.broken) > NAMED else ""
+        )
+        if len(self.broken) == 1:
+            return f"line {shown} of metrics.jsonl cannot be read and is left out"
+        return f"lines {shown} of metrics.jsonl cannot be read and are left out"
+
+
+def read_rows(path: Path) -> Rows:
+    """The rows of a file as far as they can be read; none where there is no file."""
+    found = Rows()
+    if not os.path.lexists(path):
+        return found
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST:
+            raise InputError(
+                f"the file has {size:,} bytes, and {MOST:,} are the most that is read here",
+                where=str(path),
+                fix="move it away: the run goes on, and its curves begin anew",
+            )
+        for number, line in enumerate(_lines(file), 1):
+            if not line.strip():
+                continue
+            row = _row(line)
+            if row is not None:
+                found.rows.append(row)
+            elif line.endswith(b"\n"):
+                found.broken.append(number)
+            else:
+                found.cut = True
+    return found
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines; of one that is too long the end alone, which is no JSON."""
+    while line := file.readline(LONGEST):
+        while len(line) == LONGEST and not line.endswith(b"\n"):
+            line = b"?" + file.readline(LONGEST - 1)
+        yield line
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line.decode())
+    except ValueError:
+        return None
+    match row:
+        case {"kind": str(), "step": int() | float() as step} if not isinstance(step, bool) and _is_finite(step):
+            return row
+    return None
+
+
+def _is_finite(step: float) -> bool:
+    return abs(step) < 2**63 if isinstance(step, int) else math.isfinite(step)

@@ -1,0 +1,92 @@
+"""Processes that notice when one of them stands still.
+
+Each tells the others every second how many collective operations it has begun. All begin the same ones, and none can go past
+one that another has not begun: who has begun fewer, for long, is the one that the others wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from kilolayer.terminal import say
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+POLL_SECONDS = 1.0
+_begun = 0
+
+
+def begin_collective() -> None:
+    """To be called before each operation that all processes do together."""
+    global _begun
+    _begun += 1
+
+
+@contextmanager
+def watched(store: Store, rank: int, size: int, timeout: float, step: Callable[[], int]) -> Iterator[None]:
+    """While this is so on all processes, one that stands still for `timeout` seconds is named, and ends them all.
+
+    store: where they tell each other. step: where in its work this process is.
+    """
+    watch = _Watch(store, rank, size, timeout, step)
+    watch.tell()
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.done.set()
+        watch.join(5)
+
+
+class _Watch(threading.Thread):
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, step: Callable[[], int]) -> None:
+        super().__init__(daemon=True, name="watches the other processes")
+        self.store, self.rank, self.timeout, self.step = store, rank, timeout, step
+        self.keys = [f"heartbeat {each}" for each in range(size)]
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        """The store goes with torchrun, and who started it ends the processes then."""
+        with suppress(RuntimeError):
+            self._compare()
+            self.store.set(self.keys[self.rank], "")
+
+    def _compare(self) -> None:
+        last, since = None, time.monotonic()
+        while not self.done.wait(POLL_SECONDS):
+            self.tell()
+            found = self._read()
+            if found is None or found != last:
+                last, since = found, time.monotonic()
+            elif time.monotonic() - since >= self.timeout:
+                most = max(begun for begun, _ in found)
+                behind = {rank: step for rank, (begun, step) in enumerate(found) if begun < most}
+                if behind:
+                    self._end(behind)
+
+    def tell(self) -> None:
+        """How far this process is."""
+        self.store.set(self.keys[self.rank], f"{_begun} {self.step()}")
+
+    def _read(self) -> list[tuple[int, int]] | None:
+        """Operations begun and step of each process; None where one has ended what is watched."""
+        values = [self.store.get(key).decode() if self.store.check([key]) else f"-1 {self.step()}" for key in self.keys]
+        return [(int(begun), int(step)) for begun, step in map(str.split, values)] if all(values) else None
+
+    def _end(self, behind: dict[int, int]) -> None:
+        """Not by an exception: the main thread waits inside an operation that cannot be interrupted."""
+        speaker = next(rank for rank in range(len(self.keys)) if rank not in behind)
+        if self.rank == speaker:
+            for rank, step in behind.items():
+                say(f"kilolayer: process {rank} has stood still since step {step}")
+            say(f"  the others have waited for {self.timeout:.0f} seconds, as train.timeout says")
+            say("  see what holds it up, then go on with --resume; where steps take as long as that, raise train.timeout")
+        else:
+            time.sleep(2 * POLL_SECONDS)  # torchrun ends all when the first one ends
+        os._exit(1)

@@ -1,0 +1,93 @@
+"""Which checkpoints of a run its trained weights come from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kilolayer.errors import InputError
+from kilolayer.training import checkpoint
+from kilolayer.training.config import TrainConfig
+from kilolayer.training.saved_state import fitted
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The steps of the checkpoints that are used and why these; passed_over: those that cannot be used and would be.
+
+    scores.json holds it as "weights".
+    """
+
+    chosen: str
+    steps: list[int]
+    passed_over: list[int]
+
+    def table(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+
+def choose(folder: Path, config: TrainConfig) -> Chosen:
+    """The newest regular checkpoints where the run averages, else the best one, else the newest.
+
+    Each that should be used and cannot be is named in the log, with what is used in its place.
+    """
+    faults: dict[int, str] = {}
+    whole = _whole(checkpoint.steps(folder), faults)
+    newest = next(whole, None)
+    if newest is None:
+        _warn(faults, "there is no other")
+        raise InputError("the run has no whole checkpoint", where=str(folder), fix="train it first")
+    if config.average:
+        regular = list(islice(filter(checkpoint.is_scheduled, chain([newest], whole)), config.average))
+        why, used = f"average of {config.average}", regular[::-1] or [newest]
+    else:
+        why, used = _choose_one(newest, config, faults)
+    found = Chosen(why, [checkpoint.step_of(path) for path in used], sorted(faults))
+    _warn(faults, f"in its place the weights of step {', '.join(map(str, found.steps))} are used")
+    return found
+
+
+def _warn(faults: dict[int, str], instead: str) -> None:
+    for step, fault in sorted(faults.items()):
+        logger.warning("checkpoint of step %d is %s; %s", step, fault, instead)
+
+
+def _whole(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
+    """Whole checkpoints, the newest first, as they are asked for; `faults` takes the others."""
+    for path in reversed(paths):
+        if (fault := checkpoint.find_fault(path)) is None:
+            yield path
+        else:
+            faults[checkpoint.step_of(path)] = f"damaged ({fault})"
+
+
+def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tuple[str, list[Path]]:
+    state = fitted(checkpoint.load_state(newest), {"best": {"step": int | None}}, newest / "state.json")
+    if (step := state["best"]["step"]) is None:
+        return "newest", [newest]
+    best = checkpoint.path_of(newest.parent, step)
+    if best == newest:
+        return "best", [best]
+    there = best in checkpoint.steps(newest.parent)
+    if there and next(_whole([best], faults), None) and checkpoint.is_scheduled(best):
+        return "best", [best]
+    if not there and (config.save_best or step % config.save_every == 0):
+        faults[step] = "missing, and it is the best"
+    return "newest", [newest]
+
+
+def load_chosen(folder: Path, chosen: Chosen) -> dict[str, Tensor]:
+    """The weights; not the optimizer's state, which is twice their size."""
+    paths = [checkpoint.path_of(folder, step) for step in chosen.steps]
+    if len(paths) == 1:
+        return checkpoint.load_tensors(paths[0] / "model.safetensors")
+    return checkpoint.average(paths)

@@ -1,0 +1,133 @@
+"""Signals that end a run: SIGTERM, SIGINT and SIGHUP. The first one asks, a second one insists."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STEP_SECONDS = 20.0
+"""How long a step may go on after a signal. Who sends one commonly kills 30 seconds later, and a checkpoint takes some."""
+ORPHAN_SECONDS = 60.0
+"""How long a process may take to end when the one that started it is dead; then it is ended."""
+REPEAT_SECONDS = 5.0
+"""When a signal that was raised and has ended nothing is raised again: in a destructor, Python drops what is raised."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ends what is going on. number: of the first one that came."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@dataclass
+class Stop:
+    """Whether a signal has come, and what it does: it raises `Stopped` in the main thread, unless the work waits for a step.
+
+    signal: the first one that came, 0 where there is none; times: how many came. A second one raises in any case.
+    """
+
+    signal: int = 0
+    times: int = 0
+    _waits: bool = field(default=False, init=False)
+    _may_abandon: Callable[[], bool] | None = field(default=None, init=False)
+
+    @property
+    def insists(self) -> bool:
+        """Whether a second one came."""
+        return self.times > 1
+
+    @contextmanager
+    def at_next_step(self) -> Iterator[None]:
+        """Inside, a signal is only noted: the work looks at `signal` between its steps."""
+        with self._waiting(True):
+            yield
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, a signal raises, and one that has come before does so at the beginning."""
+        with self._waiting(False):
+            if self.signal:
+                raise Stopped(self.signal)
+            yield
+
+    @contextmanager
+    def abandoning(self, may_abandon: Callable[[], bool]) -> Iterator[None]:
+        """A step, which a signal lets go on for a while; then it raises, as soon as `may_abandon` says that it may."""
+        self._may_abandon = may_abandon
+        try:
+            if self.signal:
+                _raise_in(STEP_SECONDS)
+            yield
+        finally:
+            self._may_abandon = None
+
+    def orphaned(self) -> None:
+        """Who started this process is dead, and sends no signal any more: end as if one had come, or else at once."""
+        if not self.signal:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(128 + signal.SIGTERM)
+
+    def heed(self) -> None:
+        """What was raised has ended what it should: it is not raised again."""
+        _raise_in(0)
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """What the system calls."""
+        if number == signal.SIGALRM:
+            self._repeat()
+            return
+        self.times += 1
+        self.signal = self.signal or number
+        if self.insists or not self._waits:
+            _raise_in(REPEAT_SECONDS)
+            raise Stopped(self.signal)
+        if self._may_abandon is not None:
+            _raise_in(STEP_SECONDS)
+
+    def _repeat(self) -> None:
+        if self.insists or not self._waits or (self._may_abandon is not None and self._may_abandon()):
+            _raise_in(REPEAT_SECONDS)
+            raise Stopped(self.signal)
+        if self._may_abandon is not None:
+            _raise_in(1.0)
+
+    @contextmanager
+    def _waiting(self, waits: bool) -> Iterator[None]:
+        before, self._waits = self._waits, waits
+        try:
+            yield
+        finally:
+            self._waits = before
+
+
+@contextmanager
+def catching() -> Iterator[Stop]:
+    """Handle the signals of this process, which can be done in its main thread alone; elsewhere nothing is handled."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    # Who ignores SIGHUP, as nohup does, wants the run to outlive its terminal.
+    ours = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop.handle) for number in (*ours, signal.SIGALRM)}
+    try:
+        yield stop
+    finally:
+        stop.heed()
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _raise_in(seconds: float) -> None:
+    """Set the alarm, of which a process has one; 0: unset it."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)

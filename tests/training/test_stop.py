@@ -1,0 +1,391 @@
+"""Signals at every stage of a run: it ends in time, with its own code, and goes on as if it had not been stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, train_in_child
+from torch import Tensor
+
+from kilolayer.cli.main import main
+from kilolayer.config import dump
+from kilolayer.data import piece_trainer
+from kilolayer.report import page
+from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.tasks import translation
+from kilolayer.tasks.translation import TranslationTask
+from kilolayer.training import checkpoint, stop
+from kilolayer.training.loop import Trainer, train
+from kilolayer.training.metrics import read_metrics
+from kilolayer.training.run import Run
+from kilolayer.training.step import Stepper
+from kilolayer.training.stop import Stopped, catching
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "torch._dynamo"])
+FOREVER = 60.0  # much longer than a signal may take
+
+
+def interrupt(number: int = signal.SIGTERM) -> None:
+    """A signal in the middle of work that would take for ever."""
+    os.kill(os.getpid(), number)
+    time.sleep(FOREVER)
+
+
+def at_call(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, act: Callable[[], None] = interrupt) -> None:
+    """Do `act` at the beginning of the n-th call."""
+    real, calls = getattr(owner, name), 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            act()
+        return real(*arguments, **options)
+
+    patch.setattr(owner, name, counted)
+
+
+@pytest.fixture(autouse=True)
+def _in_time(request: pytest.FixtureRequest):
+    """No test has waited for the end of what was to be ended."""
+    before = time.monotonic()
+    yield
+    if request.node.get_closest_marker("slow") is None:
+        assert time.monotonic() - before < FOREVER
+
+
+VALIDATED: dict[str, tuple[Any, dict[str, Any], str, int]] = {
+    "loss": (new_run, {"valid_every": 2}, "_loss", 2),
+    "BLEU": (new_run, {"valid_every": 2, "valid_bleu": True}, "_bleu", 1),
+    "at a save": (new_run, {"valid_every": 2, "save_every": 2, "valid_bleu": True}, "_bleu", 2),
+    "the last": (new_run, {"valid_every": 4, "patience": 9}, "_loss", 2),
+}
+
+
+@pytest.mark.parametrize("case", VALIDATED)
+def test_a_validation_that_a_signal_ends_is_made_first_by_the_resumed_run(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    make, options, function, call = VALIDATED[case]
+    whole, broken = (make(tmp_path / name, corpus, train=options) for name in ("whole", "broken"))
+    assert train(whole, task_of(whole)) == 0
+    with monkeypatch.context() as patch:
+        at_call(patch, TranslationTask, function, call)
+        assert train(broken, task_of(broken)) == 143
+    step = {"loss": 4, "BLEU": 2, "at a save": 4, "the last": 6}[case]
+    last = last_checkpoint(broken)
+    assert last.step == step
+    assert last.state["validated"] == {4: 2, 2: 0, 6: 4}[step]
+    assert f"step {step}: its validation was ended" in (broken.folder / "log.txt").read_text()
+    torch.manual_seed(12345)
+    assert train(broken, task_of(broken), resume=True) == 0
+    assert record(broken) == record(whole)
+    assert checkpoint.load_state(checkpoint.path_of(broken.checkpoints, 6))["best"] == last_checkpoint(whole).state["best"]
+
+
+@pytest.mark.parametrize("make", [new_run, new_text_run])
+def test_it_is_ended_in_the_middle_of_its_batches(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    options: dict[str, Any] = {
+        "model": {"dropout": 0.1, "moe": {"experts": 4, "second": "random"}},
+        "train": {"valid_every": 3},
+    }
+    whole, broken = (make(tmp_path / name, corpus, **options) for name in ("whole", "broken"))
+    assert train(whole, task_of(whole)) == 0
+    for call in (3 + 2, 1 + 1):  # of the first three steps and the second batch; then, resumed, of the second batch again
+        with monkeypatch.context() as patch:
+            at_call(patch, Recorder, "run", call)
+            assert train(broken, task_of(broken), resume=True) == 143
+        assert last_checkpoint(broken).step == 3
+        assert last_checkpoint(broken).state["validated"] == 0
+    assert train(broken, task_of(broken), resume=True) == 0
+    assert record(broken) == record(whole)
+
+
+def test_a_signal_in_the_step_before_a_validation_does_not_wait_for_it(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"valid_every": 2})
+    at_call(monkeypatch, Stepper, "step", 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(TranslationTask, "_loss", lambda *_: pytest.fail("validated"))
+    assert train(run, task_of(run)) == 130
+    assert last_checkpoint(run).step == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3, "layers_every": 1}], ids=["one batch", "several"])
+def test_a_step_that_does_not_end_is_abandoned_without_a_trace(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """As one that compiles. Half of it is done: gradients and sums, the data's position, what dropout drew."""
+    experts = {"moe": {"experts": 4, "second": "random", "loss_free": 1e-2}}
+    sections = {"model": experts, "train": {"save_every": 2, **options}}
+    whole, broken = (new_run(tmp_path / name, corpus, **sections) for name in ("whole", "broken"))
+    assert train(whole, task_of(whole)) == 0
+    accumulate, calls = Stepper.accumulate, 0
+
+    def endless(stepper: Stepper, *parts: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        accumulate(stepper, *parts)
+        if calls == 3 * options.get("accumulate", 1) + 1:
+            interrupt()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stop, "STEP_SECONDS", 0.2)
+        patch.setattr(Stepper, "accumulate", endless)
+        assert train(broken, task_of(broken)) == 143
+    assert last_checkpoint(broken).step == 3
+    assert "step 4 did not end" in (broken.folder / "log.txt").read_text()
+    assert train(broken, task_of(broken), resume=True) == 0
+    assert record(broken) == record(whole)
+
+
+def test_a_step_whose_update_has_begun_is_waited_for(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(tmp_path / "run", corpus)
+    update, calls = Stepper.update, 0
+
+    def slow(stepper: Stepper) -> None:
+        nonlocal calls
+        calls += 1
+        update(stepper)
+        if calls == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    monkeypatch.setattr(stop, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(Stepper, "update", slow)
+    assert train(run, task_of(run)) == 143
+    assert last_checkpoint(run).step == 3
+    assert read_metrics(run.folder)[-1]["step"] == 3
+
+
+def test_a_step_that_is_replayed_is_abandoned_only_before_the_piece_with_its_update(tmp_path: Path, corpus: Path) -> None:
+    run = new_run(tmp_path / "run", corpus)
+    trainer = Trainer(run, task_of(run))
+    trainer.begin(None)
+    stepper = Stepper(trainer.model, trainer.optimizer, trainer.config, trainer.guard, trainer.device)
+    assert stepper.can_abandon
+    for function, may in ((stepper.accumulate, True), (stepper.update, False), (stepper.accumulate_and_update, False)):
+        stepper.recorder.replaying = Piece("name", function)
+        assert stepper.can_abandon == may
+
+
+def typed(tmp_path: Path, corpus: Path, **sections: Any) -> list[str]:
+    (tmp_path / "run.toml").write_text(dump(table(corpus, **sections)))
+    return ["train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]
+
+
+def test_the_training_of_a_vocabulary_is_ended_with_its_process(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KILOLAYER_CACHE", str(tmp_path / "cache"))
+    children: list[subprocess.Popen[bytes]] = []
+
+    class Endless(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            os.kill(self.pid, signal.SIGSTOP)
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            children.append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Endless)
+        assert main(typed(tmp_path, corpus)) == 143
+    assert [child.returncode for child in children] == [-signal.SIGKILL]
+    assert "nothing was begun" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "config.toml").exists()
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]  # no draft, no lock
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "begun"),
+    [
+        (translation, "find_corpora", False),
+        (translation, "tokenizers_for", False),
+        (translation, "encode_training", True),
+        (TranslationTask, "score", True),
+        (page, "render", True),
+    ],
+    ids=["finding text", "vocabulary", "encoding", "scoring", "report"],
+)
+def test_before_and_after_training_a_signal_acts_at_once(
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    owner: Any,
+    name: str,
+    begun: bool,
+) -> None:
+    words = typed(tmp_path, corpus, train={"steps": 1})
+    with monkeypatch.context() as patch:
+        at_call(patch, owner, name, 1)
+        before = time.monotonic()
+        assert main(words) == 143
+        assert time.monotonic() - before < 30
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert (f"go on with: kilolayer train --resume {tmp_path / 'run'}" in shown) == begun
+    assert ("nothing was begun" in shown) != begun
+    assert main(["train", "--resume", str(tmp_path / "run")] if begun else words) == 0
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_an_exception_that_was_dropped_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "REPEAT_SECONDS", 0.1)
+    with catching():
+        with suppress(Stopped):  # as Python does in a destructor
+            interrupt(signal.SIGHUP)
+        with pytest.raises(Stopped) as caught:
+            time.sleep(FOREVER)
+    assert caught.value.number == signal.SIGHUP
+
+
+def test_handlers_and_alarm_are_put_back() -> None:
+    numbers = (*stop.SIGNALS, signal.SIGALRM)
+    before = [signal.getsignal(number) for number in numbers]
+    with pytest.raises(Stopped), catching():
+        interrupt()
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_second_signal_raises_while_the_first_waits_for_a_step() -> None:
+    with catching() as found, found.at_next_step():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (found.signal, found.insists) == (signal.SIGTERM, False)
+        with pytest.raises(Stopped) as caught:
+            interrupt(signal.SIGINT)
+    assert caught.value.number == signal.SIGTERM
+
+
+def test_a_trainer_of_a_vocabulary_ends_with_the_process_that_started_it() -> None:
+    child = subprocess.Popen([sys.executable, "-m", piece_trainer.__name__, "1"], stdin=subprocess.PIPE)
+    assert child.wait(30) == 1  # its parent is not process 1, and its input is still open
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def write_slowly(folder: str) -> None:
+    """What a child does: train, and never end the write of a checkpoint; FOLDER.writing tells that it has begun."""
+    write = checkpoint._write
+
+    def slow(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
+        Path(f"{folder}.writing").touch()
+        time.sleep(FOREVER)
+        return write(path, parts)
+
+    checkpoint._write = slow
+    train_in_child(folder)
+
+
+def ignore_hangups(folder: str) -> None:
+    """What a child does that nohup has started."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    train_in_child(folder)
+
+
+def start(run: Run, target: Callable[[str], None] = train_in_child) -> ForkServerProcess:
+    process = SERVER.Process(target=target, args=(str(run.folder),))
+    process.start()
+    return process
+
+
+def wait_until(reached: Callable[[], bool], process: ForkServerProcess) -> None:
+    end = time.monotonic() + 60
+    while not reached():
+        assert process.is_alive()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def send(process: ForkServerProcess, number: int) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, number)
+
+
+def test_a_second_signal_does_not_wait_for_the_checkpoint_and_the_first_gives_the_code(tmp_path: Path, corpus: Path) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"steps": 100_000})
+    process = start(run, write_slowly)
+    wait_until(lambda: len(read_metrics(run.folder)) > 2, process)
+    send(process, signal.SIGTERM)
+    wait_until(Path(f"{run.folder}.writing").exists, process)
+    before = time.monotonic()
+    send(process, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 143, Path(f"{run.folder}.out").read_text()
+    assert time.monotonic() - before < 10
+    assert checkpoint.steps(run.checkpoints) == []  # half of one is none
+    assert "Traceback" not in Path(f"{run.folder}.out").read_text()
+
+
+def test_the_end_of_a_terminal_ends_the_run_unless_it_is_to_be_outlived(tmp_path: Path, corpus: Path) -> None:
+    runs = [new_run(tmp_path / name, corpus, train={"steps": 100_000}) for name in ("plain", "nohup")]
+    plain, outliving = (start(run, how) for run, how in zip(runs, (train_in_child, ignore_hangups), strict=True))
+    for run, process in zip(runs, (plain, outliving), strict=True):
+        wait_until(lambda run=run: len(read_metrics(run.folder)) > 2, process)
+        send(process, signal.SIGHUP)
+    plain.join(60)
+    assert plain.exitcode == 129
+    assert last_checkpoint(runs[0]).step == read_metrics(runs[0].folder)[-1]["step"]
+    steps = len(read_metrics(runs[1].folder))
+    wait_until(lambda: len(read_metrics(runs[1].folder)) > steps + 2, outliving)
+    send(outliving, signal.SIGTERM)
+    outliving.join(60)
+    assert outliving.exitcode == 143
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Run, float]:
+    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **LONG)
+    before = time.monotonic()
+    process = start(run)
+    process.join(120)
+    assert process.exitcode == 0, Path(f"{run.folder}.out").read_text()
+    return run, time.monotonic() - before
+
+
+LONG: dict[str, Any] = {
+    "train": {"steps": 30, "save_every": 7, "valid_every": 5, "log_every": 4, "layers_every": 3, "valid_bleu": True, "keep": 2}
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_stopped_at_random_moments_the_run_ends_with_the_same_bits(
+    tmp_path: Path, corpus: Path, undisturbed: tuple[Run, float], seed: int
+) -> None:
+    dice = random.Random(seed)
+    run = new_run(tmp_path / "run", corpus, **LONG)
+    for _ in range(3):
+        process = start(run)
+        process.join(dice.uniform(0.05, 0.8) * undisturbed[1])
+        number = dice.choice(stop.SIGNALS)
+        before = time.monotonic()
+        if process.is_alive():
+            send(process, number)
+        process.join(60)
+        assert process.exitcode in (128 + number, -number, 0), Path(f"{run.folder}.out").read_text()  # -: before any import
+        assert time.monotonic() - before < 30
+    process = start(run)
+    process.join(60)
+    assert process.exitcode == 0, Path(f"{run.folder}.out").read_text()
+    assert "Traceback" not in Path(f"{run.folder}.out").read_text()
+    assert record(run) == record(undisturbed[0])
+    for name in ("scores.json", "samples.json", "test.en-de.txt"):
+        assert (run.folder / name).read_bytes() == (undisturbed[0].folder / name).read_bytes()
