@@ -8,20 +8,34 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
 import math
+import re
 import textwrap
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, get_args, get_origin
 
-from kilolayer.errors import OptionError, UnknownOptionError, nearest, unknown
+import tomli_w
+
+from kilolayer.errors import InputError, OptionError, UnknownOptionError, nearest, shown, unknown
+from kilolayer.files.paths import resolve
+from kilolayer.files.reading import check_depth, read_text
 
 Table = dict[str, Any]
+
+# tomllib's time grows with the square of a name's parts.
+MANY_DOTS = re.compile(r"(?<![^\s=.\[\]])(?:[^\s=.\[\]]++\s*+\.\s*+){50}")
+LARGEST_FILE = 1 << 20
+"""Bytes of a configuration file."""
+DEEPEST = 20
+"""Tables and lists inside one another; the options need four."""
+MOST_FILES = 100
+"""That `extends` may chain."""
+UNWRITABLE = re.compile("[\x00\ud800-\udfff]")  # in no file name, or in no UTF-8 text
 
 
 class DataclassInstance(Protocol):
@@ -34,13 +48,60 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that an option may be. `above` and `below` are outside of it."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is inside; whole numbers of any size are compared exactly."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {_plain(end)}" for word, end in ends.items() if end is not None)
+
+    @property
+    def short(self) -> str:
+        """For a list of options."""
+        if self.least is not None and self.most is not None:
+            return f"{_plain(self.least)} to {_plain(self.most)}"
+        return str(self)
+
+
+ANY_NUMBER = Range(least=-(2**63), most=2**63 - 1)
+
+
+def bounded(default: Any, **ends: float) -> Any:
+    """The default of an option that is a number, with the ends of its `Range`, which `check` holds it to."""
+    return dataclasses.field(default=default, metadata={"range": Range(**ends)})
+
+
 def check(config: DataclassInstance) -> None:
-    """Raise unless every field holds a value of its annotated type; call it in `__post_init__`."""
+    """Raise unless every field holds a value of its annotated type within its range; call it in `__post_init__`."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not _fits(value, hints[field.name]):
             raise _misfit(field.name, value, hints[field.name])
+        allowed = field.metadata.get("range", ANY_NUMBER)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not allowed.holds(value):
+            raise OptionError(f"{field.name} is {shown(value)}", fix=f"{field.name} must be {allowed}")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and UNWRITABLE.search(text):
+                raise OptionError(
+                    f"{field.name} is {shown(text)}",
+                    fix="a configuration holds UTF-8 text alone: rename the file or folder, or write the text without this",
+                )
 
 
 def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
@@ -59,7 +120,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
         if name not in fields:
             if below := _place_below(cls, name):
                 meant = f"{where}.{below}" if where else below
-                raise UnknownOptionError(f"unknown option {inside!r}; did you mean {meant!r}?", fix="write it there")
+                raise UnknownOptionError(f"unknown option {shown(inside)}; did you mean {meant!r}?", fix="write it there")
             raise unknown(name, fields, where=where)
         if parse := fields[name].metadata.get("parse"):
             value = parse(value)
@@ -67,7 +128,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
             value = None
         elif section := section_of(hints[name]):
             if not isinstance(value, Mapping):
-                raise OptionError(f"{inside} is {value!r}", fix=f"write it as a table, [{inside}]")
+                raise OptionError(f"{inside} is {shown(value)}", fix=f"write it as a table, [{inside}]")
             value = build(section, value, inside)
         values[name] = value
     try:
@@ -114,29 +175,43 @@ def strict_class(cls: type[Kind]) -> type[Kind]:
 
 def load(path: Path) -> Table:
     """The table of a TOML file, laid over the file that its `extends` names (relative to it)."""
-    return _load(path, seen=())
+    seen: list[Path] = []
+    tables: list[Table] = []
+    while True:
+        path = resolve(path)
+        if path in seen:
+            raise OptionError(f"{path.name} extends itself", where=str(path), fix="break the circle of `extends`")
+        if len(seen) == MOST_FILES:
+            raise OptionError(f"more than {MOST_FILES} files extend one another", where=str(path), fix="merge some of them")
+        seen.append(path)
+        tables.append(_load(path))
+        parent = tables[-1].pop("extends", None)
+        if parent is None:
+            return reduce(merge, reversed(tables))
+        if not isinstance(parent, str):
+            raise OptionError(f"extends is {shown(parent)}", where=str(path), fix='write one file name: extends = "base.toml"')
+        path = path.parent / parent
 
 
-def _load(path: Path, seen: tuple[Path, ...]) -> Table:
-    path = path.resolve()
-    if path in seen:
-        raise OptionError(f"{path.name} extends itself", where=str(path), fix="break the circle of `extends`")
+def _load(path: Path) -> Table:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise OptionError("the configuration file does not exist", where=str(path), fix="check the path") from None
-    except (IsADirectoryError, PermissionError) as error:
-        raise OptionError("the configuration file cannot be read", where=str(path), fix=str(error.strerror).lower()) from None
-    except UnicodeDecodeError as error:
-        raise OptionError("the file is not UTF-8 text", where=f"{path}, byte {error.start}", fix="save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(read_text(path, LARGEST_FILE))
+    except InputError as error:
+        raise OptionError(error.what, where=error.where, fix=error.fix) from None
+    except ValueError as error:
         raise OptionError(f"not valid TOML: {error}", where=str(path), fix="see https://toml.io for the syntax") from None
-    parent = table.pop("extends", None)
-    if parent is None:
-        return table
-    if not isinstance(parent, str):
-        raise OptionError(f"extends is {parent!r}", where=str(path), fix='write one file name: extends = "base.toml"')
-    return merge(_load(path.parent / parent, (*seen, path)), table)
+
+
+def parse_toml(text: str) -> Table:
+    """What a TOML text holds; all that is wrong with it, also nesting without end, is a ValueError."""
+    if MANY_DOTS.search(text):
+        raise ValueError("a name has more than 50 parts")
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_depth(table, DEEPEST)
+    return table
 
 
 def merge(base: Table, over: Mapping[str, Any]) -> Table:
@@ -161,7 +236,7 @@ def overrides(arguments: Sequence[str]) -> Table:
         flag = rest.pop(0)
         name, equals, text = flag.removeprefix("--").partition("=")
         if not flag.startswith("--") or not name:
-            raise OptionError(f"unexpected argument {flag!r}", fix="options are written --section.name VALUE")
+            raise OptionError(f"unexpected argument {shown(flag)}", fix="options are written --section.name VALUE")
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise OptionError(f"{flag} has no value", fix=f"write {flag} VALUE")
@@ -171,7 +246,10 @@ def overrides(arguments: Sequence[str]) -> Table:
     # A name goes before the options below it, in whatever order they were typed: --recipe.weight fixed --recipe admin.
     for name, text in sorted(typed, key=lambda pair: pair[0].count(".")):
         entry: Any = _toml_value(text)
-        for key in reversed(name.split(".")):
+        keys = name.split(".")
+        if len(keys) > DEEPEST:
+            raise OptionError(f"unknown option {shown(name)}", fix=f"an option stands in at most {DEEPEST} tables")
+        for key in reversed(keys):
             entry = {key: entry}
         table = merge(table, entry)
     return table
@@ -194,26 +272,9 @@ def table_of(config: DataclassInstance) -> Table:
     return table
 
 
-def dump(table: Mapping[str, Any], section: str = "") -> str:
-    """A table as TOML text: plain values first, then the tables below it."""
-    lines = [f"{name} = {_toml_text(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
-    text = "\n".join([*([f"[{section}]"] if section and lines else []), *lines])
-    below = [dump(value, f"{section}.{name}".lstrip(".")) for name, value in table.items() if isinstance(value, Mapping)]
-    return "\n\n".join(part for part in (text, *below) if part) + ("" if section else "\n")
-
-
-def _toml_text(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            return json.dumps(value)
-        case list() | tuple():
-            return f"[{', '.join(map(_toml_text, value))}]"
-        case _:
-            raise TypeError(f"{value!r} cannot be written as TOML")
+def dump(table: Mapping[str, Any]) -> str:
+    """A table as TOML text."""
+    return tomli_w.dumps(table)
 
 
 def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
@@ -236,9 +297,11 @@ def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
 
 def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:
+        raise OptionError(f"the value {shown(text)} cannot be read: {error}", where="in the typed options") from None
 
 
 def section_of(hint: Any) -> type[DataclassInstance] | None:
@@ -264,17 +327,34 @@ def _fits(value: Any, hint: Any) -> bool:
         elif kind is Any:
             return True
         elif kind is float:
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+            if isinstance(value, float) and math.isfinite(value):
                 return True
         elif kind is int:
             if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif get_origin(kind) is list:
+            if isinstance(value, list) and all(_fits(each, get_args(kind)[0]) for each in value):
                 return True
         elif isinstance(value, get_origin(kind) or kind):
             return True
     return False
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): '"none"'}
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list[str]: "a list of texts",
+    type(None): '"none"',
+}
+
+
+def _plain(end: float) -> str:
+    """A bound as a person writes it."""
+    return f"{end:,}" if isinstance(end, int) and abs(end) < 10**15 else f"{end:g}"
 
 
 def _misfit(name: str, value: Any, hint: Any) -> OptionError:
@@ -286,4 +366,4 @@ def _misfit(name: str, value: Any, hint: Any) -> OptionError:
     if words and isinstance(value, str):
         guess = f"; did you mean {nearest(value, words)!r}?"
     allowed = ", ".join([*(repr(choice) for choice in choices), *others])
-    return OptionError(f"{name} is {value!r}{guess}", fix=f"allowed: {allowed}")
+    return OptionError(f"{name} is {shown(value)}{guess}", fix=f"allowed: {allowed}")

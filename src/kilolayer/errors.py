@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
+
+LONGEST_SHOWN = 100
+"""Characters of a wrong value that an error repeats."""
 
 
 class KilolayerError(Exception):
@@ -66,6 +69,15 @@ def file_fault(error: OSError | ValueError) -> tuple[str, str]:
     return str(error), "check the path"  # a name with a NUL, or with half a character
 
 
+def shown(value: Any) -> str:
+    """A value as an error repeats it, cut where it is long: what was typed may have thousands of digits, or brackets."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no whole number of more than 4,300 digits, and no endless nesting
+        return "a number of thousands of digits" if isinstance(value, int) else "a value that is nested too deeply"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
 def edit_distance(a: str, b: str) -> int:
     """Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`."""
     before: list[int] = []
@@ -82,16 +94,16 @@ def edit_distance(a: str, b: str) -> int:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The valid name that needs the fewest edits to become `name`."""
-    return min(sorted(valid), key=lambda candidate: edit_distance(name.lower(), candidate.lower()))
+    return min(sorted(valid), key=lambda candidate: edit_distance(name[:LONGEST_SHOWN].lower(), candidate.lower()))
 
 
 def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str = "") -> UnknownOptionError:
     """The error for a name that does not exist, with the nearest one that does."""
     valid = sorted(set(valid))
     if not valid:
-        return UnknownOptionError(f"unknown {kind} {name!r}", where=where, fix=f"there is no {kind} here: remove it")
+        return UnknownOptionError(f"unknown {kind} {shown(name)}", where=where, fix=f"there is no {kind} here: remove it")
     return UnknownOptionError(
-        f"unknown {kind} {name!r}; did you mean {nearest(name, valid)!r}?",
+        f"unknown {kind} {shown(name)}; did you mean {nearest(name, valid)!r}?",
         where=where,
         fix=f"valid: {', '.join(valid)}",
     )

@@ -154,7 +154,7 @@ MISTAKES = {
     "plna": "did you mean 'plan'",
     "--hlep": "did you mean '--help'",
     "plan --btch 3": "did you mean '--batch'",
-    "plan --batch x": "invalid int value",
+    "plan --batch x": "'x' is not a whole number",
     "plan --layers 100": "typed with its name: --model.layers",
     "train --top_k 2": "typed with its name: --model.moe.top_k, --search.top_k",
     "plan --batch 0": "must be 1 to",
@@ -166,7 +166,7 @@ MISTAKES = {
     "plan --modle.dim 3": "did you mean 'model'",
     "plan --model.dim": "has no value",
     "plan --model.heads 7": "does not divide",
-    "plan --model.layers 0": "at least 1 layer",
+    "plan --model.layers 0": "layers must be at least 1",
     "plan --model.recipe deepnrom": "did you mean 'deepnorm'",
     "plan --model.recipe.name admin --model.recipe.weigth fixed": "did you mean 'weight'",
     "plan nowhere.toml": "does not exist",
@@ -176,7 +176,7 @@ MISTAKES = {
     "plan --precision fp16": "invalid choice",
     "recipes deepnrom": "did you mean 'deepnorm'",
     "recipes admin --recipe.strat closed": "did you mean 'start'",
-    "recipes deepnorm --encoder-layers -3": "at least one layer",
+    "recipes deepnorm --encoder-layers -3": "must be 0 to 10,000",
     "recipes --recipe.start closed": "name the recipe first",
 }
 
@@ -201,7 +201,7 @@ def test_files_that_extend_each_other_are_refused(tmp_path: Path, capsys: pytest
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.toml").write_bytes(b"[model]\n\xff\xfe")
     assert main(["plan", str(tmp_path / "a.toml")]) == 2
-    assert "byte 8" in capsys.readouterr().err
+    assert "byte 9" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_ends_a_verb_as_it_ends_other_programs() -> None:

@@ -237,10 +237,10 @@ def test_bad_prompts_options_and_runs_are_told_in_three_lines(
     for words, what in {
         ("--temperature", "0"): "temperature is 0",
         ("--top-p", "1.5"): "top_p is 1.5",
-        ("--top-k", "0"): "top_k is 0",
-        ("--seed", "-1"): "seed is -1",
-        ("--samples", "0"): "--samples is 0",
-        ("--max-tokens", "0"): "--max-tokens is 0",
+        ("--top-k", "0"): "--top-k: must be 1 to",
+        ("--seed", "-1"): "--seed: must be 0 to",
+        ("--samples", "0"): "--samples: must be 1 to",
+        ("--max-tokens", "0"): "--max-tokens: must be 1 to",
         ("--greedy", "--temperature", "0.5"): "--temperature has no effect with --greedy",
     }.items():
         assert what in refused("generate", of_bytes, "--prompt", "x", *words)[0]

@@ -23,7 +23,7 @@ from token_pairs import make_pairs, write_pairs
 from kilolayer.data.cache_folder import built, content_key, damage
 from kilolayer.data.filters import FilterReport
 from kilolayer.data.store import PairWriter, TokenPairs
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, WriteError
 
 ROWS = st.lists(st.tuples(*[st.lists(st.integers(1, 69_999), max_size=9)] * 2), max_size=20)
 
@@ -131,11 +131,11 @@ def test_a_full_disk_or_a_bad_path_is_an_error_that_names_it(tmp_path: Path) -> 
     def full(draft: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(InputError, match="No space left on device") as caught:
+    with pytest.raises(WriteError, match="no space left on device") as caught:
         built(tmp_path / "made", full)
     assert str(tmp_path) in caught.value.where
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(WriteError, match="cannot be written"):
         built(tmp_path / "file" / "made", build)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

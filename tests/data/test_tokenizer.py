@@ -181,7 +181,7 @@ def test_a_model_with_other_special_ids_is_refused() -> None:
     [
         ({"vocab_size": 50_000}, "vocab_size to [0-9]+ or less"),
         ({"vocab_size": 20}, "vocab_size to [0-9]+ or more"),
-        ({"vocab_size": 2}, "allowed: 8 and more"),
+        ({"vocab_size": 2}, "at least 8"),
         ({"kind": "bpee"}, "did you mean 'bpe'"),
         ({"path": "x.model", "vocab_size": 100}, "vocab_size has no effect"),
         ({"character_coverage": 0.1}, "character_coverage is 0.1"),

@@ -11,7 +11,7 @@ import pytest
 from kilolayer.data.documents import TextPart
 from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import TokenizerConfig, train_tokenizer
-from kilolayer.data.vocabulary import ByteVocabulary, PieceVocabulary, TextVocabulary, _parts, load_vocabulary, vocabulary_for
+from kilolayer.data.vocabulary import ByteVocabulary, TextVocabulary, _parts, load_vocabulary, vocabulary_for
 from kilolayer.errors import InputError, OptionError
 
 CONFIG = TokenizerConfig(vocab_size=340, normalization="identity")
@@ -106,7 +106,7 @@ def test_a_vocabulary_that_loses_something_is_refused(text: TextPart, tmp_path: 
         path = tmp_path / f"{number}.model"
         path.write_bytes(train_tokenizer(lines, config))
         with pytest.raises(InputError, match="back as it was") as caught:
-            PieceVocabulary.load(path)
+            vocabulary_for(text, TokenizerConfig(path=str(path)), tmp_path / "cache")
         assert caught.value.where == str(path)
         assert "--add_dummy_prefix=false" in caught.value.fix
 

@@ -107,7 +107,7 @@ def test_spbleu_is_bleu_on_the_models_pieces(piece_model: Path) -> None:
 
 
 def test_spbleu_refuses_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="does not exist"):
+    with pytest.raises(InputError, match="does not exist"):
         SpBleu(tmp_path / "absent.model")
     (tmp_path / "broken.model").write_bytes(b"not a model")
     with pytest.raises(OptionError, match=r"not a SentencePiece model\n.*broken\.model"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kilolayer.config import (
@@ -21,7 +21,7 @@ from kilolayer.config import (
     overrides,
     section_of,
 )
-from kilolayer.errors import OptionError
+from kilolayer.errors import OptionError, shown
 
 
 def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -48,6 +48,21 @@ def read(cls: type[Config], path: Path | None, typed: Sequence[str], below: Tabl
     except OptionError as error:
         sources = [*([str(path)] if path is not None else []), *(["the typed options"] if typed else [])]
         raise error.at(f"in {' and '.join(sources)}") from None
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads the number of a flag, within its bounds."""
+
+    def read_number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be {least:,} to {most:,}, and not {shown(value)}")
+        return value
+
+    return read_number
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +98,8 @@ def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
             default = getattr(made, "name", made)
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
         choices = choices_of(hints[field.name])
-        allowed = f" ({', '.join(choices)})" if len(choices) > 1 else ""
+        numbers = f" ({field.metadata['range'].short})" if "range" in field.metadata else ""
+        allowed = f" ({', '.join(choices)})" if len(choices) > 1 else numbers
         lines.append(f"  {field.name:<20} {texts.get(field.name, '')}{allowed} [{shown}]")
     title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:" if section else "first in the file:"
     return "\n\n".join(["\n".join([title, *lines]), *below] if lines else below)

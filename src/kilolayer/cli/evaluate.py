@@ -8,9 +8,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
-from kilolayer.files.reading import read_json
+from kilolayer.files.paths import kind_of, resolve
 
 if TYPE_CHECKING:
     from kilolayer.data.parallel import Direction
@@ -34,11 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same test part")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
+    parser.add_argument("--samples", type=whole(1, 100_000), default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
     parser.add_argument("--spbleu", type=Path, metavar="MODEL", help="add spBLEU on the pieces of a SentencePiece model")
     parser.add_argument("--meteor", action="store_true", help="add METEOR; needs nltk and its WordNet data")
     parser.add_argument(
-        "--stride", type=int, metavar="N", help="of a language model: tokens from window to window [text.stride]"
+        "--stride", type=whole(1, 2**24), metavar="N", help="of a language model: tokens from window to window [text.stride]"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -47,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print scores, error analysis and comparisons."""
     from kilolayer.evaluate.scores import score_all
+    from kilolayer.tasks.results import read_scores
     from kilolayer.tasks.translation_scores import add_scores
     from kilolayer.training.run import Run
 
@@ -57,13 +59,13 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         return _evaluate_text(opened, options)
     if options.stride is not None:
         raise OptionError("--stride has no effect on a translator", where=str(options.run), fix="remove it")
-    if options.run.resolve() in [path.resolve() for path in options.against]:
+    if resolve(options.run) in [resolve(path) for path in options.against]:
         raise OptionError("a run is compared with itself", where=str(options.run), fix="name other runs after --against")
     metrics = _metrics(options)
     runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
     own = runs[str(options.run)]
     more = {direction: score_all(each.hypotheses, each.references, metrics) for direction, each in own.items()}
-    scores = add_scores(read_json(options.run / "scores.json"), more)
+    scores = add_scores(read_scores(options.run), more)
     references, systems = _lines(runs)
     comparisons = _comparisons(references, systems, options.samples)
     if options.json:
@@ -92,7 +94,7 @@ def _evaluate_text(run: Run, options: argparse.Namespace) -> int:
         raise OptionError("language models are not compared by bootstrap", where=where, fix=fix)
     if options.spbleu or options.meteor:
         raise OptionError("--spbleu and --meteor score translations", where=where, fix="remove them")
-    if options.stride is not None and not 1 <= options.stride <= length:
+    if options.stride is not None and options.stride > length:
         raise OptionError(f"--stride is {options.stride}", where=where, fix=f"allowed: 1 to text.length, {length}")
     if not run.config.text.test and not run.config.text.test_share:
         raise InputError("the run has no test part", where=where, fix="set text.test or text.test_share, and train again")
@@ -109,16 +111,17 @@ def _text_scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
     """What the run keeps, or with a stride of its own what that gives."""
     from kilolayer.models.decoder import Decoder
     from kilolayer.tasks.causal_lm import CausalLMTask
+    from kilolayer.tasks.results import read_scores
     from kilolayer.training.run import cache_folder, choose_device
 
     path = run.folder / "scores.json"
-    if stride is None and path.exists():
-        return read_json(path)
+    if stride is None and kind_of(path) is not None:
+        return read_scores(run.folder)
     task = run.task(cache_folder())
     assert isinstance(task, CausalLMTask)
     if stride is None:
         run.score(task, choose_device(device))
-        return read_json(path)
+        return read_scores(run.folder)
     model = run.load_reader(choose_device(device))
     assert isinstance(model, Decoder)
     return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}
@@ -143,7 +146,7 @@ def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     assert isinstance(task, TranslationTask)
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
-    if not (folder / "scores.json").exists():
+    if kind_of(folder / "scores.json") is None:
         run.score(task, choose_device(device))
     return {
         direction: Translated([target for _, target in pairs], list(read_lines(hypotheses_path(folder, direction))))

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_precision
+from kilolayer.cli.configuration import add_precision, whole
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.terminal import say
@@ -28,13 +28,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a language model")
     parser.add_argument("--prompt", metavar="TEXT", help="what to continue; without it, each line of standard input")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="most tokens to write [256]")
+    parser.add_argument("--max-tokens", type=whole(1, 10**6), default=256, metavar="N", help="most tokens to write [256]")
     parser.add_argument("--greedy", action="store_true", help="the most probable token each time, in the place of sampling")
     parser.add_argument("--temperature", type=float, help="divides the scores: below 1 safer, above 1 more varied [1]")
-    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N most probable tokens [all]")
+    parser.add_argument("--top-k", type=whole(1, 2**24), metavar="N", help="sample from the N most probable tokens [all]")
     parser.add_argument("--top-p", type=float, metavar="P", help="from the fewest tokens that have this probability together")
-    parser.add_argument("--samples", type=int, metavar="N", help="continuations of each prompt [1]")
-    parser.add_argument("--seed", type=int, help="the same seed and prompt give the same text [0]")
+    parser.add_argument("--samples", type=whole(1, 10_000), metavar="N", help="continuations of each prompt [1]")
+    parser.add_argument("--seed", type=whole(0, 2**63 - 1), help="the same seed and prompt give the same text [0]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to write [auto]")
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -126,10 +126,6 @@ def _search(options: argparse.Namespace) -> SearchConfig:
     from kilolayer.generate.config import SearchConfig
 
     given = {name: value for name in SAMPLING if (value := getattr(options, name)) is not None}
-    for name in ("samples", "max_tokens"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            flag = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{flag} is {getattr(options, name)}", where="in the typed options", fix="1 is the least")
     if options.greedy and given:
         flag = f"--{next(iter(given)).replace('_', '-')}"
         raise OptionError(f"{flag} has no effect with --greedy", where="in the typed options", fix="remove one of them")
@@ -142,7 +138,9 @@ def _search(options: argparse.Namespace) -> SearchConfig:
 
 def _lines() -> Iterator[str]:
     """The lines of standard input."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    from kilolayer.data.text import byte_lines
+
+    for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
         yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
 
 

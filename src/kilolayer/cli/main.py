@@ -26,6 +26,7 @@ VERBS = {
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "recipes": "the list; one recipe's equation, constants and source",
 }
+LONGEST_MESSAGE = 500
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 
 
@@ -33,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are reported as every other mistake of the user."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(message, fix=f"see: {self.prog} --help")
+        raise OptionError(message[:LONGEST_MESSAGE], where="in the typed options", fix=f"see: {self.prog} --help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_options, read
+from kilolayer.cli.configuration import add_options, read, whole
 from kilolayer.cli.output import human_bytes, human_count, show_json, show_line, show_table
 from kilolayer.config import load, overrides, table_of
-from kilolayer.errors import OptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 
 LARGEST = 1_000_000  # of batch, length and beam; what is larger is a slip of the fingers
+COUNT = whole(1, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     add_options(parser, ModelConfig, "model")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
-    parser.add_argument("--batch", type=int, help="sequences at once [what batches.tokens holds, else 64]")
-    parser.add_argument("--length", type=int, help="tokens a sequence and side [a language model's text.length, else 64]")
-    parser.add_argument("--beam", type=int, help="hypotheses a sentence when decoding [those of the search, else 5]")
+    parser.add_argument("--batch", type=COUNT, help="sequences at once [what batches.tokens holds, else 64]")
+    parser.add_argument("--length", type=COUNT, help="tokens a sequence and side [a language model's text.length, else 64]")
+    parser.add_argument("--beam", type=COUNT, help="hypotheses a sentence when decoding [those of the search, else 5]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of weights and activations [bf16]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -45,10 +45,6 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the plan."""
     whole = read_configuration(options.config, typed)
     config = whole.model
-    for name in ("batch", "length", "beam"):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value <= LARGEST:
-            raise OptionError(f"--{name} is {value}", fix=f"--{name} must be 1 to {LARGEST:,}")
 
     from kilolayer.speed.budget import budget
 

@@ -8,10 +8,11 @@ import typing
 from typing import Any
 
 from kilolayer import recipes
+from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.config import choices_of, help_texts, overrides
 from kilolayer.errors import OptionError, unknown
-from kilolayer.recipes.base import Depths, Description, Recipe
+from kilolayer.recipes.base import DEEPEST, Depths, Description, Recipe
 
 PAIRS = ((6, 6), (18, 18), (50, 50), (100, 100), (500, 500), (60, 12))
 SINGLES = (12, 24, 100, 1000)
@@ -20,8 +21,8 @@ SINGLES = (12, 24, 100, 1000)
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; its options are typed as --recipe.NAME VALUE")
-    parser.add_argument("--encoder-layers", type=int, metavar="N", help="depth of the encoder")
-    parser.add_argument("--decoder-layers", type=int, metavar="M", help="depth of the decoder")
+    parser.add_argument("--encoder-layers", type=whole(0, DEEPEST), metavar="N", help="depth of the encoder")
+    parser.add_argument("--decoder-layers", type=whole(0, DEEPEST), metavar="M", help="depth of the decoder")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kilolayer.cli.output import show_line
 from kilolayer.errors import InputError, unknown
+from kilolayer.files.paths import kind_of
 from kilolayer.terminal import say
 
 
@@ -21,7 +22,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     if typed:
         raise unknown(typed[0], ["--help"])
-    if not (options.run / "config.toml").is_file():
+    if kind_of(options.run / "config.toml") is None:
         raise InputError("this is not a run", where=str(options.run), fix="name a folder that `kilolayer train` made")
     report = write_report(options.run)
     show_line(str(report.path))

@@ -15,6 +15,7 @@ from kilolayer.cli.configuration import add_options, read
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
 from kilolayer.config import Table
 from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import storable
 from kilolayer.files.reading import read_json
 from kilolayer.terminal import say, speaks, under_torchrun
 
@@ -111,7 +112,7 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
-    start = None if config.train.start_from is None else Run.open(Path(config.train.start_from).resolve(), config.task)
+    start = None if config.train.start_from is None else Run.open(storable(Path(config.train.start_from)), config.task)
     check_new(folder)
     with locked(folder):
         if path == EMBEDDED:

@@ -118,7 +118,9 @@ class Input:
 
     def lines(self) -> Iterator[str]:
         """The lines, split at line feeds alone; bytes that are no UTF-8 become U+FFFD."""
-        for line in self.stream:
+        from kilolayer.data.text import byte_lines
+
+        for line in byte_lines(self.stream, "standard input"):
             if self.live.due:
                 self.live.show(self.state())
             self.waiting.append(len(line))

@@ -14,14 +14,18 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, WriteError, file_fault
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import open_regular, read_json
 
 MANIFEST = "manifest.json"
+LARGEST_MANIFEST = 1 << 24
 LOCK = ".lock"
 log = logging.getLogger(__name__)
 
@@ -34,16 +38,13 @@ def content_key(settings: Any, files: Iterable[Path] = ()) -> str:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    try:
-        with open(path, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError("the file cannot be read", where=str(path), fix=str(error.strerror or error).lower()) from None
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def built(folder: Path, build: Callable[[Path], None]) -> Path:
     """`folder`, filled by `build(empty folder)` unless it is already there and undamaged."""
-    if folder.exists():
+    if kind_of(folder) is not None:
         fault = damage(folder)
         if fault is None:
             return folder
@@ -56,26 +57,35 @@ def built(folder: Path, build: Callable[[Path], None]) -> Path:
             _seal(draft)
             _move(draft, folder)
     except OSError as error:
-        need = "free some space there, or choose another cache folder"
-        raise InputError(f"the cache cannot be written: {error.strerror or error}", where=str(folder), fix=need) from None
+        reason, fix = file_fault(error)
+        raise WriteError(
+            f"the cache cannot be written: {reason}",
+            where=str(folder),
+            fix=f"{fix}; KILOLAYER_CACHE names another folder",
+        ) from None
     return folder
 
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a sealed folder; None where every file is as it was written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = read_json(folder / MANIFEST, LARGEST_MANIFEST)
         expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return f"{MANIFEST} is missing or unreadable"
-    names = {path.name for path in folder.iterdir()} - {MANIFEST}
-    if names != set(expected):
-        return f"its files are not those of {MANIFEST}"
-    for name, (size, digest) in expected.items():
-        if (folder / name).stat().st_size != size:
-            return f"{name} has another size"
-        if sha256(folder / name) != digest:
-            return f"{name} has another SHA-256"
+    try:
+        found = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(folder) if entry.name != MANIFEST}
+        if found.keys() != expected.keys():
+            return f"its files are not those of {MANIFEST}"
+        for name, (size, digest) in expected.items():
+            if not stat.S_ISREG(found[name].st_mode):
+                return f"{name} is not a regular file"
+            if found[name].st_size != size:
+                return f"{name} has another size"
+            if sha256(folder / name) != digest:
+                return f"{name} has another SHA-256"
+    except (OSError, InputError) as error:
+        return f"it cannot be read: {error}"
     return None
 
 
@@ -100,9 +110,13 @@ def _remove_abandoned(cache: Path) -> None:
     """Remove the drafts of processes that are dead: those whose lock is free."""
     for path in cache.glob(f".*{LOCK}"):
         try:
-            with open(path, "r+") as lock:  # NFS locks only what may be written
+            # NFS locks only what may be written.
+            lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove_draft(path.with_suffix(""))
+            finally:
+                os.close(lock)
         except OSError:
             continue  # its builder lives, another process has just removed it, or it is another user's
 
@@ -110,7 +124,7 @@ def _remove_abandoned(cache: Path) -> None:
 def _remove_draft(draft: Path) -> None:
     """The lock goes last: what a kill leaves behind can still be told."""
     for path in (draft, _damaged(draft)):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
@@ -134,7 +148,7 @@ def _seal(draft: Path) -> None:
 
 def _move(draft: Path, folder: Path) -> None:
     """Put the draft in its place; where another process was quicker, its folder stays."""
-    if folder.exists() and damage(folder) is not None:
+    if os.path.lexists(folder) and damage(folder) is not None:
         folder.rename(_damaged(draft))
     try:
         draft.rename(folder)

@@ -6,6 +6,7 @@ A corpus is two line-aligned files (`train.en`, `train.de`), or a TSV file: two 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import config as configuration
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
 from kilolayer.data.text import SUFFIXES
-from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.files.paths import kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +35,20 @@ class CorpusConfig:
     """The languages of the columns of a two-column TSV file."""
     synthetic: bool = False
     """Its source side was made by a machine (back-translation): each source gets the tag <bt>."""
-    upsample: float = 1.0
+    upsample: float = bounded(1.0, least=1e-6, most=10_000)
     """How often an epoch shows each pair; 1.5 shows one half of them twice."""
 
     def __post_init__(self) -> None:
         check(self)
         if not self.files:
             raise OptionError("a corpus names no files", fix='name their stem: files = "train"')
-        if not self.upsample > 0 or self.upsample == float("inf"):
-            raise OptionError(f"upsample is {self.upsample}", fix="allowed: numbers above 0")
         if self.columns and (len(set(self.columns)) != 2 or len(self.columns) != 2):
             raise OptionError(f"columns is {self.columns}", fix='name the languages of two columns: ["en", "de"]')
 
 
 def _entries(value: Any) -> list[CorpusConfig]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise OptionError(f"a list of corpora is {value!r}", fix="write each corpus as a table: [[train]]")
+        raise OptionError(f"a list of corpora is {shown(value)}", fix="write each corpus as a table: [[train]]")
     return [configuration.build(CorpusConfig, entry, "a corpus") for entry in value]
 
 
@@ -93,9 +93,9 @@ class DataConfig:
     """The languages of the columns of two-column TSV files."""
     synthetic: list[str] = field(default_factory=list)
     """Stems of back-translated training corpora: each source gets the tag <bt>."""
-    upsample: float = 1.0
+    upsample: float = bounded(1.0, least=1e-6, most=10_000)
     """How often an epoch shows each pair of the corpora in `train` (those in `synthetic`: once)."""
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, least=1, most=1000)
     """Directions are drawn with p ~ pairs^(1/temperature): 1 as they are, 5 closer to equal (many languages).
     Languages share the text that the vocabulary is trained on in the same way."""
     filters: FilterConfig = field(default_factory=FilterConfig)
@@ -105,8 +105,6 @@ class DataConfig:
         check(self)
         if self.folder is not None and self.manifest is not None:
             raise OptionError("folder and manifest are both given", fix="remove one of them")
-        if not self.temperature >= 1:
-            raise OptionError(f"temperature is {self.temperature}", fix="allowed: 1 and more")
         if self.manifest is not None:
             untouched = DataConfig()
             for name in ("languages", "train", "valid", "test", "columns", "synthetic", "upsample"):
@@ -133,6 +131,12 @@ class Corpora:
         """The pairs of the test text of one direction, of all its corpora one behind the other."""
         return [pair for text in self.test if text.direction == direction for pair in text.pairs()]
 
+    def check_held_out(self) -> None:
+        """Read the validation and the test text once: what is wrong in a line of it is found now, and not after training."""
+        for text in (*self.valid, *self.test):
+            for _ in text.pairs():
+                pass
+
     @property
     def tags(self) -> list[str]:
         """The languages whose tag stands before a source: the targets, where there are several directions."""
@@ -150,7 +154,7 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
         base, manifest = Path(config.folder), _as_manifest(config)
     else:
         raise OptionError("no text is named", where="data", fix="set data.folder and data.directions, or data.manifest")
-    if not base.is_dir():
+    if kind_of(base) != "folder":
         raise InputError("the folder does not exist", where=str(base), fix="check data.folder")
     declared = directions = expand(manifest.directions, manifest.languages)
     if config.manifest is not None and config.directions:
@@ -275,7 +279,7 @@ class _Finder:
     def _file(self, name: str) -> Path | None:
         """The plain file, else the compressed one."""
         paths = [self.base / f"{name}{suffix}" for suffix in SUFFIXES]
-        return next((path for path in paths if path.is_file()), None)
+        return next((path for path in paths if kind_of(path) in ("file", "other")), None)
 
     def _aligned_count(self, source: Path, target: Path) -> int:
         lines = self._count(source)
@@ -287,6 +291,6 @@ class _Finder:
         """The languages that a stem has files for."""
         pattern = re.compile(rf"{re.escape(Path(entry.files).name)}\.({LANGUAGE.pattern})(\.gz|\.xz)?")
         folder = (self.base / entry.files).parent
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        names = os.listdir(folder) if kind_of(folder) == "folder" else []
         found = sorted({match[1] for match in map(pattern.fullmatch, names) if match} - {"tsv", "gz", "xz"})
         return f"; there is {', '.join(f'{entry.files}.{language}' for language in found)}" if found else ""

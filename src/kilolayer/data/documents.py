@@ -6,15 +6,18 @@ A file is a document; so is each line of a .jsonl file, whose "text" counts. Fil
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import open_regular, parse_json, read_json, unreadable
 
 
 def _paths(value: Any) -> Any:
@@ -32,31 +35,23 @@ class TextConfig:
     """Text to choose by, as `train`."""
     test: list[str] = field(default_factory=list, metadata={"parse": _paths})
     """Text to be scored on, once, as `train`."""
-    valid_share: float = 0.0
+    valid_share: float = bounded(0.0, least=0, below=1)
     """Share of the training text's bytes that is taken from its end to choose by."""
-    test_share: float = 0.0
+    test_share: float = bounded(0.0, least=0, below=1)
     """Share that is taken from the end to be scored on; it stands behind the validation part."""
-    length: int = 512
+    length: int = bounded(512, least=1, most=2**24)
     """Tokens of a window: the most that the model reads at once, in training and later."""
-    stride: int | None = None
+    stride: int | None = bounded(None, least=1, most=2**24)
     """Tokens from one window of the test to the next: each token has at least length - stride before it. Absent: length."""
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("train", "valid", "test"):
-            if not all(isinstance(path, str) for path in getattr(self, name)):
-                raise OptionError(f"{name} is {getattr(self, name)}", fix='name files and folders: ["book.txt", "articles"]')
         for part in ("valid", "test"):
-            share = getattr(self, f"{part}_share")
-            if not 0 <= share < 1:
-                raise OptionError(f"{part}_share is {share}", fix="allowed: 0 and more, below 1")
-            if share and getattr(self, part):
+            if getattr(self, f"{part}_share") and getattr(self, part):
                 raise OptionError(f"{part} and {part}_share are both given", fix="remove one of them")
         if self.valid_share + self.test_share >= 1:
             raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
-        if self.length < 1:
-            raise OptionError(f"length is {self.length}", fix="allowed: 1 and more; 512 is usual")
-        if self.stride is not None and not 1 <= self.stride <= self.length:
+        if self.stride is not None and self.stride > self.length:
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
         if self.stride is not None and not self.test and not self.test_share:
             raise OptionError("stride has no effect without a test part", fix="set test or test_share, or remove it")
@@ -130,22 +125,32 @@ def _files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
     """Each file once, those of a folder in the order of their names, hidden ones left out."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
-        if path.is_dir():
-            below = sorted(each for each in path.rglob("*") if each.is_file() and not _is_hidden(each.relative_to(path)))
+        kind = kind_of(path)
+        if kind == "folder":
+            below = sorted(_files_below(path))
             if not below:
                 raise InputError("the folder has no files", where=f"{where}: {path}", fix="put text into it")
             found.update(dict.fromkeys(below))
-        elif not path.is_file():
+            continue
+        if kind is None:
             raise InputError("the file does not exist", where=f"{where}: {path}", fix="check the path")
-        elif not path.stat().st_size:
-            raise InputError("the file is empty", where=f"{where}: {path}", fix="give a file with text")
-        else:
-            found[path] = None
+        with open_regular(path) as file:
+            if not file.read(1):
+                raise InputError("the file is empty", where=f"{where}: {path}", fix="give a file with text")
+        found[path] = None
     return tuple(found)
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _files_below(folder: Path) -> Iterator[Path]:
+    """All files of a folder and of those inside it, hidden ones left out; what may not be looked into raises."""
+
+    def refuse(error: OSError) -> None:
+        raise unreadable(error.filename, error)
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [Path(parent, name) for name in names if not name.startswith(".")]
+        yield from (path for path in paths if kind_of(path) == "file")
 
 
 def _pieces(files: Sequence[Path], utf8: bool) -> Iterator[bytes | None]:
@@ -169,7 +174,7 @@ def _json_lines(path: Path) -> Iterator[bytes]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
+            text = parse_json(line)["text"]
             # JSON may spell half a character, which UTF-8 cannot.
             yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -235,4 +240,4 @@ def _count_bytes(files: tuple[Path, ...], cache: Path) -> int:
         (draft / "bytes.json").write_text(json.dumps(total))
 
     folder = built(cache / f"bytes-{content_key(['bytes 1', TextPart(files).identity], files)}", count)
-    return json.loads((folder / "bytes.json").read_text())
+    return read_json(folder / "bytes.json", 1 << 10)

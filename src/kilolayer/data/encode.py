@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from kilolayer.data.cache_folder import built, content_key
@@ -17,7 +16,7 @@ from kilolayer.data.store import PairWriter, TokenPairs
 from kilolayer.data.tokenizer import END, Tokenizers
 from kilolayer.errors import InputError
 
-PAIRS_AT_ONCE = 4096
+PAIRS_AT_ONCE, CHARACTERS_AT_ONCE = 4096, 1 << 24
 
 
 def encode_text(
@@ -62,13 +61,26 @@ def _write(text: ParallelText, tokenizers: Tokenizers, draft: Path, tagged: bool
         writer.finish(report)
 
 
+def _some(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    """Some pairs at a time: many, or few long ones."""
+    read: list[Pair] = []
+    characters = 0
+    for pair in pairs:
+        read.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(read) == PAIRS_AT_ONCE or characters > CHARACTERS_AT_ONCE:
+            yield read
+            read, characters = [], 0
+    if read:
+        yield read
+
+
 def _kept(
     text: ParallelText, tokenizers: Tokenizers, filters: FilterConfig | None
 ) -> Iterator[tuple[list[tuple[list[int], list[int]]], FilterReport]]:
     """The tokens of the pairs that pass the filters, a chunk at a time, and what was counted in each chunk."""
     seen = Seen(text.size) if filters is not None and not filters.duplicates else None
-    stream = text.pairs()
-    while read := list(islice(stream, PAIRS_AT_ONCE)):
+    for read in _some(text.pairs()):
         pairs: list[Pair] = read if filters is None else drop_empty(read)
         filled = len(pairs)
         if seen is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.errors import InputError, OptionError
 
 
@@ -17,18 +17,16 @@ from kilolayer.errors import InputError, OptionError
 class FilterConfig:
     """`[data.filters]`: what is left out of the training text. Validation and test text is never filtered."""
 
-    max_tokens: int = 256
+    max_tokens: int = bounded(256, least=1, most=2**24)
     """Longest side in tokens; a pair with a longer one is left out, and counted."""
-    max_ratio: float = 9.0
+    max_ratio: float = bounded(9.0, least=0, most=1e9)
     """Most tokens of one side for each of the other (9: the default of Moses' clean-corpus-n). 0 for any ratio."""
     duplicates: bool = False
     """Keep pairs that occurred before in the same corpus."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens}", fix="a sentence has at least 1 token")
-        if self.max_ratio != 0 and not self.max_ratio >= 1:
+        if 0 < self.max_ratio < 1:
             raise OptionError(f"max_ratio is {self.max_ratio}", fix="allowed: 1 and more, or 0 for any ratio")
 
 

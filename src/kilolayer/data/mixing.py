@@ -41,7 +41,15 @@ class Mixture:
         self.parts = list(parts)
         self.starts = np.cumsum([0, *sizes[:-1]])
         self.quotas = _quotas(parts, temperature)
+        if len(self) >= 1 << 31:
+            raise InputError(
+                f"an epoch of {len(self):,} pairs is too long",
+                where="in a mixture",
+                fix="lower upsample; at most 2,147,483,647 pairs",
+            )
         self._large = sum(part.pairs.bytes for part in parts) > MAPPED_BYTES
+        for part in parts if self._large else ():
+            part.pairs.keep_open()
 
     def __len__(self) -> int:
         """Pairs in an epoch."""

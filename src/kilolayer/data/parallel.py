@@ -12,7 +12,8 @@ from typing import Any
 
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import count_lines, read_lines
-from kilolayer.errors import InputError, OptionError
+from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.files.reading import open_regular, read_json
 
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 LINES_AT_ONCE = 50_000
@@ -32,7 +33,8 @@ class Direction:
         sides = text.split("-") if isinstance(text, str) else []
         if len(sides) != 2 or not all(LANGUAGE.fullmatch(side) for side in sides) or sides[0] == sides[1]:
             raise OptionError(
-                f"{text!r} is not a direction", fix='write two languages, "en-de"; a name has letters, digits and _: "pt_BR"'
+                f"{shown(text)} is not a direction",
+                fix='write two languages, "en-de"; a name has letters, digits and _: "pt_BR"',
             )
         return cls(*sides)
 
@@ -124,7 +126,7 @@ def split_columns(path: Path, cache: Path | None) -> dict[str, tuple[Path, int]]
         counts = Counter(pair for pair, _ in _languages(path))
         return {pair: (path, count) for pair, count in counts.items()}
     folder = built(cache / f"columns-{content_key('columns', [path])}", lambda draft: _write_split(path, draft))
-    counts = json.loads((folder / "counts.json").read_text())
+    counts = read_json(folder / "counts.json")
     return {pair: (folder / f"{pair}.tsv", count) for pair, count in counts.items()}
 
 
@@ -150,12 +152,16 @@ def _write_split(path: Path, draft: Path) -> None:
 
 def _languages(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The unordered pair of languages of each line, and its cells."""
-    if not path.stat().st_size:
-        raise InputError("the file is empty", where=str(path), fix="give a file with language, language, text, text a line")
+    with open_regular(path) as file:
+        if not file.read(1):
+            fix = "give a file with language, language, text, text a line"
+            raise InputError("the file is empty", where=str(path), fix=fix)
     for number, cells in enumerate(_columns(path, 4), 1):
         for language in cells[:2]:
             if not LANGUAGE.fullmatch(language):  # it becomes part of a file's name
                 raise InputError(
-                    f"{language!r} is not a language", where=f"{path}, line {number}", fix="a name has letters, digits and _"
+                    f"{shown(language)} is not a language",
+                    where=f"{path}, line {number}",
+                    fix="a name has letters, digits and _",
                 )
         yield unordered(*cells[:2]), cells

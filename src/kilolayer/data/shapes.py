@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kilolayer.config import check
-from kilolayer.errors import OptionError
+from kilolayer.config import bounded, check
 
 LEVELS = 48  # lengths that a side may have; more cost time and save under 0.1% of padding
 
@@ -20,17 +19,13 @@ LEVELS = 48  # lengths that a side may have; more cost time and save under 0.1% 
 class BatchConfig:
     """`[batches]`: how many tokens a step reads, and in which shapes."""
 
-    tokens: int = 4096
-    """Most tokens of a batch: source and target, padding included."""
-    shapes: int = 12
+    tokens: int = bounded(4096, least=2, most=2**31)
+    """Most tokens of a batch: source and target, padding included; 4096 is usual for one GPU."""
+    shapes: int = bounded(12, least=1, most=255)
     """Most shapes (rows, source length, target length) that batches have. More: less padding, more to compile."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.tokens < 2:
-            raise OptionError(f"tokens is {self.tokens}", fix="allowed: 2 and more; 4096 is usual for one GPU")
-        if not 1 <= self.shapes <= 255:
-            raise OptionError(f"shapes is {self.shapes}", fix="allowed: 1 to 255")
 
 
 @dataclass(frozen=True, order=True)

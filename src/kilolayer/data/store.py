@@ -12,6 +12,7 @@ import hashlib
 import json
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -22,7 +23,10 @@ import numpy as np
 
 from kilolayer.data.filters import FilterReport
 from kilolayer.errors import InputError
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import open_descriptor, open_regular, read_json
 
+LARGEST_DESCRIPTION = 1 << 20
 TOKENS, INDEX, DESCRIPTION = "tokens.bin", "index.bin", "pairs.json"
 TOKEN_TYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 INDEX_TYPE = np.dtype([("start", "<u8"), ("source", "<u4"), ("target", "<u4")])
@@ -83,14 +87,15 @@ class TokenPairs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            description = json.loads((folder / DESCRIPTION).read_bytes())
+            description = read_json(folder / DESCRIPTION, LARGEST_DESCRIPTION)
             self.pairs, total, self.vocab_size = (int(description[name]) for name in ("pairs", "tokens", "vocab_size"))
             self.report = FilterReport(**{name: int(count) for name, count in description["report"].items()})
             self.digest = str(description["digest"])  # names the pairs, wherever the folder is
             token_type = TOKEN_TYPES[description["dtype"]]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise damaged(folder, DESCRIPTION) from None
         self._maps: list[mmap.mmap] = []
+        self._open: dict[str, KeptFile] = {}
         self.tokens = self._map(TOKENS, token_type, total)
         self.index = self._map(INDEX, INDEX_TYPE, self.pairs)
 
@@ -131,11 +136,18 @@ class TokenPairs:
         if not read:
             return self.tokens, self.index[pairs]
         width = INDEX_TYPE.itemsize
-        index = np.frombuffer(read_spans(self.folder / INDEX, [(i * width, width) for i in pairs.tolist()]), INDEX_TYPE)
+        self.keep_open()
+        index = np.frombuffer(self._open[INDEX].read_spans([(i * width, width) for i in pairs.tolist()]), INDEX_TYPE)
         lengths = index["source"].astype(np.uint64) + index["target"]
         spans = np.stack([index["start"], lengths], axis=1) * np.uint64(self.tokens.itemsize)
         index["start"] = np.cumsum(lengths) - lengths
-        return np.frombuffer(read_spans(self.folder / TOKENS, spans.tolist()), self.tokens.dtype), index
+        return np.frombuffer(self._open[TOKENS].read_spans(spans.tolist()), self.tokens.dtype), index
+
+    def keep_open(self) -> None:
+        """Open the files that `fetch` reads, which can then be deleted, moved or replaced without harm."""
+        for name in (TOKENS, INDEX):
+            if name not in self._open:
+                self._open[name] = KeptFile(self.folder / name)
 
     def release(self) -> None:
         """Let go of the pages read so far: they stay in the system's cache, and no longer count as this process's memory."""
@@ -144,24 +156,33 @@ class TokenPairs:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def _map(self, name: str, dtype: np.dtype, count: int) -> np.ndarray:
-        path = self.folder / name
-        if not path.is_file() or path.stat().st_size != count * dtype.itemsize:
-            raise damaged(self.folder, path.name)
-        if not count:
-            return np.zeros(0, dtype)
-        with open(path, "rb") as file:
+        if kind_of(self.folder / name) != "file":
+            raise damaged(self.folder, name)
+        with open_regular(self.folder / name) as file:
+            if os.fstat(file.fileno()).st_size != count * dtype.itemsize:
+                raise damaged(self.folder, name)
+            if not count:
+                return np.zeros(0, dtype)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._maps.append(mapped)
         return np.frombuffer(mapped, dtype)
 
 
-def read_spans(path: Path, spans: Iterable[Sequence[int]]) -> bytearray:
-    """The bytes at (place, length), one behind the other."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        return bytearray().join([os.pread(file, length, place) for place, length in spans])
-    finally:
-        os.close(file)
+class KeptFile:
+    """A file that stays open as long as this object lives: it can be read also after it was deleted."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = open_descriptor(path)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return os.fstat(self._descriptor).st_size
+
+    def read_spans(self, spans: Iterable[Sequence[int]]) -> bytearray:
+        """The bytes at (place, length), one behind the other."""
+        return bytearray().join([os.pread(self._descriptor, length, place) for place, length in spans])
 
 
 def damaged(folder: Path, name: str) -> InputError:

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from kilolayer.errors import InputError
+from kilolayer.files.reading import open_regular
 
 BOM = b"\xef\xbb\xbf"
 CHUNK = 1 << 20
+LONGEST_LINE = 1 << 26
+"""Bytes; a file of one endless line, a few megabytes when compressed, would fill all memory."""
 READERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".xz": lzma.LZMAFile}
 SUFFIXES = ("", *READERS)
 
@@ -25,10 +28,20 @@ def read_lines(path: Path) -> Iterator[str]:
     A byte order mark at the start is removed. Everything else stays inside its line: U+2028, VT, NUL, a lone CR.
     """
     with open_file(path) as stream:
-        for number, line in enumerate(stream, 1):
+        for number, line in enumerate(byte_lines(stream, str(path)), 1):
             if number == 1:
                 line = line.removeprefix(BOM)
             yield _decode(line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
+
+
+def byte_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of a stream, with their ends; one that is too long raises with the stream's name and its number."""
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
+        if len(line) > LONGEST_LINE:
+            raise InputError(
+                f"the line has more than {LONGEST_LINE:,} bytes", where=f"{name}, line {number}", fix="break it into sentences"
+            )
+        yield line
 
 
 def count_lines(path: Path) -> int:
@@ -43,21 +56,17 @@ def count_lines(path: Path) -> int:
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
     """The decompressed bytes of a file; what cannot be read raises with the file's name, at the opening or later."""
-    try:
-        with open(path, "rb") as raw:
-            if path.suffix in READERS:
-                with READERS[path.suffix](raw) as unpacked:
-                    yield cast("BinaryIO", io.BufferedReader(unpacked, CHUNK))
-            else:
-                yield raw
-    except FileNotFoundError:
-        raise InputError("the file does not exist", where=str(path), fix="check the path") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise InputError(
-            f"the file cannot be decompressed: {error}", where=str(path), fix="fetch or compress it again"
-        ) from None
-    except OSError as error:
-        raise InputError("the file cannot be read", where=str(path), fix=str(error.strerror or error).lower()) from None
+    with open_regular(path) as raw:
+        if path.suffix not in READERS:
+            yield raw
+            return
+        try:
+            with READERS[path.suffix](raw) as unpacked:
+                yield cast("BinaryIO", io.BufferedReader(unpacked, CHUNK))
+        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+            raise InputError(
+                f"the file cannot be decompressed: {error}", where=str(path), fix="fetch or compress it again"
+            ) from None
 
 
 def _decode(line: bytes, path: Path, number: int) -> str:

@@ -14,10 +14,12 @@ import numpy as np
 
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
-from kilolayer.data.store import TOKEN_TYPES, TOKENS, damaged, read_spans
+from kilolayer.data.store import LARGEST_DESCRIPTION, TOKEN_TYPES, TOKENS, KeptFile, damaged
 from kilolayer.data.tokenizer import END
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import InputError
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import read_json
 
 DESCRIPTION = "text.json"
 
@@ -28,14 +30,16 @@ class TokenText:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            description = json.loads((folder / DESCRIPTION).read_bytes())
+            description = read_json(folder / DESCRIPTION, LARGEST_DESCRIPTION)
             self.tokens, self.bytes, self.documents = (int(description[name]) for name in ("tokens", "bytes", "documents"))
             self.digest = str(description["digest"])  # names the tokens, wherever the folder is
             self._type = TOKEN_TYPES[description["dtype"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise damaged(folder, DESCRIPTION) from None
-        path = folder / TOKENS
-        if not path.is_file() or path.stat().st_size != self.tokens * self._type.itemsize:
+        if kind_of(folder / TOKENS) != "file":
+            raise damaged(folder, TOKENS)
+        self._file = KeptFile(folder / TOKENS)
+        if self._file.size != self.tokens * self._type.itemsize:
             raise damaged(folder, TOKENS)
 
     def __len__(self) -> int:
@@ -48,7 +52,7 @@ class TokenText:
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The `length` tokens from each of the places int [n] on: int64 [n, length]."""
         width = self._type.itemsize
-        data = read_spans(self.folder / TOKENS, [(int(start) * width, length * width) for start in starts])
+        data = self._file.read_spans([(int(start) * width, length * width) for start in starts])
         return np.frombuffer(data, self._type).reshape(len(starts), length).astype(np.int64)
 
 

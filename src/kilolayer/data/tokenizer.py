@@ -14,17 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import sentencepiece
 
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora
 from kilolayer.data.parallel import ParallelText
 from kilolayer.data.piece_trainer import UntrainableError, train_pieces
 from kilolayer.data.text import read_lines
 from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import write
 
@@ -45,29 +46,21 @@ class TokenizerConfig:
     """A SentencePiece model to use. Absent: one is trained on the training text."""
     kind: Literal["unigram", "bpe", "bytes"] = "unigram"
     """How the pieces are chosen; bytes: each byte is a token, for language models."""
-    vocab_size: int = 8000
-    """Pieces in the vocabulary, special tokens and tags included."""
+    vocab_size: int = bounded(8000, least=8, most=2**24)
+    """Pieces in the vocabulary, special tokens and tags included; 8000 suits tens of thousands of pairs."""
     byte_fallback: bool = True
     """Spell characters outside the vocabulary in bytes, so that nothing is unknown."""
     shared: bool = True
     """One vocabulary for source and target; false makes two, for one direction."""
-    character_coverage: float = 0.9995
+    character_coverage: float = bounded(0.9995, least=0.9, most=1)
     """Share of the text's characters that get pieces of their own."""
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = "nmt_nfkc"
     """What is made equal before cutting: Unicode NFKC and white space, NFKC alone, or nothing, as language models need it."""
-    sentences: int = 2_000_000
+    sentences: int = bounded(2_000_000, least=1, most=10**9)
     """Most sentences to train on; of more, every n-th is taken. data.temperature levels the languages."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.vocab_size < 8:
-            raise OptionError(
-                f"vocab_size is {self.vocab_size}", fix="allowed: 8 and more; 8000 suits tens of thousands of pairs"
-            )
-        if not 0.9 <= self.character_coverage <= 1:
-            raise OptionError(f"character_coverage is {self.character_coverage}", fix="allowed: 0.9 to 1")
-        if self.sentences < 1:
-            raise OptionError(f"sentences is {self.sentences}", fix="allowed: 1 and more")
         for name, given, what in (
             ("path", self.path is not None, "a vocabulary that exists"),
             ("kind", self.of_bytes, "bytes"),
@@ -136,6 +129,11 @@ class Tokenizer:
 
         return [bytes_of(token) for token in range(self.vocab_size)]
 
+    @property
+    def has_space(self) -> bool:
+        """Whether a space alone is a piece."""
+        return self._pieces.piece_to_id(SPACE) != UNKNOWN
+
     def byte_id(self, byte: int) -> int:
         """The token that spells a byte; UNKNOWN where the vocabulary has none."""
         return self._pieces.piece_to_id(f"<0x{byte:02X}>")
@@ -190,7 +188,7 @@ class Tokenizers:
     @classmethod
     def load(cls, folder: Path) -> Tokenizers:
         """What `save` wrote."""
-        if (folder / SIDE_FILES[0]).exists():
+        if kind_of(folder / SIDE_FILES[0]) is not None:
             return cls(Tokenizer.load(folder / SIDE_FILES[0]), Tokenizer.load(folder / SIDE_FILES[1]))
         both = Tokenizer.load(folder / SHARED_FILE)
         return cls(both, both)
@@ -223,13 +221,19 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
 
 
 def train_tokenizer(
-    lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = (SYNTHETIC,), *, exact: bool = False
+    lines: Iterable[str],
+    config: TokenizerConfig,
+    tags: Sequence[str] = (SYNTHETIC,),
+    *,
+    exact: bool = False,
+    required: str = "",
 ) -> bytes:
     """A SentencePiece model of `lines`; `tags` get the first ids after the special ones. Equal input, equal bytes.
 
     exact: every space counts and a line feed is a token, so that text comes back from its ids as it was.
+    required: characters that get a piece however rare they are; each must occur.
     """
-    exactly = {
+    exactly: dict[str, Any] = {
         "remove_extra_whitespaces": False,
         "add_dummy_prefix": False,
         "allow_whitespace_only_pieces": True,
@@ -250,6 +254,7 @@ def train_tokenizer(
         "num_threads": THREADS,
         "minloglevel": 2,
         **(exactly if exact else {}),
+        **({"required_chars": required} if required else {}),
     }
     try:
         return train_pieces((SURROGATE.sub("\ufffd", line).encode() for line in lines), options)

@@ -73,7 +73,7 @@ class PieceVocabulary:
 
     utf8 = True
 
-    def __init__(self, tokenizer: Tokenizer, where: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, where: str, fix: str) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self.byte_lengths = np.array(tokenizer.byte_lengths(), np.int64)
@@ -81,17 +81,12 @@ class PieceVocabulary:
         self._space = np.array([tokenizer.byte_id(byte) for byte in SPACE.encode()], np.int64)
         ids = self.encode(PROBE.encode())
         if self.decode(ids.tolist()) != PROBE or self.byte_lengths[ids].sum() != len(PROBE.encode()):
-            options = "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"
-            raise InputError(
-                "the vocabulary does not give text back as it was",
-                where=where,
-                fix=f"train it with {options} --byte_fallback, or let it be trained here: remove tokenizer.path",
-            )
+            raise InputError("the vocabulary does not give text back as it was", where=where, fix=fix)
 
     @classmethod
-    def load(cls, path: Path) -> PieceVocabulary:
-        """The vocabulary in a file."""
-        return cls(Tokenizer.load(path), str(path))
+    def load(cls, path: Path, fix: str) -> PieceVocabulary:
+        """The vocabulary in a file; fix: what to do where it changes text."""
+        return cls(Tokenizer.load(path), str(path), fix)
 
     def encode(self, data: bytes) -> np.ndarray:
         # The character that stands for a space would come back as one: it is spelled in bytes.
@@ -116,20 +111,32 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
     if config.of_bytes:
         return ByteVocabulary()
     if config.path is not None:
-        return PieceVocabulary.load(Path(config.path))
+        options = "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"
+        fix = f"train it with {options} --byte_fallback, or let it be trained here: remove tokenizer.path"
+        return PieceVocabulary.load(Path(config.path), fix)
     settings = ["exact 1", dataclasses.asdict(config), text.identity, sentencepiece.__version__]
 
     def build(draft: Path) -> None:
         every = -(-sum(1 for _ in _lines(text)) // config.sentences)
-        model = train_tokenizer(islice(_lines(text), 0, None, every or 1), config, tags=(), exact=True)
-        (draft / SHARED_FILE).write_bytes(model)
 
-    return PieceVocabulary.load(built(cache / f"tokenizer-{content_key(settings, text.files)}", build) / SHARED_FILE)
+        def train(*more: str) -> bytes:
+            lines = chain(islice(_lines(text), 0, None, every or 1), more)
+            return train_tokenizer(lines, config, tags=(), exact=True, required=SPACE if more else "")
+
+        model = train()
+        # Text without spaces, as in Chinese, gives no piece for them; yet the model may be given some to read. SentencePiece
+        # ends the process where a character that is required does not occur at all.
+        (draft / SHARED_FILE).write_bytes(model if Tokenizer(model).has_space else train(" "))
+
+    folder = built(cache / f"tokenizer-{content_key(settings, text.files)}", build)
+    return PieceVocabulary.load(folder / SHARED_FILE, f"delete {folder}; it is made anew")
 
 
 def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:
     """The vocabulary that a run keeps in its folder."""
-    return ByteVocabulary() if config.of_bytes else PieceVocabulary.load(folder / SHARED_FILE)
+    if config.of_bytes:
+        return ByteVocabulary()
+    return PieceVocabulary.load(folder / SHARED_FILE, "put the run's own vocabulary back in its place")
 
 
 def _lines(text: TextPart) -> Iterator[str]:

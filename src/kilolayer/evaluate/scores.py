@@ -25,6 +25,7 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from kilolayer.data.parallel import Direction
 from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.files.reading import read_bytes
 
 Lines = Sequence[str]
 Numbers = NDArray[np.float64]
@@ -183,18 +184,20 @@ class SpBleu(SacreScore):
     name: ClassVar[str] = "spBLEU"
 
     def __post_init__(self) -> None:
-        if not self.model.is_file():
-            raise OptionError("the SentencePiece model of spBLEU does not exist", where=str(self.model), fix="check the path")
         try:
             self._processor  # noqa: B018  a file that is no model is refused at once
-        except (OSError, RuntimeError):
+        except (RuntimeError, UnicodeDecodeError):
             raise OptionError("not a SentencePiece model", where=str(self.model), fix="give a trained .model file") from None
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        return read_bytes(self.model)
 
     @cached_property
     def _processor(self) -> Any:
         from sentencepiece import SentencePieceProcessor
 
-        return SentencePieceProcessor(model_file=str(self.model))
+        return SentencePieceProcessor(model_proto=self._bytes)
 
     def _pieces(self, lines: Lines) -> list[str]:
         cased = [line.lower() if self.lowercase else line for line in lines]
@@ -213,7 +216,7 @@ class SpBleu(SacreScore):
         return _bleu(sums)
 
     def signature(self) -> str:
-        digest = hashlib.sha256(self.model.read_bytes()).hexdigest()[:8]
+        digest = hashlib.sha256(self._bytes).hexdigest()[:8]
         return super().signature().replace("tok:none", f"tok:spm-{digest}")
 
 

@@ -8,12 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from kilolayer.errors import OptionError
+from kilolayer.errors import OptionError, shown
 from kilolayer.evaluate.scores import Bleu, Lines, Metric, Numbers
 
 Verdict = Literal["+", "-", "="]
 
 SAMPLES = 1000  # as in the very-deep paper (Liu et al. 2020, section 4)
+MOST_SAMPLES = 100_000
 SEED = 12345  # sacreBLEU's, so that its p-values can be had again
 LEVEL = 0.05
 
@@ -144,8 +145,8 @@ def _resample(
     systems: Sequence[Lines], references: Lines, metric: Metric, samples: int, seed: int
 ) -> tuple[list[float], Numbers]:
     """The score of each system, and [systems, samples] its scores on the resampled test sets, which all systems share."""
-    if samples < 1:
-        raise OptionError(f"samples is {samples}", fix="at least 1; 1000 is usual")
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise OptionError(f"samples is {shown(samples)}", fix=f"1 to {MOST_SAMPLES:,}; 1000 is usual")
     statistics = np.stack([metric.statistics(lines, references) for lines in systems], axis=1)  # [sentences, systems, terms]
     sentences, count, terms = statistics.shape
     sums = resampled_sums(statistics.reshape(sentences, count * terms), samples, seed).reshape(samples, count, terms)

@@ -4,16 +4,19 @@ in little memory, and names the path."""
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from kilolayer.errors import InputError, UnreadableError, file_fault
 
+DEEPEST = 100
+"""Tables and lists inside one another, in JSON."""
 SMALL = 1 << 28
 """Bytes that a file which is read whole may have, unless its reader says otherwise."""
 NOT_A_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG, None}
@@ -21,21 +24,29 @@ NOT_A_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXI
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
+def open_regular(path: Path) -> Iterator[io.BufferedReader]:
     """A file, open to read. A folder, a pipe or a device raises at once: reading it could wait, or go on, for ever."""
+    with os.fdopen(open_descriptor(path), "rb") as file:
+        try:
+            yield file
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+
+def open_descriptor(path: Path) -> int:
+    """The descriptor of a file, open to read; whoever asks for it closes it."""
     try:
         # Not blocking: a pipe that nobody writes to would hold the opening itself.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InputError("this is not a regular file", where=str(path), fix="put a plain file in its place")
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            yield file
-        except OSError as error:
-            raise unreadable(path, error) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    raise InputError("this is not a regular file", where=str(path), fix="put a plain file in its place")
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
@@ -77,9 +88,24 @@ def read_json(path: Path, most: int = SMALL) -> Any:
 def parse_json(text: str | bytes) -> Any:
     """What a JSON text holds; all that is wrong with it, also brackets without end, is a ValueError."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    opening = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if sum(text.count(each) for each in opening) > DEEPEST:  # pyright: ignore[reportArgumentType]
+        check_depth(value, DEEPEST)
+    return value
+
+
+def check_depth(value: Any, most: int) -> None:
+    """A ValueError where there are more than `most` tables and lists inside one another: to show such a value may fail."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return
+        level = [below for each in level for below in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError(f"it has tables and lists inside one another, more than {most}")
 
 
 def unreadable(path: Path | str, error: OSError | ValueError) -> InputError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.errors import OptionError
 
 Method = Literal["greedy", "beam", "sample"]
@@ -22,42 +22,34 @@ class SearchConfig:
 
     method: Method = "beam"
     """greedy: the best token at each step; beam: the best of several hypotheses; sample: drawn at random."""
-    beam: int | None = None
+    beam: int | None = bounded(None, least=1, most=10_000)
     """Hypotheses that a beam search keeps open for each sentence. Absent: 5."""
-    length_penalty: float | None = None
+    length_penalty: float | None = bounded(None, least=0, most=1000)
     """A beam search ranks by log-probability / length^this, the end counted in the length. Absent: 1."""
-    temperature: float | None = None
-    """Sampling divides the scores by this: below 1 safer, above 1 more varied. Absent: 1."""
-    top_k: int | None = None
+    temperature: float | None = bounded(None, above=0, most=1e6)
+    """Sampling divides the scores by this: below 1 safer, above 1 more varied; for 0, use method greedy. Absent: 1."""
+    top_k: int | None = bounded(None, least=1, most=2**24)
     """Sampling draws from this many most probable tokens. Absent: from all."""
-    top_p: float | None = None
+    top_p: float | None = bounded(None, above=0, most=1)
     """Sampling draws from the fewest most probable tokens that have this probability together. Absent: from all."""
-    seed: int | None = None
+    seed: int | None = bounded(None, least=0, below=2**63)
     """Sampling draws the same for the same seed and line, whatever is decoded beside it. Absent: 0."""
-    n_best: int = 1
+    n_best: int = bounded(1, least=1, most=10_000)
     """Hypotheses to return: the best of a beam, best first, or so many samples, in the order drawn."""
-    max_length_factor: float = 2.0
+    max_length_factor: float = bounded(2.0, least=0, most=1000)
     """A hypothesis is cut at max_length_factor x source length + max_length_extra tokens."""
-    max_length_extra: int = 16
+    max_length_extra: int = bounded(16, least=0, most=10**6)
     """See max_length_factor."""
-    max_source_length: int = 1024
+    max_source_length: int = bounded(1024, least=1, most=10**6)
     """Longer lines are cut to so many tokens, and counted."""
-    batch_tokens: int = 8192
+    batch_tokens: int = bounded(8192, least=1, most=10**9)
     """Most source tokens decoded at once, padding and hypotheses counted; one sentence is decoded in any case."""
-    window: int = 1024
+    window: int = bounded(1024, least=1, most=10**7)
     """Lines read ahead and sorted by length before they are decoded; 1 answers line by line."""
 
     def __post_init__(self) -> None:
         check(self)
         self._check_method()
-        for name in ("beam", "top_k", "n_best", "max_source_length", "batch_tokens", "window"):
-            _at_least(self, name, 1)
-        for name in ("length_penalty", "max_length_factor", "max_length_extra", "seed"):
-            _at_least(self, name, 0)
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise OptionError(f"temperature is {self.temperature}", fix="temperature must be above 0; for 0, use method greedy")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p is {self.top_p}", fix="top_p must be above 0 and at most 1")
         most = {"greedy": 1, "beam": self.width, "sample": self.n_best}[self.method]
         if self.n_best > most:
             raise OptionError(
@@ -84,9 +76,3 @@ class SearchConfig:
                     raise OptionError(
                         f"{name} has no effect with method {self.method!r}", fix=f"remove it, or use method = {method!r}"
                     )
-
-
-def _at_least(config: SearchConfig, name: str, least: int) -> None:
-    value = getattr(config, name)
-    if value is not None and not least <= value < float("inf"):
-        raise OptionError(f"{name} is {value}", fix=f"{name} must be at least {least}")

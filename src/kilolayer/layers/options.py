@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kilolayer.config import check
+from kilolayer.config import bounded, check
 from kilolayer.errors import OptionError
 
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -17,41 +17,35 @@ Positions = Literal["sinusoidal", "learned", "rotary", "xpos", "t5", "none"]
 class LayerOptions:
     """Sizes, functions and noise of a layer."""
 
-    dim: int = 512
+    dim: int = bounded(512, least=1, most=2**20)
     """Width of the residual stream."""
-    heads: int = 8
+    heads: int = bounded(8, least=1, most=2**20)
     """Attention heads; they divide dim."""
-    kv_heads: int | None = None
+    kv_heads: int | None = bounded(None, least=1, most=2**20)
     """Heads of keys and values (grouped-query attention); they divide heads. Absent: as many as heads."""
-    ffn_dim: int = 2048
+    ffn_dim: int = bounded(2048, least=1, most=2**24)
     """Width inside the feed-forward network."""
     activation: Activation = "relu"
     """Function inside the feed-forward network."""
     norm: Norm = "layer"
     """LayerNorm or RMSNorm, wherever the recipe puts a norm."""
-    norm_eps: float = 1e-5
+    norm_eps: float = bounded(1e-5, above=0, most=1)
     """Added to the variance inside a norm."""
     positions: Positions = "sinusoidal"
     """How order is told: at the input (sinusoidal, learned), in attention (rotary, xpos, t5), or not at all."""
-    max_length: int | None = None
+    max_length: int | None = bounded(None, least=1, most=2**24)
     """Longest sequence; needed by learned positions, and only by them."""
-    dropout: float = 0.0
+    dropout: float = bounded(0.0, least=0, below=1)
     """Dropout on the embedded input and on each branch before it joins the residual."""
-    attention_dropout: float = 0.0
+    attention_dropout: float = bounded(0.0, least=0, below=1)
     """Dropout on attention weights."""
-    activation_dropout: float = 0.0
+    activation_dropout: float = bounded(0.0, least=0, below=1)
     """Dropout after the activation inside the feed-forward network."""
-    drop_path: float = 0.0
+    drop_path: float = bounded(0.0, least=0, below=1)
     """Chance that a sample skips a branch, rising linearly with depth to this value in the last layer."""
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("dim", "heads", "ffn_dim", "norm_eps"):
-            if getattr(self, name) <= 0:
-                raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be above 0")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0 and below 1")
         self._check_heads()
         self._check_positions()
 
@@ -73,7 +67,7 @@ class LayerOptions:
                 f"heads={self.heads} does not divide dim={self.dim}",
                 fix=f"near numbers of heads that do: {', '.join(map(str, near))}",
             )
-        if self.kv_heads is not None and (self.kv_heads <= 0 or self.heads % self.kv_heads):
+        if self.kv_heads is not None and self.heads % self.kv_heads:
             raise OptionError(
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}",
                 fix=f"allowed: {', '.join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)}",
@@ -81,9 +75,9 @@ class LayerOptions:
 
     def _check_positions(self) -> None:
         if self.positions == "learned":
-            if self.max_length is None or self.max_length <= 0:
+            if self.max_length is None:
                 raise OptionError(
-                    f"learned positions with max_length={self.max_length}",
+                    "learned positions without max_length",
                     fix="set max_length to the longest sequence that the model will read",
                 )
         elif self.max_length is not None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from kilolayer import recipes
+from kilolayer.config import bounded
 from kilolayer.errors import OptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.config import MoE
-from kilolayer.recipes.base import Depths, Kind, Place, Recipe, Side
+from kilolayer.recipes.base import DEEPEST, Depths, Kind, Place, Recipe, Side
 
 Shape = Literal["encoder", "decoder", "encoder_decoder"]
+MOST_PARAMETERS = 10**15
+"""A thousand times the largest models; the bytes of more could not be counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,21 +25,21 @@ class ModelConfig(LayerOptions):
 
     shape: Shape = "encoder_decoder"
     """Which stacks the model has."""
-    layers: int | None = None
+    layers: int | None = bounded(None, least=1, most=DEEPEST)
     """Layers of each stack. Absent: 18."""
-    encoder_layers: int | None = None
+    encoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
     """Layers of the encoder, where they differ from `layers`."""
-    decoder_layers: int | None = None
+    decoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
     """Layers of the decoder, where they differ from `layers`."""
-    vocab_size: int | None = 32_000
+    vocab_size: int | None = bounded(32_000, least=1, most=2**24)
     """Size of the vocabulary; absent in an encoder that reads embeddings alone."""
-    source_vocab_size: int | None = None
+    source_vocab_size: int | None = bounded(None, least=1, most=2**24)
     """Size of the source's vocabulary, where it has its own."""
     recipe: Recipe = field(
         default_factory=lambda: recipes.get(recipes.DEFAULT), metadata={"parse": recipes.parse, "table": Recipe.table}
     )
     """How depth is made trainable: a name, or a table with `name` and its options."""
-    pad_id: int | None = 0
+    pad_id: int | None = bounded(0, least=0, below=2**24)
     """The token id that is padding; absent where nothing is padded."""
     tie_embeddings: bool | Literal["output"] = True
     """One table for input and output; in an encoder-decoder for source, target and output, or "output" for the last two."""
@@ -46,9 +49,9 @@ class ModelConfig(LayerOptions):
     """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
     moe: MoE | None = None
     """Experts in the place of feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
-    encoder_first_eps: float | None = None
+    encoder_first_eps: float | None = bounded(None, above=0, most=1e30)
     """The eps of the encoder's first norm, where a folded model needs its own."""
-    decoder_first_eps: float | None = None
+    decoder_first_eps: float | None = bounded(None, above=0, most=1e30)
     """The eps of the decoder's first norm, where a folded model needs its own."""
 
     def __post_init__(self) -> None:
@@ -58,6 +61,7 @@ class ModelConfig(LayerOptions):
         self._check_final_norm()
         self._check_norm()
         self._check_experts()
+        self._check_size()
         self.recipe.check_depths(self.depths)
         if self.positions == "xpos" and self.shape == "encoder":
             raise OptionError(
@@ -128,11 +132,18 @@ class ModelConfig(LayerOptions):
                 fix=f"every must be at most {deepest}",
             )
 
+    def _check_size(self) -> None:
+        networks = 1 if self.moe is None else self.moe.experts
+        layer = self.dim * (self.dim + self.ffn_dim * networks)
+        tables = self.dim * ((self.vocab_size or 0) + (self.source_vocab_size or 0))
+        about = tables + layer * (self.depths.encoder + self.depths.decoder)
+        if about > MOST_PARAMETERS:
+            raise OptionError(
+                f"the model has more than {about:.0e} parameters",
+                fix=f"lower dim, ffn_dim, layers, vocab_size or experts: {MOST_PARAMETERS:.0e} are the most",
+            )
+
     def _check_depth(self) -> None:
-        for name in ("layers", "encoder_layers", "decoder_layers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{name} is {value}", fix="a stack has at least 1 layer")
         open_sides = [side for side in self.depths.sides if getattr(self, f"{side}_layers") is None]
         if self.layers is not None and not open_sides:
             raise OptionError(
@@ -147,10 +158,6 @@ class ModelConfig(LayerOptions):
                 )
 
     def _check_vocabulary(self) -> None:
-        for name in ("vocab_size", "source_vocab_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{name} is {value}", fix="a vocabulary has at least 1 entry")
         if self.vocab_size is None and not (self.tie_embeddings and self.scale_embeddings):
             raise OptionError(
                 "tie_embeddings and scale_embeddings have no effect without a vocabulary", fix="remove them, or set vocab_size"
@@ -158,7 +165,7 @@ class ModelConfig(LayerOptions):
         if self.vocab_size is None and self.shape != "encoder":
             raise OptionError("a decoder needs a vocabulary to predict", fix="set vocab_size")
         sizes = [size for size in (self.vocab_size, self.source_vocab_size) if size is not None]
-        if self.pad_id is not None and sizes and not 0 <= self.pad_id < min(sizes):
+        if self.pad_id is not None and sizes and self.pad_id >= min(sizes):
             raise OptionError(f"pad_id is {self.pad_id}", fix=f"allowed: 0 to {min(sizes) - 1}, or None")
         if self.shape != "encoder_decoder":
             if self.source_vocab_size is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kilolayer.config import check, strict_class
+from kilolayer.config import bounded, check, strict_class
 from kilolayer.errors import OptionError
 
 STARTING_TEMPERATURE = {"softmax": 0.3, "sigmoid": 0.07}  # X-MoE (Chi et al. 2022)
@@ -18,54 +18,34 @@ BALANCE = 0.01
 class MoE:
     """Experts in the place of feed-forward networks, and how tokens find them."""
 
-    experts: int = 64
+    experts: int = bounded(64, least=1, most=2**16)
     """Experts of each sparse layer; each is as wide as the feed-forward network that it replaces."""
-    top_k: int = 2
+    top_k: int = bounded(2, least=1, most=2**16)
     """Experts that serve a token."""
-    every: int = 2
+    every: int = bounded(2, least=1, most=10_000)
     """Every how many layers experts stand; 2: in the layers 2, 4, 6, ..."""
     router: Literal["xmoe", "linear"] = "xmoe"
     """How tokens and experts are matched: by the cosine in a low dimension (X-MoE), or by a linear map."""
     gate: Literal["softmax", "sigmoid"] = "softmax"
     """What turns X-MoE's scores into weights; a linear router has softmax."""
-    router_dim: int | None = None
+    router_dim: int | None = bounded(None, least=1, most=2**20)
     """Dimension in which X-MoE compares. Absent: half the number of experts, at least 1."""
-    temperature: float | None = None
+    temperature: float | None = bounded(None, least=SMALLEST_TEMPERATURE, most=1e6)
     """What X-MoE's learned temperature starts at. Absent: 0.3, or 0.07 with the sigmoid gate."""
     second: Literal["all", "random", "sampling"] = "all"
     """Which tokens get their second expert in training: all; at random, more likely the larger its weight; or all, the expert
     drawn by its probability."""
-    capacity: float | None = None
+    capacity: float | None = bounded(None, above=0, most=1e6)
     """Most choices that an expert takes in training, as a factor of an even share; the rest passes by. Absent: no limit."""
-    balance: float | None = None
+    balance: float | None = bounded(None, least=0, most=1e6)
     """Weight of the loss that evens out the experts' loads. Absent: 0.01, or 0 with loss_free."""
-    z_loss: float = 0.0
+    z_loss: float = bounded(0.0, least=0, most=1e6)
     """Weight of the loss that keeps the router's scores small; 1e-3 is usual."""
-    loss_free: float = 0.0
+    loss_free: float = bounded(0.0, least=0, below=1)
     """How far each step moves the biases that even out the loads without a loss; 1e-3 is usual, 0 leaves them out."""
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("experts", "top_k", "every"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}", where="moe", fix="it must be at least 1")
-        for name in ("router_dim", "capacity"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise OptionError(f"{name} is {value}", where="moe", fix="it must be above 0, or absent")
-        for name in ("balance", "z_loss", "loss_free"):
-            if (getattr(self, name) or 0.0) < 0:
-                raise OptionError(f"{name} is {getattr(self, name)}", where="moe", fix="it must be at least 0")
-        if self.loss_free >= 1:
-            raise OptionError(
-                f"loss_free is {self.loss_free}, and gates lie between 0 and 1",
-                where="moe",
-                fix="it must be below 1; 1e-3 is usual",
-            )
-        if self.temperature is not None and self.temperature < SMALLEST_TEMPERATURE:
-            raise OptionError(
-                f"temperature is {self.temperature}", where="moe", fix=f"it must be at least {SMALLEST_TEMPERATURE}, or absent"
-            )
         self._check_router()
         self._check_choice()
 

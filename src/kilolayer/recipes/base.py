@@ -16,9 +16,11 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from kilolayer.config import build, check
-from kilolayer.errors import OptionError, unknown
+from kilolayer.errors import OptionError, shown, unknown
 
 Side = Literal["encoder", "decoder"]
+DEEPEST = 10_000
+"""Layers of a stack."""
 
 
 class Role(StrEnum):
@@ -55,9 +57,12 @@ class Depths:
     def __post_init__(self) -> None:
         if min(self.encoder, self.decoder) < 0 or max(self.encoder, self.decoder) == 0:
             raise OptionError(
-                f"depths are {self.encoder} encoder and {self.decoder} decoder layers",
+                f"depths are {shown(self.encoder)} encoder and {shown(self.decoder)} decoder layers",
                 fix="give at least one layer to each stack of the model",
             )
+        if max(self.encoder, self.decoder) > DEEPEST:
+            deepest = shown(max(self.encoder, self.decoder))
+            raise OptionError(f"a stack of {deepest} layers", fix=f"a stack has at most {DEEPEST:,} layers")
 
     @property
     def paired(self) -> bool:
@@ -283,6 +288,6 @@ def parse(value: Any) -> Recipe:
             return get(DEFAULT, **value)
         case _:
             raise OptionError(
-                f"recipe is {value!r}",
+                f"recipe is {shown(value)}",
                 fix="give a name, a table with `name` and options, or kilolayer.recipes.get(name, option=value)",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.errors import OptionError
+from kilolayer.config import bounded
 from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side, register
 
 
@@ -14,9 +14,9 @@ from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, R
 class DeepNorm(Recipe):
     """Residual times alpha; value, attention output and FFN weights start at beta times Xavier."""
 
-    alpha_scale: float = 1.0
+    alpha_scale: float = bounded(1.0, above=0, most=1e6)
     """Multiplies alpha (DeepNet, Figure 9 and Table 11)."""
-    beta_scale: float = 1.0
+    beta_scale: float = bounded(1.0, above=0, most=1e6)
     """Multiplies beta (DeepNet, Figure 9 and Table 11)."""
 
     name: ClassVar[str] = "deepnorm"
@@ -27,13 +27,6 @@ class DeepNorm(Recipe):
         "Trained at 6 to 1,000 layers in the paper. It may need a large batch when very deep: others saw 100L-100L fail "
         "on WMT-17 at 8 x 4,096 tokens a batch and work at 128 x 4,096."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha_scale <= 0 or self.beta_scale <= 0:
-            raise OptionError(
-                f"alpha_scale is {self.alpha_scale} and beta_scale is {self.beta_scale}", fix="both must be above 0"
-            )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
         n, m = depths.encoder, depths.decoder

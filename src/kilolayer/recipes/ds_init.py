@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kilolayer.errors import OptionError
+from kilolayer.config import bounded
 from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Place, Plan, Recipe, Side, register
 
 
@@ -14,7 +14,7 @@ from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Place, Plan,
 class DSInit(Recipe):
     """Every matrix of layer l starts at Xavier times alpha / sqrt(l)."""
 
-    alpha: float = 1.0
+    alpha: float = bounded(1.0, above=0, most=1)
     """The paper's alpha, in (0, 1]."""
     scaled: Literal["deviation", "variance"] = "deviation"
     """What is multiplied: the standard deviation, as in the paper, or the variance, as in its public code."""
@@ -25,11 +25,6 @@ class DSInit(Recipe):
     paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, Improving Deep Transformer with Depth-Scaled Initialization"
     expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged from 18L-18L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = "Encoder and decoder count their layers apart, from 1."
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise OptionError(f"alpha is {self.alpha}", where="recipe ds_init", fix="it must be above 0 and at most 1")
 
     def constants(self, side: Side, depths: Depths) -> Constants:
         return Constants(first_layer_gain=self._gain(1), last_layer_gain=self._gain(depths.of(side)))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kilolayer.recipes.base import DEEPEST
 from kilolayer.report.panels import Panel
 from kilolayer.report.plots import Series, layers_by_step_plot, line_plot
 from kilolayer.report.record import Entry, number
@@ -114,4 +115,4 @@ def _norms(entry: Entry, quantity: str, side: str) -> list[float]:
     """Of each layer, NaN where there is no number; empty where nothing was measured."""
     stacks = entry.get(quantity)
     norms = stacks.get(side) if isinstance(stacks, dict) else None
-    return [number({"norm": norm}, "norm") for norm in norms] if isinstance(norms, list) else []
+    return [number({"norm": norm}, "norm") for norm in norms[:DEEPEST]] if isinstance(norms, list) else []

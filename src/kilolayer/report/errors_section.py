@@ -11,6 +11,8 @@ from kilolayer.report.panels import Panel, Table
 from kilolayer.report.plots import bar_plot
 from kilolayer.report.record import Entry, number
 
+MOST_BUCKETS = 50
+
 
 @dataclass(frozen=True)
 class TitledTable:
@@ -75,7 +77,7 @@ def _by_direction(scores: dict[str, Any], key: str, value: str, title: str) -> T
 
 
 def _buckets(buckets: Any) -> list[Entry]:
-    return [bucket for bucket in buckets if isinstance(bucket, dict)] if isinstance(buckets, list) else []
+    return [bucket for bucket in buckets if isinstance(bucket, dict)][:MOST_BUCKETS] if isinstance(buckets, list) else []
 
 
 def _numbers(buckets: Sequence[Entry], columns: dict[str, str]) -> Table:

@@ -188,7 +188,7 @@ def _layer_loads(entry: Entry, top_k: float) -> list[LayerLoad]:
     found: list[LayerLoad] = []
     for place, (layer, shares) in enumerate(zip(_layers(entry), _loads(entry), strict=True)):
         choices, tokens = _value(entry, "choices", place), _value(entry, "tokens", place)
-        if not (choices > 0 and tokens > 0):
+        if not (choices > 0 and tokens > 0):  # NaN is neither
             tokens = float(ENOUGH * len(shares))
             choices = top_k * tokens
         dropped = _value(entry, "dropped", place)
@@ -292,9 +292,11 @@ def _loads(entry: Entry) -> list[list[float]]:
     layers, load = entry.get("layers"), entry.get("load")
     if not isinstance(layers, list) or not isinstance(load, list) or len(layers) != len(load) or not load:
         return []
+    if not all(isinstance(row, list) and len(row) == len(load[0]) for row in load):
+        return []
+    shares = [[number({"share": share}, "share") for share in row] for row in load]
     # All shares are 0 where no step of an entry was finite.
-    whole = all(isinstance(row, list) and all(isinstance(share, int | float) for share in row) and any(row) for row in load)
-    return load if whole else []
+    return shares if all(any(row) and all(share >= 0 for share in row) for row in shares) else []
 
 
 def _value(entry: Entry, key: str, place: int) -> float:

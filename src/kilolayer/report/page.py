@@ -44,7 +44,8 @@ def write_report(run: Path) -> Report:
     """Write report.html into the run folder from what is there by now."""
     record = read_record(run)
     path = run / "report.html"
-    write(path, render(record))
+    # Half a character, which JSON and names of folders may hold, is none of UTF-8's.
+    write(path, render(record).encode("utf-8", "backslashreplace"))
     return Report(path, _model_faults(record))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,6 +17,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from kilolayer.terminal import printable
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
 MARKERS = "osD^vP"
@@ -180,6 +183,7 @@ def _by_layer(columns: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def _shortened(label: str) -> str:
+    label = printable(label)
     return label if len(label) <= LABEL else f"{label[: LABEL - 3]}..."
 
 
@@ -225,7 +229,8 @@ def _svg(figure: Figure, name: str, description: str) -> Markup:
     The only text that goes into a page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
     """
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": name}):
+    with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a label: a browser has more letters than matplotlib's font
         figure.savefig(buffer, format="svg", dpi=DOTS_PER_INCH, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

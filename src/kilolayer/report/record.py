@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kilolayer.config import parse_toml
 from kilolayer.errors import InputError
 from kilolayer.files.json_lines import read_rows
+from kilolayer.files.paths import kind_of, resolve
+from kilolayer.files.reading import parse_json, read_bytes
 
+LARGEST, SMALLEST = 1e30, 1e-100
+"""Numbers outside of these are drawn by no plot."""
 Entry = dict[str, Any]
 KINDS = ("train", "valid", "layers", "routing", "event")
 
@@ -37,9 +40,9 @@ class Record:
 
 def read_record(run: Path) -> Record:
     """The record of a run folder; raises where the folder is none."""
-    if not run.is_dir():
+    if kind_of(run) != "folder":
         raise InputError("the run folder does not exist", where=str(run), fix="give a folder that `kilolayer train` made")
-    if not any((run / name).is_file() for name in ("config.toml", "metrics.jsonl", "scores.json")):
+    if not any(kind_of(run / name) == "file" for name in ("config.toml", "metrics.jsonl", "scores.json")):
         raise InputError(
             "not a run folder: it has neither config.toml, metrics.jsonl nor scores.json",
             where=str(run),
@@ -47,11 +50,11 @@ def read_record(run: Path) -> Record:
         )
     notes: list[str] = []
     config_text = _text(run / "config.toml", notes)
-    scores = _parsed(run / "scores.json", json.loads, notes)
-    samples = _parsed(run / "samples.json", json.loads, notes)
+    scores = _parsed(run / "scores.json", parse_json, notes)
+    samples = _parsed(run / "samples.json", parse_json, notes)
     return Record(
-        name=run.resolve().name,
-        config=_parsed(run / "config.toml", tomllib.loads, notes) or {},
+        name=resolve(run).name,
+        config=_parsed(run / "config.toml", parse_toml, notes) or {},
         config_text=config_text,
         **_metrics(run / "metrics.jsonl", notes),
         log=_text(run / "log.txt", []).rstrip("\n").split("\n"),
@@ -62,26 +65,31 @@ def read_record(run: Path) -> Record:
 
 
 def number(entry: Entry, *path: str) -> float:
-    """The number at `path` inside an entry; NaN where there is none."""
+    """The number at `path` inside an entry; NaN where there is none, or one so large that no training gives it."""
     value: Any = entry
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
+        return math.nan
+    return float(value) if abs(value) >= SMALLEST else 0.0
 
 
 def _text(path: Path, notes: list[str]) -> str:
-    if not path.is_file():
+    try:
+        if kind_of(path) is not None:
+            return read_bytes(path).decode("utf-8", errors="replace")
         notes.append(f"{path.name} is not there.")
-        return ""
-    return path.read_text(encoding="utf-8", errors="replace")
+    except InputError as error:
+        notes.append(f"{path.name} is left out: {error.what}.")
+    return ""
 
 
 def _parsed(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Any:
     """The parsed file; None where it is absent or cannot be parsed, which is noted."""
-    if not path.is_file():
+    if not (text := _text(path, [])):
         return None
     try:
-        return parse(_text(path, notes))
+        return parse(text)
     except ValueError as error:
         notes.append(f"{path.name} cannot be read: {error}.")
         return None
@@ -107,7 +115,7 @@ def _metrics(path: Path, notes: list[str]) -> dict[str, list[Entry]]:
     if metrics.cut:
         notes.append("The last line of metrics.jsonl is incomplete: the run was stopped as it wrote, or is still writing.")
     for entry in metrics.rows:
-        if entry["kind"] not in KINDS:
+        if entry["kind"] not in KINDS or not number(entry, "step") >= 0:
             continue
         kept = found[entry["kind"]]
         while entry["kind"] != "event" and kept and kept[-1]["step"] >= entry["step"]:

@@ -82,8 +82,9 @@ def _score(key: str, score: Entry) -> Score:
     value = number(score, "value")
     if not math.isfinite(value):
         return Score(_name(key, score), reason=str(score.get("reason", "it has no value")))
-    digits = score.get("digits") if isinstance(score.get("digits"), int) else 2
-    return Score(_name(key, score), f"{value:.{digits}f}", str(score.get("signature", "")).split("|"))
+    digits = number(score, "digits")
+    shown = f"{value:.{int(digits) if 0 <= digits <= 10 else 2}f}"
+    return Score(_name(key, score), shown, str(score.get("signature", "")).split("|"))
 
 
 def _name(key: str, score: Entry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from kilolayer.errors import OptionError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.projection import Projection
@@ -32,6 +34,7 @@ from kilolayer.speed.fast_view import FastView
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LARGEST_TENSOR = 2**58  # elements
 RESIDUAL = torch.float32  # of the states between layers, whatever products are in
 
 
@@ -110,6 +113,24 @@ class Budget:
 
 def budget(config: ModelConfig, work: Work) -> Budget:
     """The cost of the model that `config` describes on the batch `work`; nothing is allocated."""
+    width = max(config.dim, config.ffn_dim, config.heads * work.length, config.vocab_size or 0)
+    experts = 1 if config.moe is None else config.moe.top_k
+    if work.batch * work.length * width * experts > LARGEST_TENSOR:
+        raise OptionError(
+            f"a batch of {work.batch:,} x {work.length:,} tokens makes a tensor of this model too large to count its bytes",
+            fix="lower the batch or the length",
+        )
+    # The collector would look through all modules of a deep model again and again, and find nothing: half of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _budget(config, work)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _budget(config: ModelConfig, work: Work) -> Budget:
     model = build_model(config, device="meta", seed=0)
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize

@@ -16,6 +16,7 @@ from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.data.vocabulary import TextVocabulary, vocabulary_for
 from kilolayer.data.windows import Windows, windows_in_order
 from kilolayer.evaluate.likelihood import TextLoss, TextScore, measure
+from kilolayer.files.paths import storable
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
 from kilolayer.models.config import ModelConfig
@@ -24,6 +25,12 @@ from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.results import write_results
 
 SAMPLES, PROMPT, CONTINUATION = 5, 100, 200  # of the report: texts, tokens before, tokens written
+
+
+def _absolute(config: TextConfig) -> TextConfig:
+    """With absolute paths, that a run can keep."""
+    names = ("train", "valid", "test")
+    return replace(config, **{name: [str(storable(Path(path))) for path in getattr(config, name)] for name in names})
 
 
 class CausalLMTask:
@@ -50,6 +57,7 @@ class CausalLMTask:
         vocabulary: TextVocabulary | None = None,
     ) -> CausalLMTask:
         """Find the text, train the vocabulary unless a run has its own, and encode all parts: what is wrong shows now."""
+        config = _absolute(config)
         text = find_text(config, cache)
         return cls(text, vocabulary or vocabulary_for(text.train, tokenizer, cache), cache, config, batches)
 
@@ -59,9 +67,7 @@ class CausalLMTask:
 
     def resolve(self) -> dict[str, Any]:
         """The text's configuration with nothing implicit left: absolute paths."""
-        names = ("train", "valid", "test")
-        paths = {name: [str(Path(path).resolve()) for path in getattr(self.config, name)] for name in names}
-        return {"text": replace(self.config, **paths)}
+        return {"text": _absolute(self.config)}
 
     def training_batches(self, seed: int) -> Windows:
         """Endless shuffled windows of the training text."""

@@ -7,7 +7,59 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kilolayer.errors import InputError
+from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
+
+# The counts of a bucket, and then its score.
+BUCKETS = {"frequency_buckets": ("matched", "reference", "hypothesis", "f1"), "length_buckets": ("sentences", "bleu")}
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """What scores.json holds, its form checked: the folder may be a stranger's."""
+    path = folder / "scores.json"
+    scores = read_json(path)
+    if not isinstance(scores, dict) or not all(_fits(name, entry) for name, entry in scores.items()):
+        raise InputError("the file does not hold scores", where=str(path), fix="delete it, and run `kilolayer evaluate` again")
+    return scores
+
+
+def _fits(name: str, entry: Any) -> bool:
+    """Whether an entry of scores.json has the form that `write_results` gives it."""
+    if name.startswith("test"):
+        return isinstance(entry, dict) and all(_is_score(each) for each in entry.values())
+    if name == "averages":
+        means = list(entry.values()) if isinstance(entry, dict) else [None]
+        return all(isinstance(side, dict) and all(map(_is_number, side.values())) for side in means)
+    if name in BUCKETS:
+        parts = list(entry.values()) if isinstance(entry, dict) else [entry]
+        return all(isinstance(part, list) and all(_is_bucket(each, BUCKETS[name]) for each in part) for part in parts)
+    return True
+
+
+def _is_score(score: Any) -> bool:
+    if not isinstance(score, dict) or not isinstance(score.get("name"), str):
+        return False
+    if "value" not in score:
+        return isinstance(score.get("reason"), str)
+    digits = score.get("digits", 2)
+    known = isinstance(digits, int) and 0 <= digits <= 10
+    return known and _is_number(score["value"]) and isinstance(score.get("signature"), str)
+
+
+def _is_bucket(bucket: Any, keys: tuple[str, ...]) -> bool:
+    *counts, score = keys
+    return (
+        isinstance(bucket, dict)
+        and isinstance(bucket.get("label"), str)
+        and all(_is_number(bucket.get(key)) for key in counts)
+        and score in bucket
+        and (bucket[score] is None or _is_number(bucket[score]))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e30
 
 
 def write_results(

@@ -20,6 +20,7 @@ from kilolayer.data.shapes import Shape
 from kilolayer.data.tokenizer import TokenizerConfig, Tokenizers, tokenizers_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
+from kilolayer.files.paths import storable
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.config import ModelConfig
@@ -91,7 +92,9 @@ class TranslationTask:
 
         search: how validation and test are translated; valid_bleu: whether the validation part is.
         """
+        data = _absolute(data)
         corpora = find_corpora(data, cache)
+        corpora.check_held_out()
         tokenizers = tokenizers or tokenizers_for(corpora, tokenizer, cache)
         return cls(corpora, tokenizers, cache, data, batches, search, valid_bleu)
 
@@ -113,12 +116,8 @@ class TranslationTask:
 
     def resolve(self) -> dict[str, Any]:
         """The data's configuration with nothing implicit left: absolute paths, and every direction by name."""
-        data = self.data_config
-        paths = {
-            name: str(Path(path).resolve()) for name in ("folder", "manifest") if (path := getattr(data, name)) is not None
-        }
         directions = [direction.name for direction in self.corpora.directions]
-        return {"data": replace(data, **paths, directions=directions, languages=[])}
+        return {"data": replace(_absolute(self.data_config), directions=directions, languages=[])}
 
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches of all directions. Their shapes are then those of validations too."""
@@ -184,6 +183,12 @@ class TranslationTask:
         pairs = [pair for text in texts for pair in islice(text.pairs(), most)]
         answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, self.search)
         return Bleu().score([answer.text for answer in answers], [target for _, target in pairs]).value
+
+
+def _absolute(data: DataConfig) -> DataConfig:
+    """With absolute paths, that a run can keep."""
+    paths = {name: str(storable(Path(path))) for name in ("folder", "manifest") if (path := getattr(data, name)) is not None}
+    return replace(data, **paths)
 
 
 class SidedTokenizer:

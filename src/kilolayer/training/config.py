@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kilolayer.config import Table, check, merge, table_of
+from kilolayer.config import Table, bounded, check, merge, table_of
 from kilolayer.data.corpora import DataConfig
 from kilolayer.data.documents import TextConfig
 from kilolayer.data.shapes import BatchConfig
@@ -25,40 +25,40 @@ Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "c
 class TrainConfig:
     """Steps, batch, optimizer, schedule, precision, and when to look and to save."""
 
-    steps: int = 100_000
+    steps: int = bounded(100_000, least=1, most=10**12)
     """Optimizer steps."""
     start_from: str | None = None
     """A run whose weights and vocabulary are the start, as in fine-tuning; same model and [tokenizer]. Absent: as the recipe
     says."""
     freeze: Literal["none", "experts"] = "none"
     """What stays as it starts: nothing, or experts and their routers; the balance loss still counts."""
-    accumulate: int = 1
+    accumulate: int = bounded(1, least=1, most=10**6)
     """Batches a step; the loss is averaged over all their target tokens."""
-    seed: int = 1
+    seed: int = bounded(1, least=0, below=2**63)
     """Fixes the weights, the order of the data and the dropout."""
     optimizer: Literal["adam", "adamw", "radam"] = "adam"
     """AdamW decays weights apart from the gradient, the others as a part of it."""
-    lr: float = 7e-4
+    lr: float = bounded(7e-4, above=0, most=1000)
     """Highest learning rate."""
-    beta1: float = 0.9
+    beta1: float = bounded(0.9, least=0, below=1)
     """Decay of the gradient's mean."""
-    beta2: float = 0.98
+    beta2: float = bounded(0.98, least=0, below=1)
     """Decay of the gradient's second moment."""
-    eps: float = 1e-8
+    eps: float = bounded(1e-8, above=0, most=1000)
     """Added to the root of the second moment."""
-    weight_decay: float = 0.0
+    weight_decay: float = bounded(0.0, least=0, most=1000)
     """Decay of matrices and tables; biases, norms and scales are not decayed."""
     schedule: Schedule = "inverse_sqrt"
     """How the learning rate falls after the warm-up."""
-    warmup_steps: int = 4000
+    warmup_steps: int = bounded(4000, least=0, most=10**12)
     """Steps in which the learning rate rises linearly from 0."""
-    decay_steps: int = 0
+    decay_steps: int = bounded(0, least=0, most=10**12)
     """Length of the fall at the end of warmup_stable_decay."""
-    min_lr: float = 0.0
+    min_lr: float = bounded(0.0, least=0, most=1000)
     """Where cosine, linear and warmup_stable_decay end."""
-    label_smoothing: float = 0.1
+    label_smoothing: float = bounded(0.1, least=0, below=1)
     """Share of the target's probability spread over the vocabulary. In a language model, absent: 0."""
-    clip_norm: float = 0.0
+    clip_norm: float = bounded(0.0, least=0, most=1e30)
     """Largest gradient norm; 0: no clipping."""
     clip: Literal["auto", "plain", "sparse"] = "auto"
     """What the norm counts: sparse weighs the gradient of E experts by 1 / sqrt(E) (SparseClip); auto: sparse with experts."""
@@ -73,58 +73,36 @@ class TrainConfig:
     """Run one operation at a time on a GPU too, without compiled layers and recorded steps: slow, for debugging."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto: the GPU where there is one."""
-    threads: int = 0
+    threads: int = bounded(0, least=0, most=4096)
     """Processor threads of torch; 0: torch's own choice."""
-    log_every: int = 50
+    log_every: int = bounded(50, least=1, most=10**12)
     """Steps between lines of metrics."""
-    layers_every: int | Literal["auto"] = "auto"
+    layers_every: int | Literal["auto"] = bounded("auto", least=0, most=10**12)
     """Steps between measurements of gradient, update and residual norms by layer; 0: never; auto: a hundredth of all steps, and
     at least 10."""
-    valid_every: int = 1000
+    valid_every: int = bounded(1000, least=1, most=10**12)
     """Steps between validations; one more at the end."""
     valid_bleu: bool = False
     """Translate the validation part at each validation and score it by BLEU."""
-    valid_sentences: int = 2000
+    valid_sentences: int = bounded(2000, least=1, most=10**9)
     """At most this many validation pairs a direction, or windows of a language model's text."""
-    patience: int = 0
+    patience: int = bounded(0, least=0, most=10**9)
     """Stop after this many validations without a better loss (BLEU where it is measured); 0: never."""
-    save_every: int = 1000
+    save_every: int = bounded(1000, least=1, most=10**12)
     """Steps between checkpoints; one more at the end."""
     save_best: bool = True
     """Also write a checkpoint after each validation that is the best so far; without, the newest one is tested and used."""
-    keep: int = 3
+    keep: int = bounded(3, least=1, most=10**6)
     """Newest checkpoints that stay on disk; the best stays too."""
-    average: int = 0
+    average: int = bounded(0, least=0, most=10**6)
     """Checkpoints, the newest ones, whose mean is tested after training; 0: the best one."""
-    timeout: float = 600.0
+    timeout: float = bounded(600.0, above=0, most=10**7)
     """Of several processes: seconds after which one that stands still ends the run. Its longest step must be shorter."""
     tensorboard: bool = False
     """Also write TensorBoard files; needs the package tensorboard."""
 
     def __post_init__(self) -> None:
         check(self)
-        for name in (
-            "steps",
-            "accumulate",
-            "lr",
-            "eps",
-            "log_every",
-            "valid_every",
-            "valid_sentences",
-            "save_every",
-            "keep",
-            "timeout",
-        ):
-            if getattr(self, name) <= 0:
-                raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be above 0")
-        at_least_0 = ("seed", "threads", "warmup_steps", "decay_steps", "min_lr", "weight_decay", "clip_norm")
-        measured = () if self.layers_every == "auto" else ("layers_every",)
-        for name in (*at_least_0, *measured, "patience", "average"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0")
-        for name in ("beta1", "beta2", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}", fix=f"{name} must be at least 0 and below 1")
         self._check_schedule()
         if self.residual == "bf16" and self.precision != "bf16":
             raise OptionError(f'residual = "bf16" has no effect on precision {self.precision!r}', fix='set precision = "bf16"')

@@ -21,6 +21,7 @@ from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
 from kilolayer.errors import InputError, OptionError, file_fault
+from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.writing import PART, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
@@ -70,7 +71,7 @@ class Run:
     def open(cls, folder: Path, task: TaskName | None = None) -> Run:
         """A run that was created before; with `task`, of this task alone."""
         path = folder / "config.toml"
-        if not path.is_file():
+        if kind_of(path) != "file":
             raise InputError(
                 "this is not a run", where=str(folder), fix="name a folder that `kilolayer train` made: it holds config.toml"
             )
@@ -177,6 +178,7 @@ def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
 
 def check_new(folder: Path) -> None:
     """Refuse a folder that holds something, that is a file, or that cannot be written: before any work is done."""
+    storable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
