@@ -55,6 +55,11 @@ def _write(text: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  stays open: warnings and the end of the process write to it
 
 
+def leave_stdout() -> None:
+    """Write nothing to standard output again, which cannot be written to: at the end of the process either."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
 class LiveLine:
     """The last line of a terminal, written over as work goes on; nothing where stderr is no terminal."""
 

@@ -183,7 +183,11 @@ def differences(a: Trainer, b: Trainer) -> set[str]:
             if name not in ("run", "task", "config"):
                 walk(value, name, values, set())
         found.append(values)
-    paths = (found[0].keys() | found[1].keys()) - {"optimizer.lr", "processes.step", "placement.processes.step"}  # set before each step
+    paths = (found[0].keys() | found[1].keys()) - {
+        "optimizer.lr",
+        "processes.step",
+        "placement.processes.step",
+    }  # set before each step
     return {path for path in paths if found[0].get(path, "-") != found[1].get(path, "-")}
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + getattr(ended, "number", signal.SIGINT)
     except BrokenPipeError:
         # Whoever read the results has gone. As other programs, which such a pipe ends by a signal.
-        _let_go_of_stdout()
+        terminal.leave_stdout()
         return 128 + signal.SIGPIPE
     except Exception as error:
         _let_the_first_speak()
@@ -71,18 +71,13 @@ def _explained(error: Exception) -> KilolayerError | None:
     if isinstance(error, OSError):
         reason, fix = file_fault(error)
         if error.filename is None:
-            _let_go_of_stdout()
+            terminal.leave_stdout()
             return KilolayerError(f"the output cannot be written: {reason}", fix=fix)
         return KilolayerError(f"a file cannot be used: {reason}", where=os.fsdecode(error.filename), fix=fix)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         fix = "lower batches.tokens, or make the model smaller; `kilolayer plan` tells what a model needs"
         return KilolayerError("there is not enough memory", where=str(error).partition("\n")[0][:300], fix=fix)
     return None
-
-
-def _let_go_of_stdout() -> None:
-    """Write nothing to it again, at the end of the process either."""
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _let_the_first_speak() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,10 +18,11 @@ from kilolayer.config import Table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import storable
 from kilolayer.files.reading import read_json
-from kilolayer.terminal import say, speaks, under_torchrun
+from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
+    from kilolayer.report.page import Report
     from kilolayer.tasks.task import Task
     from kilolayer.training.config import RunConfig
     from kilolayer.training.run import Run
@@ -183,17 +185,27 @@ def _data_of(run: Run, processes: Processes) -> Task | None:
 def _finish(run: Run, as_json: bool) -> int:
     """Score the test part once, write the report, and show both."""
     from kilolayer.report.page import write_report
-    from kilolayer.training.run import KINDS, cache_folder, choose_device
+    from kilolayer.training.run import cache_folder, choose_device
 
-    path = run.folder / "scores.json"
-    if not path.exists():
+    if not (run.folder / "scores.json").exists():
         run.score(run.task(cache_folder()), choose_device(run.config.train.device))
     report = write_report(run.folder)
-    scores = read_json(path)
+    try:
+        _show(run, report, as_json)
+        sys.stdout.flush()
+    except OSError:
+        leave_stdout()  # nobody reads the results: the run has them
+    return 0
+
+
+def _show(run: Run, report: Report, as_json: bool) -> None:
+    from kilolayer.training.run import KINDS
+
+    scores = read_json(run.folder / "scores.json")
     tests = tables_of_tests(scores)
     if as_json:
         show_json(tests)
-        return 0
+        return
     show_samples(read_json(run.folder / "samples.json")[:5])
     show_scores(scores)
     for line in (*report.warnings, f"report: {report.path}"):
@@ -204,4 +216,3 @@ def _finish(run: Run, as_json: bool) -> int:
         (entry,) = tests.values()
         known = [key for key in HEADLINES if key in entry]
         show_line(" ".join(f"{entry[key]['name']} {entry[key]['value']:.{HEADLINES[key]}f}" for key in known))
-    return 0
