@@ -1,6 +1,9 @@
 """This commit beside another one: times, memory and compilation of our jobs, from the lines of `run.py --before`.
 
-python benchmarks/speed/before.py OUT
+    python benchmarks/speed/before.py benchmarks/speed [LINES.jsonl ...]
+
+adds the runs of these files to before.json, which run.py does for its own, and makes before.md anew. A job is shown from the
+run that repeated it most, the last of these; times of different runs are never compared.
 """
 
 from __future__ import annotations
@@ -55,17 +58,40 @@ def _compared(sides: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 COLUMNS = (
-    *("job", "ms before", "now", "ratio", "spread", "GB before", "now", "ratio"),
+    *("job", "run", "ms before", "now", "ratio", "spread", "GB before", "now", "ratio"),
     *("ready s before", "now", "ratio", "spread", "repetitions", "over"),
 )
 WORDS = {"ms": "time", "gigabytes": "memory", "ready_s": "compilation"}
 
 
-def markdown(run: dict[str, Any], hardware: str, found: dict[str, dict[str, Any]]) -> str:
+def shown(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each job as the run compares it that repeated it most with both commits, the last of these; and that run's place, from 1.
+
+    A job that no run measured with both says why.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for place, run in enumerate(runs, 1):
+        for job, facts in compare(run["trials"]).items():
+            if _repetitions(facts) >= _repetitions(found.get(job, {})):
+                found[job] = {"run": place, **facts}
+    return found
+
+
+def _repetitions(facts: dict[str, Any]) -> int:
+    return facts["ms"]["repetitions"] if "ms" in facts else 0
+
+
+def markdown(runs: list[dict[str, Any]], found: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Before and after",
         "",
-        f"`{run['command']}` on {hardware}; " + ", ".join(f"{name} {each}" for name, each in run["versions"].items()) + ".",
+        *(
+            f"{place}. `{run['command']}` on {run['hardware']}; "
+            + ", ".join(f"{name} {each}" for name, each in run["versions"].items())
+            for place, run in enumerate(runs, 1)
+        ),
+        "",
+        "Each job is from one of these runs, the one that repeated it most, with both commits in turns on one machine.",
         "Medians over repetitions, one process each, of the median step. Ready: seconds from the start of the process to the",
         "end of step 10, from an empty compile cache. Spread: (largest - smallest) / median of the repetitions, the larger of",
         f"both commits'. Allowed: time {SLOWER} or the spread, memory {LARGER}, seconds to be ready {LONGER}.",
@@ -85,7 +111,7 @@ def markdown(run: dict[str, Any], hardware: str, found: dict[str, dict[str, Any]
             ", ".join(WORDS[key] for key in facts["over"]) or "nothing" if "over" in facts else "-",
         ]
         name = f"{job}: {facts['reason']}" if "reason" in facts else job
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | {facts['run']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -99,15 +125,38 @@ def _spread(fact: dict[str, Any] | None) -> str:
     return "-" if fact is None or fact["repetitions"] < 2 else f"{fact['spread']:.1%}"
 
 
-def write(out: Path) -> None:
-    """before.json and before.md from the lines in the folder `out`."""
-    run, lines = read_lines(out / "jobs.jsonl")
-    found = compare(lines)
+def as_run(path: Path) -> dict[str, Any]:
+    """A run as before.json holds it, from its lines."""
+    run, lines = read_lines(path)
     hardware = next((line["facts"]["hardware"] for line in lines if "hardware" in line["facts"]), "unknown hardware")
-    document = {**run, "hardware": hardware, "compared": found, "trials": lines}
-    (out / "before.json").write_text(json.dumps(document, indent=1) + "\n")
-    (out / "before.md").write_text(markdown(run, hardware, found))
+    return {
+        **run,
+        "hardware": hardware,
+        "trials": [line for line in lines if "not started" not in line["facts"].get("reason", "")],
+    }
+
+
+def write(out: Path, *others: Path) -> None:
+    """before.json with the runs of these files of lines, by default that of the folder `out`; before.md from it.
+
+    A run takes the place of an earlier state of itself; runs of which nothing is shown any more go.
+    """
+    path = out / "before.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    for lines in others or [out / "jobs.jsonl"]:
+        run = as_run(lines)
+        runs = [*(each for each in runs if each["started"] != run["started"]), run]
+    places = {facts["run"] for facts in shown(runs).values()}
+    runs = [run for place, run in enumerate(runs, 1) if place in places] or runs[-1:]
+    found = shown(runs)
+    path.write_text(json.dumps({"compared": found, "runs": runs}, indent=1) + "\n")
+    (out / "before.md").write_text(markdown(runs, found))
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    folder, *files = map(Path, sys.argv[1:])
+    if files:
+        write(folder, *files)
+    else:
+        runs = json.loads((folder / "before.json").read_text())["runs"]
+        (folder / "before.md").write_text(markdown(runs, shown(runs)))

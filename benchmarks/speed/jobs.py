@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -61,20 +61,20 @@ class Setting:
 class Job:
     """One process. gigabytes: about what it takes of the GPU, so that several can get ready side by side.
 
-    alone: with an empty compile cache and nothing beside it, because its start is timed. profile: the row to profile it for.
-    base: the name of the job that it is a variant of. left_out: kernels of ours that it does without. peer: decode by Hugging
-    Face beside ours.
+    alone: with an empty compile cache and nothing beside it, because its start is timed. profile: the name of its profile,
+    which begins with the row that it is for. base: the name of the job that it is a variant of. left_out: kernels of ours that
+    it does without. peer: decode by Hugging Face beside ours.
     """
 
     name: str
-    kind: Literal["training", "product", "decoding"]
+    kind: Literal["training", "product", "decoding", "loop", "validation"]
     system: str
     setting: Setting
     gigabytes: int
     alone: bool = False
     warm: int = 5
     timed: int = 12
-    profile: int | None = None
+    profile: str | None = None
     variant: str = "plain"
     base: str = ""
     left_out: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "padded": {"padded": True},
     "both": {"dropout": 0.1, "padded": True},
 }
-DROPOUT_MEMORY = 1.25  # at most, over that of the plain job
+DROPOUT_MEMORY = 1.1  # of a peer with dropout over that without, about
 
 
 def as_variant(job: Job, variant: str) -> Job:
@@ -127,30 +127,30 @@ def by(recipe: str) -> Setting:
 
 JOBS = [
     Job("product", "product", "product", TRANSLATION, 3),
-    Job("kilolayer", "training", "kilolayer", TRANSLATION, 28, profile=1, warm=READY),
-    Job("torchscale", "training", "torchscale", TRANSLATION, 55),
-    Job("nn.Transformer", "training", "nn.Transformer", TRANSLATION, 40),
-    Job("nn.Transformer compiled", "training", "nn.Transformer compiled", TRANSLATION, 40),
-    Job("kilolayer 256x64", "training", "kilolayer", LARGE, 76, profile=2, warm=READY),
+    Job("kilolayer", "training", "kilolayer", TRANSLATION, 27, profile="1", warm=READY),
+    Job("torchscale", "training", "torchscale", TRANSLATION, 40),
+    Job("nn.Transformer", "training", "nn.Transformer", TRANSLATION, 27),
+    Job("nn.Transformer compiled", "training", "nn.Transformer compiled", TRANSLATION, 27),
+    Job("kilolayer 256x64", "training", "kilolayer", LARGE, 76, profile="2", warm=READY),
     Job("kilolayer 500L", "training", "kilolayer", deep(500), 135, alone=True, warm=READY),
-    Job("gpt2 compiled", "training", "gpt2 compiled", LANGUAGE, 60),
-    Job("x-transformers compiled", "training", "x-transformers compiled", LANGUAGE, 60),
-    Job("kilolayer language", "training", "kilolayer", LANGUAGE, 45, profile=4, warm=READY),
-    Job("kilolayer post_ln", "training", "kilolayer", by("post_ln"), 28, warm=READY),
-    Job("kilolayer pre_ln", "training", "kilolayer", by("pre_ln"), 28, warm=READY),
-    Job("kilolayer sub_ln", "training", "kilolayer", by("sub_ln"), 28, warm=READY),
-    Job("kilolayer admin", "training", "kilolayer", by("admin"), 28, warm=READY),
+    Job("gpt2 compiled", "training", "gpt2 compiled", LANGUAGE, 37),
+    Job("x-transformers compiled", "training", "x-transformers compiled", LANGUAGE, 37),
+    Job("kilolayer language", "training", "kilolayer", LANGUAGE, 35, profile="4", warm=READY),
+    Job("kilolayer post_ln", "training", "kilolayer", by("post_ln"), 27, warm=READY),
+    Job("kilolayer pre_ln", "training", "kilolayer", by("pre_ln"), 26, profile="6-pre_ln", warm=READY),
+    Job("kilolayer sub_ln", "training", "kilolayer", by("sub_ln"), 29, profile="6-sub_ln", warm=READY),
+    Job("kilolayer admin", "training", "kilolayer", by("admin"), 27, warm=READY),
     Job("kilolayer 25L", "training", "kilolayer", deep(25), 9, warm=READY),
     Job("kilolayer 50L", "training", "kilolayer", deep(50), 15, warm=READY),
     Job("kilolayer 200L", "training", "kilolayer", deep(200), 54, warm=READY),
     Job("decoding fp32", "decoding", "kilolayer", replace(DECODED, precision="fp32"), 8),
     Job("decoding bf16", "decoding", "kilolayer", DECODED, 8),
     Job("kilolayer 10L", "training", "kilolayer", deep(10), 8, alone=True, warm=READY),
-    Job("kilolayer 64 experts", "training", "kilolayer", SPARSE, 70, profile=10, warm=READY),
-    Job("kilolayer twin", "training", "kilolayer", replace(SPARSE, experts=0, twin=True), 20, profile=11, warm=READY),
+    Job("kilolayer 64 experts", "training", "kilolayer", SPARSE, 76, profile="10", warm=READY),
+    Job("kilolayer twin", "training", "kilolayer", replace(SPARSE, experts=0, twin=True), 20, profile="11", warm=READY),
     Job("torchscale 64 experts", "training", "torchscale language", SPARSE, 110),
     Job("torchscale dense", "training", "torchscale language", replace(SPARSE, experts=0), 40),
-    Job("kilolayer 16 experts", "training", "kilolayer", replace(SPARSE, experts=16), 30, warm=READY),
+    Job("kilolayer 16 experts", "training", "kilolayer", replace(SPARSE, experts=16), 28, warm=READY),
     Job("torchscale 16 experts", "training", "torchscale language", replace(SPARSE, experts=16), 80),
     Job("x-transformers", "training", "x-transformers", LANGUAGE, 62),
     Job("gpt2", "training", "gpt2", LANGUAGE, 88),
@@ -340,10 +340,17 @@ def every_job() -> list[Job]:
     return [as_variant(job, name) for job in JOBS for name in (VARIANTS if job.kind == "training" else ["plain"])]
 
 
-def jobs_of(rows: Iterable[int], variants: Iterable[str], systems: Container[str]) -> list[Job]:
-    """The jobs of these rows, variants and systems."""
+def jobs_named(names: Iterable[str]) -> list[Job]:
+    """These jobs in this order."""
+    jobs = {job.name: job for job in every_job()}
+    return [jobs[name] for name in names]
+
+
+def jobs_of(rows: Iterable[int], variants: Sequence[str], systems: Container[str]) -> list[Job]:
+    """The jobs of these rows, variants and systems: the product, then variant by variant, most important first."""
     wanted = {"product", *(name for row, variant in units(rows, variants) for name in names_in(row, variant))}
-    return [job for job in every_job() if job.name in wanted and job.system in systems]
+    jobs = [job for job in every_job() if job.name in wanted and job.system in systems]
+    return sorted(jobs, key=lambda job: -1 if job.kind == "product" else variants.index(job.variant))
 
 
 def ours_beside(name: str) -> str | None:

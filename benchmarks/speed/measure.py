@@ -88,6 +88,18 @@ def decoding(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
     return decoding(job, device)
 
 
+def loop(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    from forms import loop
+
+    return loop(job, device)
+
+
+def validation(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    from forms import validation
+
+    return validation(job, device)
+
+
 def _profile(step: Step, device: torch.device) -> tuple[str, float]:
     """The 50 kernels that take most of a step, and the milliseconds of those that clip and update."""
     with profile(activities=[getattr(ProfilerActivity, device.type.upper())]) as profiler:
@@ -127,7 +139,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-KINDS = {"training": training, "product": product, "decoding": decoding}
+KINDS = {"training": training, "product": product, "decoding": decoding, "loop": loop, "validation": validation}
 
 
 def without(names: tuple[str, ...]) -> AbstractContextManager[Any]:
@@ -161,6 +173,8 @@ def main() -> None:
             beside.replace(report)
             if part == 0:
                 sys.stdin.readline()
+    sys.stdout.flush()
+    os._exit(0)  # Python would take seconds to give everything back
 
 
 if __name__ == "__main__":

@@ -25,36 +25,43 @@ from typing import Any
 
 import before
 import table
-from jobs import ROWS, VARIANTS, Job, every_job, jobs_of, tiny
-from workers import HERE, Lines, Trial, run, versions
+from jobs import ROWS, VARIANTS, Job, every_job, jobs_named, jobs_of, tiny
+from workers import HERE, MEMORY, Lines, Trial, groups, run, versions
 
 SYSTEMS = list(dict.fromkeys(job.system for job in every_job()))
 TOGETHER = 6
 
 
-def trials_beside_peers(jobs: list[Job], repeat: int) -> list[Trial]:
-    return [
+def trials_beside_peers(jobs: list[Job], repeat: int, together: int) -> list[list[Trial]]:
+    trials = [
         Trial(job, repeat=number, cache=job.name if job.alone else "shared", cold=job.alone)
         for number in range(repeat)
         for job in jobs
     ]
+    return list(groups(trials, together))
 
 
-def trials_before_and_after(jobs: list[Job], repeat: int, checkout: Path, cold: bool) -> list[Trial]:
+def trials_before_and_after(jobs: list[Job], repeat: int, together: int, checkout: Path, cold: bool) -> list[list[Trial]]:
     """Our jobs with both packages in turns, which one is first changing from one repetition to the next.
 
-    The first repetition of each compiles from an empty cache, which the others then find filled.
+    The first repetition of each compiles from an empty cache, which the others then find filled. Both get ready beside the
+    same jobs: in one group, or, where the GPU does not hold a job twice, in two groups of the same jobs.
     """
-    trials = []
+    ours = [replace(job, profile=None, peer=False, alone=False) for job in jobs if job.system == "kilolayer"]
+    found: list[list[Trial]] = []
     for number in range(repeat):
-        for place, job in enumerate(each for each in jobs if each.system == "kilolayer"):
-            lone = replace(job, profile=None, peer=False)
-            pair = [
-                Trial(lone, package, name == "before", number, cache=f"{place}-{name}", cold=cold or number == 0)
+        pairs: list[Trial] = []
+        for group in groups([Trial(job, repeat=number, cold=cold or number == 0) for job in ours], together):
+            sides = [
+                [replace(each, package=package, before=name == "before", cache=f"{each.job.name}-{name}") for each in group]
                 for name, package in (("before", checkout), ("this", HERE))
-            ]
-            trials += pair[:: -1 if number % 2 else 1]
-    return trials
+            ][:: -1 if number % 2 else 1]
+            if together == 1 or any(2 * each.job.gigabytes > MEMORY for each in group):
+                found += sides
+            else:
+                pairs += [each for pair in zip(*sides, strict=True) for each in pair]
+        found += groups(pairs, together)
+    return found
 
 
 def parsed() -> argparse.Namespace:
@@ -68,7 +75,7 @@ def parsed() -> argparse.Namespace:
         default=["plain", "dropout", "padded"],
         help=f"with commas, of {', '.join(VARIANTS)} (both: dropout 0.1 and padding)",
     )
-    parser.add_argument("--jobs", nargs="+", metavar="JOB", help="these alone, of no row")
+    parser.add_argument("--jobs", nargs="+", metavar="JOB", help="these alone, in this order, of no row")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another commit of this repository, to compare with")
     parser.add_argument("--cold", action="store_true", help="with --before: every repetition with an empty compile cache")
     parser.add_argument("--repeat", type=int, default=1, help="processes for each job")
@@ -109,19 +116,16 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     options = parsed()
     start = time.monotonic()
-    if options.jobs:
-        jobs = [job for job in every_job() if job.name in options.jobs]
-    else:
-        jobs = jobs_of(options.rows, options.variants, options.systems)
+    jobs = jobs_named(options.jobs) if options.jobs else jobs_of(options.rows, options.variants, options.systems)
     jobs = [tiny(job) if options.tiny else job for job in jobs]
-    if options.before is not None:
-        trials = trials_before_and_after(jobs, options.repeat, options.before, options.cold)
-    else:
-        trials = trials_beside_peers(jobs, options.repeat)
     together = options.together or (TOGETHER if options.before is None else 1)
+    if options.before is not None:
+        trials = trials_before_and_after(jobs, options.repeat, together, options.before, options.cold)
+    else:
+        trials = trials_beside_peers(jobs, options.repeat, together)
     lines = Lines(options.out / "jobs.jsonl", about(options))
     write = table.write if options.before is None else before.write
-    for trial, facts, said in run(trials, together, start + options.seconds):
+    for trial, facts, said in run(trials, start + options.seconds):
         if "profile" in facts:
             suffix = "" if trial.job.variant == "plain" else f"-{trial.job.variant}"
             (options.out / f"profile-{trial.job.profile}{suffix}.txt").write_text(facts.pop("profile"))

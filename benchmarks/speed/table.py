@@ -2,7 +2,8 @@
 
     python benchmarks/speed/table.py benchmarks/speed [LINES.jsonl ...]
 
-adds the runs of these files to results.json, which run.py does for its own, and makes results.md anew.
+adds the runs of these files to results.json, which run.py does for its own, and makes results.md anew. Of a run of both
+commits (run.py --before) it takes what this one's package did in the rows that show our jobs alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from jobs import ROWS, VARIANTS, Found, names_in, ours_beside, units
 from workers import read_lines
 
+OURS_ALONE = (2, 3, 5, 6)
+"""Rows that a run without peers can fill; where the start is timed, processes must have started alone."""
 DESCRIBED = {"plain": "", "dropout": "dropout 0.1", "padded": "padded", "both": "dropout 0.1, padded"}
 TRAINING = {
     "ms": ("ms a step", "{:,.1f}"),
@@ -136,9 +139,11 @@ def _table(row: int, found: dict[str, Found]) -> list[str]:
 def as_run(path: Path) -> dict[str, Any]:
     """A run as results.json holds it, from its lines; of a job's repetitions the one whose time is the median."""
     run, lines = read_lines(path)
+    rows = [row for row in run["rows"] if row in OURS_ALONE or not run.get("before")]
     repeated: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
-        repeated.setdefault(line["job"], []).append(line["facts"])
+        if line["package"] == "this":
+            repeated.setdefault(line["job"], []).append(line["facts"])
     jobs: Found = {}
     for name, every in repeated.items():
         whole = sorted((facts for facts in every if "reason" not in facts), key=lambda facts: facts["ms"])
@@ -148,10 +153,11 @@ def as_run(path: Path) -> dict[str, Any]:
     hardware = [facts.pop("hardware") for facts in jobs.values() if "hardware" in facts]
     return {
         **{key: value for key, value in run.items() if key != "before"},
+        "rows": rows,
         "hardware": hardware[0] if hardware else "unknown hardware",
         "seconds": lines[-1]["seconds"] if lines else 0.0,
         "jobs": jobs,
-        "goals": {row: goals(row, jobs) for row in run["rows"]},
+        "goals": {row: goals(row, jobs) for row in rows},
     }
 
 

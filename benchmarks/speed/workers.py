@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +23,7 @@ from jobs import Job
 import kilolayer
 
 HERE = Path(__file__).parents[2]
-MEMORY = 130  # GB of the GPU that jobs may take together
+MEMORY = 136  # GB of the GPU that jobs may take together
 READY_SECONDS, MEASURE_SECONDS = 200.0, 60.0
 NO_MEMORY = ("out of memory", "ALLOC_FAILED")
 PEERS = ("torch", "triton", "transformers", "torchscale", "x-transformers")
@@ -109,8 +110,8 @@ class Worker:
         return facts if reason is None else facts | {"reason": reason.replace("|", "/")}
 
     def stop(self) -> None:
-        """End the process and those that compile for it."""
-        if not self.ended:
+        """End the process and those that compile for it, which may outlive it."""
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
@@ -191,12 +192,12 @@ def run_group(group: list[Trial], scratch: Path, end: float) -> Iterator[tuple[W
             worker.stop()
 
 
-def run(trials: list[Trial], together: int, end: float) -> Iterator[tuple[Trial, dict[str, Any], str]]:
-    """All trials in their order, with what each found and said.
+def run(trials: Iterable[list[Trial]], end: float) -> Iterator[tuple[Trial, dict[str, Any], str]]:
+    """All trials, group by group, with what each found and said.
 
     One that found too little memory beside others gets another try alone, at the end.
     """
-    queue = list(groups(trials, together))
+    queue = list(trials)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         while queue:
             group = queue.pop(0)

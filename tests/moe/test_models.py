@@ -389,8 +389,8 @@ def test_one_sparse_side_is_enough() -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("moe", [MOE, kl.MoE(experts=4, second="random", capacity=1.0, loss_free=1e-3)])
-def test_no_sparse_layer_stalls_an_accelerator(moe: kl.MoE, dtype: torch.dtype) -> None:
-    model = build(recipe="sub_ln", moe=moe, dtype=dtype).cuda().train()
+def test_no_sparse_layer_in_its_fast_form_stalls_an_accelerator(moe: kl.MoE, dtype: torch.dtype) -> None:
+    model = fast_form(build(recipe="sub_ln", moe=moe, dtype=dtype).cuda().train())
     assert isinstance(model, kl.EncoderDecoder)
     source, target = SOURCE.cuda(), TARGET.cuda()
     torch.cuda.set_sync_debug_mode("error")

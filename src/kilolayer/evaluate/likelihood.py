@@ -15,8 +15,8 @@ from torch import Tensor
 from kilolayer.data.tokenizer import PAD
 from kilolayer.data.windows import TextBatch
 from kilolayer.evaluate.scores import Score
+from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
-from kilolayer.models.modules import in_mode
 from kilolayer.speed.recorder import Piece, Recorder
 
 

@@ -17,8 +17,8 @@ from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.search import Choose, follow, make_reader
+from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
-from kilolayer.models.modules import in_mode
 from kilolayer.moe.shard import refuse_part
 from kilolayer.operators.top import top
 from kilolayer.speed.written import write_out

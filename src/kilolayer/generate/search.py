@@ -16,10 +16,10 @@ from kilolayer.generate.reader import EOS, PAD, Reader, Reads, without_gaps
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.static import StaticReader
 from kilolayer.generate.static_beam import static_beam_search
+from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.modules import in_mode
-from kilolayer.moe.shard import expert_group, refuse_part
+from kilolayer.moe.shard import refuse_part
 from kilolayer.operators.top import top
 from kilolayer.speed.inspection import has_hooks
 from kilolayer.speed.written import write_out
@@ -61,9 +61,11 @@ def generate(
 
 
 def is_recorded(model: EncoderDecoder | Decoder) -> bool:
-    """Whether work is recorded as graphs, in memory of fixed shape: on a GPU, where no hook has to be called."""
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    return on_gpu and expert_group(model) is None and not has_hooks(model)
+    """Whether work is recorded as graphs, in memory of fixed shape: on a GPU, where no hook has to be called.
+
+    A model that shares its experts, whose shapes are not fixed, was refused before.
+    """
+    return next(model.parameters()).device.type == "cuda" and not has_hooks(model)
 
 
 def make_reader(model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:

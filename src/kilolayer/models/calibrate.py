@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.layers.modules import in_mode
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.layers.view import Sequences
 from kilolayer.models.model import Model
-from kilolayer.models.modules import in_mode
 from kilolayer.moe.shard import expert_group
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from kilolayer.errors import InputError
+from kilolayer.layers.modules import modules_of
 from kilolayer.moe.experts import ExpertProjection
-from kilolayer.moe.layer import expert_parameters, need_sparse_layers, sparse_layers
+from kilolayer.moe.layer import SparseFeedForward, expert_parameters, need_sparse_layers
 from kilolayer.parallel.collectives import gather, sum_gradients
 from kilolayer.parallel.group import ExpertGroup
 
@@ -45,7 +46,7 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, 
 
 def expert_group(model: nn.Module) -> ExpertGroup | None:
     """The processes that share the experts of `model`; None where all experts are here, or there are none."""
-    return next((layer.group for layer in sparse_layers(model).values()), None)
+    return next((module.group for module in modules_of(model) if isinstance(module, SparseFeedForward)), None)
 
 
 def refuse_part(model: nn.Module) -> None:

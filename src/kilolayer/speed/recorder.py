@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kilolayer.models.modules import tensors_of
+from kilolayer.layers.modules import tensors_of
 from kilolayer.speed.graph import GraphPool, Recording
 
 Restart = Callable[[], bool]

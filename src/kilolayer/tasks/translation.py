@@ -23,9 +23,9 @@ from kilolayer.evaluate.scores import Bleu
 from kilolayer.files.paths import storable
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
+from kilolayer.layers.modules import in_mode
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.modules import in_mode
 from kilolayer.speed.recorder import Piece, Recorder
 from kilolayer.tasks.loss import token_losses
 from kilolayer.tasks.translation_scores import TestResult, write_translations

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kilolayer as kl
-from kilolayer.models.modules import in_mode, modules_of, tensors_of
+from kilolayer.layers.modules import in_mode, modules_of, tensors_of
 
 
 def test_they_are_those_that_torch_finds() -> None:

@@ -12,13 +12,14 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     """The model and all modules inside it; one with two names is there twice."""
     found = [model]
     for module in found:
-        found.extend(inner for inner in module._modules.values() if inner is not None)
+        if module._modules:
+            found += [inner for inner in module._modules.values() if inner is not None]
     return found
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
     """All parameters and buffers."""
-    dictionaries = [each for module in modules_of(model) for each in (module._parameters, module._buffers)]
+    dictionaries = [each for module in modules_of(model) for each in (module._parameters, module._buffers) if each]
     return [tensor for each in dictionaries for tensor in each.values() if tensor is not None]
 
 

@@ -1,0 +1,157 @@
+"""Times `kl.fast` in a loop of one's own, and the validation of a very deep model.
+
+    PYTHONPATH=src python benchmarks/speed/forms.py OUT
+
+The loop is one that a user would write: matrices in bf16, cross-entropy in fp32, torch's fused AdamW on the weights as they
+are (no fp32 copies), dropout 0.1. It runs the plain model, the plain model with torch.compile around each layer, and the fast
+form; no step is recorded. A batch of validation runs in the form that trains, one operation at a time and recorded. Times are
+medians, on the processor's clock, from a GPU at rest until it rests again. Processes get ready side by side and measure alone;
+each result is a line of OUT/forms.jsonl at once, and OUT/forms.json is made from the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch._dynamo.utils
+from batch import batch
+from jobs import LANGUAGE, TRANSLATION, Job, deep, tiny
+from ours import model_config
+from torch import Tensor, nn
+from workers import Lines, Trial, groups, read_lines, run, versions
+
+import kilolayer as kl
+from kilolayer.layers.modules import in_mode
+from kilolayer.speed.recorder import Piece
+from kilolayer.speed.steps import training_form
+from kilolayer.tasks.loss import token_losses
+
+WARM, TIMED, TOGETHER = 4, 12, 6
+SHORT, DEEP, TEXT = (replace(each, dropout=0.1) for each in (deep(24), TRANSLATION, LANGUAGE))
+JOBS = [
+    Job("validation 500L-500L", "validation", "fast", deep(500), 30),
+    Job("translation 24L-24L, fast", "loop", "fast", SHORT, 15),
+    Job("translation 24L-24L, plain", "loop", "plain", SHORT, 20),
+    Job("translation 24L-24L, compiled", "loop", "compiled", SHORT, 15),
+    Job("translation 100L-100L, plain", "loop", "plain", DEEP, 50),
+    Job("translation 100L-100L, fast", "loop", "fast", DEEP, 35),
+    Job("language model 24L, plain", "loop", "plain", TEXT, 95),
+    Job("language model 24L, fast", "loop", "fast", TEXT, 60),
+    Job("language model 24L, compiled", "loop", "compiled", TEXT, 70),
+]
+
+
+def loop(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    """A step of a loop that a user would write."""
+    setting = job.setting
+    model = kl.build_model(model_config(setting), device=device, seed=1).train()
+    model.lower(torch.bfloat16)
+    source, target, labels = batch(setting, device)
+    inputs = (source, target) if setting.task == "translation" else (target,)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
+    form: nn.Module = kl.fast(model) if job.system == "fast" else model
+    if job.system == "compiled":
+        for stack in model.stacks():
+            for place, block in enumerate(stack.blocks):
+                stack.blocks[place] = torch.compile(block)  # pyright: ignore[reportArgumentType]
+
+    def step() -> None:
+        logits = form(*inputs).logits
+        nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    warm = warmed(step)
+    yield {"warm_s": warm, "graphs": torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)}
+    yield {"ms": timed(step), **memory(device)}
+
+
+def validation(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+    """A batch of a validation in the form that trains; its time is that of the recorded one."""
+    model = kl.build_model(model_config(job.setting), device=device, seed=1)
+    model.lower(torch.bfloat16)
+    form, recorder = training_form(model, device, print, eager=False, recompute="none")
+    parts = batch(job.setting, torch.device("cpu"))
+    there = tuple(part.to(device) for part in parts)
+
+    def nll(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        return token_losses(form(source, target).logits, labels, 0.0)[1]
+
+    def plainly() -> float:
+        return float(nll(*there))
+
+    def recorded() -> float:
+        return float(recorder.run([Piece("nll", nll, parts)], restart=lambda: True))
+
+    with in_mode(form, training=False), torch.inference_mode():
+        yield {"unrecorded_warm_s": warmed(plainly), "warm_s": warmed(recorded)}
+        yield {"unrecorded_ms": timed(plainly), "ms": timed(recorded), "nll": [plainly(), recorded()], **memory(device)}
+
+
+def warmed(work: Callable[[], Any]) -> float:
+    """Seconds of the calls in which all is compiled and recorded."""
+    started = time.perf_counter()
+    for _ in range(WARM):
+        work()
+    wait()
+    return round(time.perf_counter() - started, 1)
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """The median of the milliseconds of single calls."""
+    each = []
+    for _ in range(TIMED):
+        wait()
+        started = time.perf_counter()
+        work()
+        wait()
+        each.append((time.perf_counter() - started) * 1e3)
+    return round(median(each), 2)
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    return {"gigabytes": round(torch.cuda.max_memory_allocated() / 2**30, 2)} if device.type == "cuda" else {}
+
+
+def write(out: Path) -> None:
+    """forms.json from the lines in the folder `out`."""
+    about, lines = read_lines(out / "forms.jsonl")
+    found = {line["job"]: dict(line["facts"]) for line in lines}
+    hardware = [facts.pop("hardware") for facts in found.values() if "hardware" in facts]
+    document = {**about, "hardware": hardware[0] if hardware else "unknown hardware", "found": found}
+    (out / "forms.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The fast form in one's own loop, and a recorded validation.")
+    parser.add_argument("out", type=Path, help="folder for forms.jsonl and forms.json, and log.txt where something failed")
+    parser.add_argument("--seconds", type=float, default=300, help="start nothing after so long, and end what runs")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try every path")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    words = ["OUT" if word == str(options.out) else word for word in sys.argv[1:]]
+    about = {"command": shlex.join(["PYTHONPATH=src", "python", "benchmarks/speed/forms.py", *words]), "versions": versions()}
+    lines = Lines(options.out / "forms.jsonl", about)
+    trials = [Trial(tiny(job) if options.tiny else job) for job in JOBS]
+    for trial, facts, said in run(groups(trials, TOGETHER), end):
+        lines.add(trial, facts, said)
+        write(options.out)
+
+
+if __name__ == "__main__":
+    main()
