@@ -32,7 +32,7 @@ class Form:
 TRANSLATE = ("translate", "RUN"), b"the dog sees a cat\n", ("scores.json", "samples.json", "test.en-de.txt")
 GENERATE = ("generate", "RUN", "--max-tokens", "8"), b"the dog\n", ("scores.json", "samples.json")
 FORMS: dict[str, Form] = {
-    "translation": Form(table, *TRANSLATE),
+    "translation": Form(table, *TRANSLATE, {"train": {"valid_bleu": True}}),
     "translation with experts": Form(table, *TRANSLATE, {"model": {"moe": {"experts": 4}}}),
     "translation, averaged": Form(table, *TRANSLATE, {"train": {"average": 2, "keep": 2}}),
     "language model of bytes": Form(text_table, *GENERATE),

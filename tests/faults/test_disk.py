@@ -6,16 +6,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from children import NOBODY, ended, run, start
+from children import NOBODY, run
 from run_forms import FORMS, QUICK
 
 from kilolayer.training import checkpoint
-from kilolayer.training.metrics import read_metrics
 
 FORM = [form if form in QUICK else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 ROOT = os.geteuid() == 0
@@ -96,36 +94,6 @@ def test_a_full_disk_costs_no_checkpoint_and_more_space_goes_on(
     code, _, err = run(["train", "--resume", folder], tmp_path)
     assert code == 0, err
     assert_same(folder, undisturbed, form)
-
-
-@as_root
-@pytest.mark.parametrize("form", FORM)
-def test_a_disk_that_another_fills_between_saves_is_told(
-    tmp_path: Path, configured: Callable[..., Path], disk: Callable[[int], Disk], form: str
-) -> None:
-    options = {"train": {**FORMS[form].options.get("train", {}), "steps": 100_000, "save_every": 20, "log_every": 1}}
-    small = disk(100_000)
-    folder, err = small.folder / "run", tmp_path / "err"
-    process = start(["train", configured(form, **options), "--run", folder], err=err)
-    while not checkpoint.steps(folder / "checkpoints"):
-        assert process.is_alive(), err.read_text()
-        time.sleep(0.02)
-    filler = small.fill()
-    assert ended(process) == 2
-    said = err.read_text()
-    assert "no space left on device" in said.lower()
-    assert "Traceback" not in said
-    newest = checkpoint.newest(folder / "checkpoints")
-    assert newest is not None
-    filler.unlink()
-    process = start(["train", "--resume", folder], err=err)
-    while "resumed at step" not in err.read_text():
-        assert process.is_alive(), err.read_text()
-        time.sleep(0.02)
-    process.terminate()
-    assert ended(process) == 143
-    steps = [row["step"] for row in read_metrics(folder) if row["kind"] == "train"]
-    assert steps == list(range(1, len(steps) + 1))
 
 
 @as_root

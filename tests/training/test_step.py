@@ -311,3 +311,10 @@ def test_ten_bad_steps_in_a_row_end_the_run_with_advice(tmp_path: Path, corpus: 
     events = [row["step"] for row in read_metrics(run.folder) if row["kind"] == "event"]
     assert events == list(range(5, 15))
     assert record(run)["step"] == 12  # the run can be resumed once its cause is gone
+
+
+@pytest.mark.slow
+def test_no_step_of_a_clean_run_is_skipped(tmp_path: Path, corpus: Path) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"steps": 2000, "log_every": 100})
+    assert loop.train(run, task_of(run)) == 0
+    assert sum(row["skipped"] for row in read_metrics(run.folder) if row["kind"] == "train") == 0

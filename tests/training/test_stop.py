@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -356,42 +355,6 @@ def test_the_end_of_a_terminal_ends_the_run_unless_it_is_to_be_outlived(tmp_path
     assert outliving.exitcode == 143
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Run, float]:
-    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **LONG)
-    before = time.monotonic()
-    process = start(run)
-    process.join(120)
-    assert process.exitcode == 0, Path(f"{run.folder}.out").read_text()
-    return run, time.monotonic() - before
-
-
 LONG: dict[str, Any] = {
     "train": {"steps": 30, "save_every": 7, "valid_every": 5, "log_every": 4, "layers_every": 3, "valid_bleu": True, "keep": 2}
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_stopped_at_random_moments_the_run_ends_with_the_same_bits(
-    tmp_path: Path, corpus: Path, undisturbed: tuple[Run, float], seed: int
-) -> None:
-    dice = random.Random(seed)
-    run = new_run(tmp_path / "run", corpus, **LONG)
-    for _ in range(3):
-        process = start(run)
-        process.join(dice.uniform(0.05, 0.8) * undisturbed[1])
-        number = dice.choice(stop.SIGNALS)
-        before = time.monotonic()
-        if process.is_alive():
-            send(process, number)
-        process.join(60)
-        assert process.exitcode in (128 + number, -number, 0), Path(f"{run.folder}.out").read_text()  # -: before any import
-        assert time.monotonic() - before < 30
-    process = start(run)
-    process.join(60)
-    assert process.exitcode == 0, Path(f"{run.folder}.out").read_text()
-    assert "Traceback" not in Path(f"{run.folder}.out").read_text()
-    assert record(run) == record(undisturbed[0])
-    for name in ("scores.json", "samples.json", "test.en-de.txt"):
-        assert (run.folder / name).read_bytes() == (undisturbed[0].folder / name).read_bytes()
