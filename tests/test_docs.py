@@ -12,7 +12,7 @@ import pytest
 from kilolayer.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -68,3 +68,10 @@ def test_the_quickstarts_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: p
     shown = capsys.readouterr().out
     assert "deepnorm" in shown
     assert "post_ln" in shown
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    named = {found for page in PAGES for found in re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", page.read_text())}
+    assert named
+    for path, name in sorted(named):
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
