@@ -26,11 +26,11 @@ from kilolayer.cli.train import EMBEDDED
 from kilolayer.config import build, load, merge
 from kilolayer.data.grammar import write_corpus
 from kilolayer.training.config import RunConfig
-from kilolayer.training.loop import Trainer
 from kilolayer.training.metrics import Metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.step import Stepper
+from kilolayer.training.trainer import Trainer
 
 DEEP = {"encoder_layers": 100, "decoder_layers": 100, "dim": 32, "heads": 2, "ffn_dim": 64}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {

@@ -17,11 +17,11 @@ from kilolayer.speed.recorder import Recorder
 from kilolayer.training import loop
 from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import Guard
-from kilolayer.training.loop import DTYPES
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
+from kilolayer.training.trainer import DTYPES
 
 # The compiler warns about itself.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -19,10 +19,11 @@ from kilolayer.tasks.causal_lm import CausalLMTask
 from kilolayer.training import checkpoint
 from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import Guard
-from kilolayer.training.loop import DTYPES, train
+from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
+from kilolayer.training.trainer import DTYPES
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 PIECES = {"kind": "unigram", "vocab_size": 330}

@@ -19,9 +19,10 @@ from kilolayer.errors import OptionError
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.budget import Work, budget
 from kilolayer.training import checkpoint
-from kilolayer.training.loop import Trainer, train
+from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, locked
+from kilolayer.training.trainer import Trainer
 
 # With a larger eps an update is no amplifier of rounding: gradients that are 0 but for it stay so.
 SMOOTH = {"lr": 1e-3, "eps": 1e-3, "clip_norm": 0.5, "layers_every": 2, "valid_every": 3, "steps": 6}

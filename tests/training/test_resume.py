@@ -16,11 +16,12 @@ from kilolayer import recipes
 from kilolayer.errors import InputError
 from kilolayer.tasks.translation import TranslationTask, TranslationValidation
 from kilolayer.training import checkpoint, loop, placement
-from kilolayer.training.loop import Trainer, train
+from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stop
+from kilolayer.training.trainer import Best, Trainer
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -313,16 +314,16 @@ def test_the_best_is_saved_only_where_it_is_wanted(tmp_path: Path, corpus: Path)
 
 
 def test_a_validation_that_is_not_a_number_is_never_the_best() -> None:
-    best = loop.Best()
+    best = Best()
     assert best.update(TranslationValidation(float("nan"), None, {}).quality, 1)
     assert best.update(TranslationValidation(9.0, None, {}).quality, 2)
     assert not best.update(TranslationValidation(float("nan"), None, {}).quality, 3)
     assert (best.step, best.waited) == (2, 1)
-    assert loop.Best().update(TranslationValidation(1.0, 5.0, {}).quality, 1)
+    assert Best().update(TranslationValidation(1.0, 5.0, {}).quality, 1)
 
 
 def test_bleu_is_what_counts_where_it_is_measured() -> None:
-    best = loop.Best()
+    best = Best()
     best.update(TranslationValidation(1.0, 10.0, {}).quality, 1)
     assert best.update(TranslationValidation(2.0, 11.0, {}).quality, 2)
     assert not best.update(TranslationValidation(0.1, 10.5, {}).quality, 3)

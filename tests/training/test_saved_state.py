@@ -19,8 +19,9 @@ from kilolayer.cli.main import main
 from kilolayer.errors import InputError
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
-from kilolayer.training.loop import Trainer, train
+from kilolayer.training.loop import train
 from kilolayer.training.run import Run
+from kilolayer.training.trainer import Trainer
 
 ODD = [None, True, "x", "1", [], [1, 2], {}, {"x": 1}, -1, 1.5, math.nan, math.inf, 10**30, 10**400]
 SPARSE = {"model": {"moe": {"experts": 4, "every": 1}}, "train": {"steps": 2, "log_every": 4, "valid_every": 2}}

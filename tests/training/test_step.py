@@ -16,11 +16,11 @@ from kilolayer.data.batches import Batch
 from kilolayer.training import loop
 from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
-from kilolayer.training.loop import DTYPES
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
+from kilolayer.training.trainer import DTYPES
 
 
 def batch_of(rows: list[tuple[list[int], list[int]]]) -> Batch:

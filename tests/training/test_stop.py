@@ -28,11 +28,12 @@ from kilolayer.speed.recorder import Piece, Recorder
 from kilolayer.tasks import translation
 from kilolayer.tasks.translation import TranslationTask
 from kilolayer.training import checkpoint, stop
-from kilolayer.training.loop import Trainer, train
+from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stopped, catching
+from kilolayer.training.trainer import Trainer
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "torch._dynamo"])

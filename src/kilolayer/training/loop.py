@@ -2,255 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
 
-import torch
-from torch import Tensor
-
-from kilolayer.data.tokenizer import PAD
-from kilolayer.errors import InputError
-from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
-from kilolayer.tasks.task import Batch, Task, Validation
+from kilolayer.tasks.task import Task, Validation
 from kilolayer.training import checkpoint
-from kilolayer.training.checkpoint import Checkpoint
-from kilolayer.training.guard import Guard
 from kilolayer.training.keeping import Inspector
 from kilolayer.training.metrics import Metrics, Unwritten
 from kilolayer.training.norms import LayerNorms
-from kilolayer.training.optimizer import Optimizer
-from kilolayer.training.placement import Placement
 from kilolayer.training.progress import Progress, Silence
-from kilolayer.training.routing_meter import RoutingMeter
-from kilolayer.training.run import Run, check_vocabulary, choose_device
-from kilolayer.training.saved_state import fitted, form_of
+from kilolayer.training.run import Run
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper, StepResult
 from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, catching
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-RESIDUALS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-@dataclass
-class Best:
-    """The best validation so far, `waited` validations ago; value: its quality."""
-
-    value: float | None = None
-    step: int | None = None
-    waited: int = 0
-
-    def update(self, quality: float, step: int) -> bool:
-        """Note a validation; True where it is the best."""
-        value = -math.inf if math.isnan(quality) else quality
-        if self.value is None or value > self.value:
-            self.value, self.step, self.waited = value, step, 0
-            return True
-        self.waited += 1
-        return False
-
-
-@dataclass
-class Window:
-    """Sums since the last line of metrics; a skipped step adds to `skipped` and `seconds` alone."""
-
-    loss: float = 0.0
-    nll: float = 0.0
-    grad_norm: float = 0.0
-    dense_norm: float = 0.0
-    expert_norm: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    clipped: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
-
-    def add(self, result: StepResult, seconds: float) -> None:
-        self.seconds += seconds
-        if result.fault is not None:
-            self.skipped += 1
-            return
-        self.loss += result.loss * result.tokens
-        self.nll += result.nll * result.tokens
-        self.grad_norm += result.gradient_norm
-        self.dense_norm += result.dense_norm
-        self.expert_norm += result.expert_norm
-        self.tokens += result.tokens
-        self.steps += 1
-        self.clipped += result.clipped
-
-    def summary(self) -> dict[str, float]:
-        tokens, steps = self.tokens or math.nan, self.steps or math.nan
-        return {
-            "loss": self.loss / tokens,
-            "nll": self.nll / tokens,
-            "grad_norm": self.grad_norm / steps,
-            "tokens_per_second": self.tokens / self.seconds,
-            "clipped": self.clipped,
-            "skipped": self.skipped,
-        }
-
-    def parts(self) -> dict[str, float]:
-        """The gradient's norm without weights: of experts, and of all else."""
-        steps = self.steps or math.nan
-        return {"dense_norm": self.dense_norm / steps, "expert_norm": self.expert_norm / steps, "clipped": self.clipped}
-
-
-class Trainer:
-    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side.
-
-    Of several processes each has a trainer of its own, and all have the same state but for their noise.
-    """
-
-    def __init__(self, run: Run, task: Task, processes: Processes | None = None) -> None:
-        config = run.config.train
-        self.run, self.task, self.config = run, task, config
-        self.processes = processes or Processes()
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        self.device = self.processes.place(choose_device(config.device))
-        torch.manual_seed(config.seed)
-        self.placement = Placement(run.config.model, self.processes, self.device, config.seed)
-        self.model = self.placement.model.train()
-        if config.freeze == "experts":
-            freeze_experts(self.model)
-        self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
-        self.guard = Guard(scaled=config.precision == "fp16")
-        with self.processes.in_turn():
-            self.batches = task.training_batches(config.seed)
-        self.best = Best()
-        self.window = Window()
-        self.step = 0
-        self.validated = 0
-        self.saved: tuple[int, bool] | None = None
-        """The step of the last checkpoint, and whether it is on the schedule."""
-        self.seconds = 0.0
-
-    def begin(self, saved: Checkpoint | None) -> None:
-        """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
-        if saved is None and self.config.start_from is not None:
-            other = Run.open(Path(self.config.start_from), self.run.config.task)
-            self.placement.load(other.weights(self.task.vocabulary), other.folder)
-        elif saved is None:
-            self.calibrate()
-        else:
-            path = checkpoint.path_of(self.run.checkpoints, saved.step) / "state.json"
-            check_vocabulary(
-                fitted(saved.state, {"vocabulary": str}, path)["vocabulary"], self.task.vocabulary, self.run.folder
-            )
-            self.placement.load(saved.model, self.run.folder)
-        self.placement.make_equal()
-        dtype = DTYPES.get(self.config.precision)
-        precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
-        self.frozen = {
-            name: precise[weight].cpu()
-            for name, weight in self.model.named_parameters()
-            if weight in precise and not weight.requires_grad
-        }
-        sums = self.config.accumulate * self.processes.size > 1 or self.device.type == "cpu"
-        self.optimizer = Optimizer(self.model, self.config, precise or None, sums=sums)
-        if saved is not None:
-            self.restore(saved)
-
-    def state(self) -> Checkpoint:
-        """All that a resumed run needs to go on as if it had not stopped."""
-        moments = self.placement.full_state(self.optimizer.tensors())
-        weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
-        return Checkpoint(self.step, weights, moments | self.random_state(), self.values())
-
-    def values(self) -> dict[str, Any]:
-        """The part of the state that is not in tensors."""
-        return {
-            "guard": self.guard.state(),
-            "batches": self.batches.state(),
-            "best": asdict(self.best),
-            "validated": self.validated,
-            "window": asdict(self.window),
-            "routing": None if self.routing is None else self.routing.state(),
-            "seconds": self.seconds,
-            "vocabulary": self.task.vocabulary.digest,
-        }
-
-    def random_state(self) -> dict[str, Tensor]:
-        """Of the generators that training draws from."""
-        found = {"random.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            found["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return found
-
-    def set_random_state(self, found: Mapping[str, Tensor]) -> None:
-        """Draw again what was drawn after `random_state`."""
-        torch.set_rng_state(found["random.cpu"])
-        if (cuda := found.get("random.cuda")) is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda, self.device)
-
-    def restore(self, saved: Checkpoint) -> None:
-        """Put back what `state` gave, but for the weights, which `begin` loads."""
-        path = checkpoint.path_of(self.run.checkpoints, saved.step)
-        form = form_of(self.values()) | {"best": get_type_hints(Best), "window": get_type_hints(Window)}
-        values = fitted({"validated": saved.step} | saved.state, form, path / "state.json")
-        moments = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random.")}
-        self.optimizer.load(self.placement.own_state(moments), path / "optimizer.safetensors")
-        self._restore_random(saved.optimizer, path / "optimizer.safetensors")
-        self.guard.load_state(values["guard"])
-        self.batches.load_state(values["batches"])
-        self.best = Best(**values["best"])
-        self.validated = int(values["validated"])
-        self.window = Window(**values["window"])
-        if self.routing is not None:
-            self.routing.load_state(values["routing"])
-        self.step, self.seconds = saved.step, float(values["seconds"])
-        self.saved = saved.step, saved.state.get("scheduled") is not False
-
-    def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        # A run may go on where there is a GPU, or is none, unlike before.
-        ours = {name: tensor for name, tensor in self.random_state().items() if name in tensors or name == "random.cpu"}
-        checkpoint.check_alike({name: tensors[name] for name in ours if name in tensors}, ours, path)
-        try:
-            self.set_random_state(tensors)
-        except RuntimeError as error:
-            raise InputError(f"its random state is none: {error}", where=str(path), fix="use another checkpoint") from None
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is nothing left to train: all steps are taken, or it no longer gets better."""
-        patience = self.config.patience
-        return self.step >= self.config.steps or bool(patience and self.best.waited >= patience)
-
-    @property
-    def validation_due(self) -> bool:
-        """Whether this step has a validation that was not made yet, or was ended by a signal."""
-        scheduled = self.step > 0 and (self.step % self.config.valid_every == 0 or self.step == self.config.steps)
-        return scheduled and self.validated != self.step
-
-    def take_batches(self) -> list[Batch]:
-        """This process's share of the batches of a step: of n processes, the r-th takes those at r, r + n, ..."""
-        rank, size = self.processes.rank, self.processes.size
-        taken: list[Batch] = []
-        for place in range(self.config.accumulate * size):
-            if place % size == rank:
-                taken.append(next(self.batches))
-            else:
-                self.batches.skip()
-        return taken
-
-    def calibrate(self) -> None:
-        """Set the residual scales of a recipe that takes them from data; only before the first step."""
-        if self.model.config.recipe.calibration() is None:
-            return
-        position = self.batches.state()
-        *inputs, labels = next(self.batches).parts
-        self.batches.load_state(position)
-        real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
-        self.placement.calibrate(tuple(each[real].to(self.device) for each in inputs))
+from kilolayer.training.trainer import Trainer, Window
 
 
 def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None, stop: Stop | None = None) -> int:
