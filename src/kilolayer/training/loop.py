@@ -30,7 +30,7 @@ from kilolayer.training.placement import Placement
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.routing_meter import RoutingMeter
 from kilolayer.training.run import Run, check_vocabulary, choose_device
-from kilolayer.training.saved_state import fitted, form_of
+from kilolayer.training.saved_state import fitted, form_of, regular_before
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper, StepResult
@@ -132,6 +132,8 @@ class Trainer:
         self.validated = 0
         self.saved: tuple[int, bool] | None = None
         """The step of the last checkpoint, and whether it is on the schedule."""
+        self.regular: int | None = None
+        """The step of the last checkpoint on the schedule."""
         self.seconds = 0.0
 
     def begin(self, saved: Checkpoint | None) -> None:
@@ -208,7 +210,9 @@ class Trainer:
         if self.routing is not None:
             self.routing.load_state(values["routing"])
         self.step, self.seconds = saved.step, float(values["seconds"])
-        self.saved = saved.step, saved.state.get("scheduled") is not False
+        scheduled = saved.state.get("scheduled") is not False
+        self.saved = saved.step, scheduled
+        self.regular = saved.step if scheduled else regular_before(saved.state, path / "state.json")
 
     def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         # A run may go on where there is a GPU, or is none, unlike before.
@@ -268,7 +272,9 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         inspector = Inspector()
         newest = _newest(run, processes, inspector) if resume else None
         trainer.begin(None if newest is None else checkpoint.load(newest, find=inspector.find_fault))
-        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard) if processes.first else Unwritten()
+        metrics = Unwritten()
+        if processes.first:
+            metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard, trainer.validated)
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
@@ -469,5 +475,7 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
     if trainer.saved not in ((trainer.step, True), (trainer.step, scheduled)):
         state = trainer.state()
         if trainer.processes.first:
-            saver.save(replace(state, state=state.state | {"scheduled": scheduled}), trainer.best.step)
+            place = {"scheduled": scheduled, "regular_before": trainer.regular}
+            saver.save(replace(state, state=state.state | place), trainer.best.step)
         trainer.saved = trainer.step, scheduled
+        trainer.regular = trainer.step if scheduled else trainer.regular
