@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from odd_values import trials, write_odd_run
 
 from kilolayer.cli.main import main
-from kilolayer.cli.output import show_errors, show_scores
+from kilolayer.cli.output import show_errors, show_samples, show_scores
 from kilolayer.config import build, check_depth, dump, load, merge, overrides, parse_toml
 from kilolayer.errors import InputError, KilolayerError, OptionError
-from kilolayer.tasks.results import read_scores
+from kilolayer.tasks.results import read_samples, read_scores
 from kilolayer.training.config import RunConfig
 
 SECONDS = 60.0  # on a machine that does other things too
@@ -183,3 +185,25 @@ def test_scores_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest.
         show_errors(scores)
     assert 8 < refused < 142
     capsys.readouterr()
+
+
+def test_samples_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = 0
+    for seed in range(300):
+        write_odd_run(tmp_path, seed)
+        try:
+            show_samples(read_samples(tmp_path))
+        except InputError:
+            refused += 1
+    assert 8 < refused < 292
+    capsys.readouterr()
+
+
+def test_a_finished_run_with_odd_results_is_refused(
+    tmp_path: Path, finished: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {"samples.json": '[{"source": 1}]', "scores.json": '{"test": {"bleu": 3}}'}.items():
+        folder = shutil.copytree(finished("translation"), tmp_path / name)
+        (folder / name).write_text(text)
+        assert main(["train", "--resume", str(folder)]) == 2
+        assert str(folder / name) in capsys.readouterr().err

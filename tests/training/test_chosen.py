@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,40 @@ def test_a_damaged_member_of_a_mean_is_named_and_recorded(
     assert main(["evaluate", str(run.folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["weights"] == weights_in(run)
     assert main(["report", str(run.folder)]) == 0
+
+
+@pytest.mark.parametrize("gone", [4, 6])
+def test_a_member_of_a_mean_that_is_gone_is_named_and_recorded(
+    tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture, gone: int
+) -> None:
+    run = new_run(tmp_path / "run", corpus, train=AVERAGED)
+    train(run, task_of(run))
+    assert run.load_model(CPU) is not None
+    assert not caplog.messages
+    checkpoint.path_of(run.checkpoints, gone).rename(tmp_path / "away")
+    assert train(run, task_of(run), resume=True) == 0
+    run.score(task_of(run), CPU)
+    left = [step for step in (4, 6, 8) if step != gone]
+    assert len(caplog.messages) == 1
+    for word in (f"step {gone} is missing", f"step {left[0]}, {left[1]} are used"):
+        assert word in caplog.messages[0]
+    assert weights_in(run) == {"chosen": "average of 3", "steps": left, "passed_over": [gone]}
+
+
+def test_a_damaged_checkpoint_that_no_undisturbed_run_has_is_not_missed(
+    tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"steps": 6, "lr": 3.0, "valid_every": 1, "save_every": 6, "save_best": False}
+    run = new_run(tmp_path / "run", corpus, train=options)
+    train(run, task_of(run))
+    newest = checkpoint.path_of(run.checkpoints, 6)
+    best = checkpoint.load_state(newest)["best"]["step"]
+    assert best < 6
+    shutil.copytree(newest, checkpoint.path_of(run.checkpoints, best))
+    damage(run, best)
+    run.score(task_of(run), CPU)
+    assert not caplog.messages
+    assert weights_in(run) == {"chosen": "newest", "steps": [6], "passed_over": []}
 
 
 @pytest.mark.parametrize("kind", ["damaged", "missing"])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, train_in_child
 from torch import Tensor
@@ -33,7 +34,7 @@ from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stopped, catching
-from kilolayer.training.trainer import Trainer
+from kilolayer.training.trainer import Best, Trainer
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "torch._dynamo"])
@@ -102,6 +103,27 @@ def test_a_validation_that_a_signal_ends_is_made_first_by_the_resumed_run(
     assert train(broken, task_of(broken), resume=True) == 0
     assert record(broken) == record(whole)
     assert kept(broken) == kept(whole)
+
+
+def test_a_validation_whose_checkpoint_was_not_written_is_in_the_metrics_once(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = (new_run(tmp_path / name, corpus, train={"valid_every": 2}) for name in ("whole", "broken"))
+    assert train(whole, task_of(whole)) == 0
+    with monkeypatch.context() as patch:
+        at_call(patch, TranslationTask, "_loss", 2)
+        assert train(broken, task_of(broken)) == 143
+
+    def killed() -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        at_call(patch, Best, "update", 1, killed)
+        with pytest.raises(SystemExit):
+            train(broken, task_of(broken), resume=True)
+    assert [row["step"] for row in read_metrics(broken.folder) if row["kind"] == "valid"] == [2, 4]
+    assert train(broken, task_of(broken), resume=True) == 0
+    assert record(broken) == record(whole)
 
 
 @pytest.mark.parametrize("make", [new_run, new_text_run])
@@ -260,6 +282,37 @@ def test_an_exception_that_was_dropped_is_raised_again(monkeypatch: pytest.Monke
         with pytest.raises(Stopped) as caught:
             time.sleep(FOREVER)
     assert caught.value.number == signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"), [(safetensors.torch, "load_file", 1), (TranslationTask, "_loss", 2), (Stepper, "accumulate", 3)]
+)
+def test_a_signal_that_a_library_turns_into_an_error_of_its_own_is_a_signal(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int
+) -> None:
+    def converted() -> None:
+        try:
+            interrupt()
+        except Stopped:
+            raise TypeError("could not determine the shape of an object") from None
+
+    monkeypatch.setattr(stop, "STEP_SECONDS", 0.1)
+    words = typed(tmp_path, corpus, train={"valid_every": 2})
+    with monkeypatch.context() as patch:
+        at_call(patch, owner, name, call, converted)
+        assert main(words) == 143
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+
+
+def test_an_error_that_no_signal_has_caused_stays_one() -> None:
+    with catching() as found:
+        with pytest.raises(TypeError), found.at_once():
+            raise TypeError
+        with suppress(Stopped), found.at_once():
+            interrupt()
+        found.heed()
+        with pytest.raises(TypeError), found.at_next_step():
+            raise TypeError
 
 
 def test_handlers_and_alarm_are_put_back() -> None:

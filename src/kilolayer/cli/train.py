@@ -17,7 +17,6 @@ from kilolayer.cli.output import show_json, show_line, show_samples, show_scores
 from kilolayer.config import Table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import storable
-from kilolayer.files.reading import read_json
 from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
 
 if TYPE_CHECKING:
@@ -60,7 +59,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         if under_torchrun():
             when_parent_dies(os.getppid(), stop.orphaned)
         try:
-            return _train(folder, path, options, typed, stop)
+            with stop.at_once():
+                return _train(folder, path, options, typed, stop)
         except Stopped as ended:
             stop.heed()
             if speaks():
@@ -199,14 +199,15 @@ def _finish(run: Run, as_json: bool) -> int:
 
 
 def _show(run: Run, report: Report, as_json: bool) -> None:
+    from kilolayer.tasks.results import read_samples, read_scores
     from kilolayer.training.run import KINDS
 
-    scores = read_json(run.folder / "scores.json")
+    scores = read_scores(run.folder)
     tests = tables_of_tests(scores)
     if as_json:
         show_json(tests)
         return
-    show_samples(read_json(run.folder / "samples.json")[:5])
+    show_samples(read_samples(run.folder)[:5])
     show_scores(scores)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
@@ -214,5 +215,5 @@ def _show(run: Run, report: Report, as_json: bool) -> None:
     say(f"next: kilolayer {use.format(run.folder)}, or your own text: kilolayer train --help")
     if len(tests) == 1:
         (entry,) = tests.values()
-        known = [key for key in HEADLINES if key in entry]
+        known = [key for key in HEADLINES if "value" in entry.get(key, {})]
         show_line(" ".join(f"{entry[key]['name']} {entry[key]['value']:.{HEADLINES[key]}f}" for key in known))

@@ -24,6 +24,20 @@ def read_scores(folder: Path) -> dict[str, Any]:
     return scores
 
 
+def read_samples(folder: Path) -> list[dict[str, str]]:
+    """What samples.json holds, its form checked."""
+    path = folder / "samples.json"
+    samples = read_json(path)
+    if not isinstance(samples, list) or not all(isinstance(each, dict) and _is_sample(each) for each in samples):
+        raise InputError("the file does not hold samples", where=str(path), fix="delete it and scores.json, and resume the run")
+    return samples
+
+
+def _is_sample(sample: dict[str, Any]) -> bool:
+    keys = ("prompt", "continuation") if "prompt" in sample else ("source", "hypothesis", "reference")
+    return all(isinstance(sample.get(key), str) for key in keys)
+
+
 def _fits(name: str, entry: Any) -> bool:
     """Whether an entry of scores.json has the form that `write_results` gives it."""
     if name.startswith("test"):

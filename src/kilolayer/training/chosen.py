@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -14,7 +15,7 @@ from torch import Tensor
 from kilolayer.errors import InputError
 from kilolayer.training import checkpoint
 from kilolayer.training.config import TrainConfig
-from kilolayer.training.saved_state import fitted
+from kilolayer.training.saved_state import fitted, regular_before
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
     if config.average:
         regular = list(islice(filter(checkpoint.is_scheduled, chain([newest], whole)), config.average))
         why, used = f"average of {config.average}", regular[::-1] or [newest]
+        _find_missing(newest, regular, config.average, faults)
     else:
         why, used = _choose_one(newest, config, faults)
     found = Chosen(why, [checkpoint.step_of(path) for path in used], sorted(faults))
@@ -70,6 +72,19 @@ def _whole(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
             faults[checkpoint.step_of(path)] = f"damaged ({fault})"
 
 
+def _find_missing(newest: Path, regular: list[Path], count: int, faults: dict[int, str]) -> None:
+    """Each checkpoint tells which regular one was before it: of the last `count`, `faults` takes those that are gone."""
+    found = 0
+    for path in dict.fromkeys([newest, *regular]):
+        found += path in regular
+        before = regular_before(checkpoint.load_state(path), path / "state.json")
+        if before is None or found >= count:
+            return
+        if not os.path.lexists(checkpoint.path_of(path.parent, before)):
+            faults[before] = "missing, and it belongs to the mean"
+        found += before in faults
+
+
 def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tuple[str, list[Path]]:
     state = fitted(checkpoint.load_state(newest), {"best": {"step": int | None}}, newest / "state.json")
     if (step := state["best"]["step"]) is None:
@@ -77,11 +92,12 @@ def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tu
     best = checkpoint.path_of(newest.parent, step)
     if best == newest:
         return "best", [best]
-    there = best in checkpoint.steps(newest.parent)
-    if there and next(_whole([best], faults), None) and checkpoint.is_scheduled(best):
-        return "best", [best]
-    if not there and (config.save_best or step % config.save_every == 0):
+    if not config.save_best and step % config.save_every:
+        return "newest", [newest]  # what may be there was left by a stop
+    if best not in checkpoint.steps(newest.parent):
         faults[step] = "missing, and it is the best"
+    elif next(_whole([best], faults), None) and checkpoint.is_scheduled(best):
+        return "best", [best]
     return "newest", [newest]
 
 

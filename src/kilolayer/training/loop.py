@@ -38,7 +38,9 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         inspector = Inspector()
         newest = _newest(run, processes, inspector) if resume else None
         trainer.begin(None if newest is None else checkpoint.load(newest, find=inspector.find_fault))
-        metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard) if processes.first else Unwritten()
+        metrics = Unwritten()
+        if processes.first:
+            metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard, trainer.validated)
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
@@ -239,5 +241,7 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
     if trainer.saved not in ((trainer.step, True), (trainer.step, scheduled)):
         state = trainer.state()
         if trainer.processes.first:
-            saver.save(replace(state, state=state.state | {"scheduled": scheduled}), trainer.best.step)
+            place = {"scheduled": scheduled, "regular_before": trainer.regular}
+            saver.save(replace(state, state=state.state | place), trainer.best.step)
         trainer.saved = trainer.step, scheduled
+        trainer.regular = trainer.step if scheduled else trainer.regular

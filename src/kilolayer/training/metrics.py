@@ -16,14 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 class Metrics:
-    """Appends to a run's metrics. A resumed run first drops what was written after its checkpoint."""
+    """Appends to a run's metrics. A resumed run first drops what was written after its checkpoint.
 
-    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+    validated: the step of the last validation that the checkpoint knows of, where that may be before `step`.
+    """
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool, validated: int | None = None) -> None:
         self.path = folder / "metrics.jsonl"
         found = read_rows(self.path)
         if found.warning is not None:
             logger.warning("%s: %s", self.path, found.warning)
-        write(self.path, "".join(json.dumps(row) + "\n" for row in found.rows if row["step"] <= step))
+        last = {"valid": step if validated is None else validated}
+        kept = (row for row in found.rows if row["step"] <= last.get(row["kind"], step))
+        write(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         if tensorboard:
             make_folder(folder / "tensorboard")
         # TensorBoard forgets the events of this step and later: a resumed run writes them again.

@@ -36,6 +36,11 @@ def fitted(saved: Any, form: Any, path: Path, key: str = "") -> Any:
     return saved
 
 
+def regular_before(state: dict[str, Any], path: Path) -> int | None:
+    """The step of the checkpoint on the run's schedule before this one; None where there is none, or it is not told."""
+    return fitted({"regular_before": None} | state, {"regular_before": int | None}, path)["regular_before"]
+
+
 def _is_one(value: Any, kind: type) -> bool:
     if type(value) is int and kind in (int, float):
         return abs(value) < 2**63

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEP_SECONDS = 20.0
@@ -38,6 +39,7 @@ class Stop:
     signal: int = 0
     times: int = 0
     _waits: bool = field(default=False, init=False)
+    _raised: bool = field(default=False, init=False)
     _may_abandon: Callable[[], bool] | None = field(default=None, init=False)
 
     @property
@@ -57,7 +59,8 @@ class Stop:
         with self._waiting(False):
             if self.signal:
                 raise Stopped(self.signal)
-            yield
+            with self._in_its_own_form():
+                yield
 
     @contextmanager
     def abandoning(self, may_abandon: Callable[[], bool]) -> Iterator[None]:
@@ -66,7 +69,8 @@ class Stop:
         try:
             if self.signal:
                 _raise_in(STEP_SECONDS)
-            yield
+            with self._in_its_own_form():
+                yield
         finally:
             self._may_abandon = None
 
@@ -79,6 +83,7 @@ class Stop:
 
     def heed(self) -> None:
         """What was raised has ended what it should: it is not raised again."""
+        self._raised = False
         _raise_in(0)
 
     def handle(self, number: int, _: FrameType | None) -> None:
@@ -89,17 +94,30 @@ class Stop:
         self.times += 1
         self.signal = self.signal or number
         if self.insists or not self._waits:
-            _raise_in(REPEAT_SECONDS)
-            raise Stopped(self.signal)
+            self._raise()
         if self._may_abandon is not None:
             _raise_in(STEP_SECONDS)
 
     def _repeat(self) -> None:
         if self.insists or not self._waits or (self._may_abandon is not None and self._may_abandon()):
-            _raise_in(REPEAT_SECONDS)
-            raise Stopped(self.signal)
+            self._raise()
         if self._may_abandon is not None:
             _raise_in(1.0)
+
+    def _raise(self) -> NoReturn:
+        self._raised = True
+        _raise_in(REPEAT_SECONDS)
+        raise Stopped(self.signal)
+
+    @contextmanager
+    def _in_its_own_form(self) -> Iterator[None]:
+        """Compiled libraries put an error of their own in the place of what is raised while they run: `Stopped` comes back."""
+        try:
+            yield
+        except Exception as error:
+            if not self._raised:
+                raise
+            raise Stopped(self.signal) from error
 
     @contextmanager
     def _waiting(self, waits: bool) -> Iterator[None]:

@@ -23,7 +23,7 @@ from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.placement import Placement
 from kilolayer.training.routing_meter import RoutingMeter
 from kilolayer.training.run import Run, check_vocabulary, choose_device
-from kilolayer.training.saved_state import fitted, form_of
+from kilolayer.training.saved_state import fitted, form_of, regular_before
 from kilolayer.training.step import StepResult
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -122,6 +122,8 @@ class Trainer:
         self.validated = 0
         self.saved: tuple[int, bool] | None = None
         """The step of the last checkpoint, and whether it is on the schedule."""
+        self.regular: int | None = None
+        """The step of the last checkpoint on the schedule."""
         self.seconds = 0.0
 
     def begin(self, saved: Checkpoint | None) -> None:
@@ -198,7 +200,9 @@ class Trainer:
         if self.routing is not None:
             self.routing.load_state(values["routing"])
         self.step, self.seconds = saved.step, float(values["seconds"])
-        self.saved = saved.step, saved.state.get("scheduled") is not False
+        scheduled = saved.state.get("scheduled") is not False
+        self.saved = saved.step, scheduled
+        self.regular = saved.step if scheduled else regular_before(saved.state, path / "state.json")
 
     def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         # A run may go on where there is a GPU, or is none, unlike before.
