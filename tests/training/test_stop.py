@@ -284,6 +284,23 @@ def test_an_exception_that_was_dropped_is_raised_again(monkeypatch: pytest.Monke
     assert caught.value.number == signal.SIGHUP
 
 
+def test_what_a_destructor_drops_is_raised_again_soon_and_shown_to_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(FOREVER)
+
+    before = time.monotonic()
+    hook = sys.unraisablehook
+    with catching():
+        Interrupted()
+        with pytest.raises(Stopped):
+            time.sleep(FOREVER)
+    assert time.monotonic() - before < stop.REPEAT_SECONDS
+    assert capfd.readouterr().err == ""
+    assert sys.unraisablehook is hook
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "call"), [(safetensors.torch, "load_file", 1), (TranslationTask, "_loss", 2), (Stepper, "accumulate", 3)]
 )

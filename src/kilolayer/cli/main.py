@@ -28,6 +28,7 @@ VERBS = {
 }
 LONGEST_MESSAGE = 500
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
+PEER_GONE = re.compile("connection (closed|reset|refused)|broken pipe|remote process exited", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,6 +78,9 @@ def _explained(error: Exception) -> KilolayerError | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         fix = "lower batches.tokens, or make the model smaller; `kilolayer plan` tells what a model needs"
         return KilolayerError("there is not enough memory", where=str(error).partition("\n")[0][:300], fix=fix)
+    if terminal.under_torchrun() and isinstance(error, RuntimeError) and PEER_GONE.search(str(error)):
+        fix = "what that one or torchrun says tells why; then go on with --resume"
+        return KilolayerError("another process of this run has ended", where=str(error).partition("\n")[0][:300], fix=fix)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ STEP_SECONDS = 20.0
 ORPHAN_SECONDS = 60.0
 """How long a process may take to end when the one that started it is dead; then it is ended."""
 REPEAT_SECONDS = 5.0
-"""When a signal that was raised and has ended nothing is raised again: in a destructor, Python drops what is raised."""
+"""When a signal that was raised and has ended nothing is raised again: some code drops what is raised in it."""
+DROPPED_SECONDS = 0.05
+"""The same where Python tells that it was dropped, as in a destructor."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -138,10 +141,20 @@ def catching() -> Iterator[Stop]:
     # Who ignores SIGHUP, as nohup does, wants the run to outlive its terminal.
     ours = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop.handle) for number in (*ours, signal.SIGALRM)}
+    report = sys.unraisablehook
+
+    def repeat_or_report(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, Stopped):
+            _raise_in(DROPPED_SECONDS)
+        else:
+            report(dropped)
+
+    sys.unraisablehook = repeat_or_report
     try:
         yield stop
     finally:
         stop.heed()
+        sys.unraisablehook = report
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
