@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +99,18 @@ def test_text_and_names_give_no_orders_to_a_terminal(
         assert code == (2 if words[0] == "translate" else 0), err
         assert not set(SEQUENCES) & {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
     assert "\x1b" not in (folder / "log.txt").read_text()
+
+
+def test_ctrl_c_ends_any_verb_without_a_word(tmp_path: Path, finished: Callable[..., Path]) -> None:
+    os.mkfifo(pipe := tmp_path / "lines")
+    process = start(["translate", finished("translation")], stdin=pipe, out=tmp_path / "out", err=tmp_path / "err")
+    with pipe.open("w") as lines:  # which stays open: the verb waits for more
+        lines.write("the dog\n" * 200)
+        lines.flush()
+        while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
+            assert process.is_alive(), (tmp_path / "err").read_text()
+            time.sleep(0.02)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        assert ended(process) == 130
+    assert (tmp_path / "err").read_text() == ""

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from kilolayer import __version__, terminal
@@ -26,7 +27,7 @@ VERBS = {
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "recipes": "the list; one recipe's equation, constants and source",
 }
-LONGEST_MESSAGE = 500
+LONGEST_MESSAGE, LONGEST_LINE = 500, 2000
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 PEER_GONE = re.compile("connection (closed|reset|refused)|broken pipe|remote process exited", re.IGNORECASE)
 
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; the exit code says how it ended: 0 done, 2 the user's mistake or the machine's, 128 + n ended by signal n."""
     if arguments is None:
         terminal.prepare()
+        signal.signal(signal.SIGINT, _leave)
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -58,11 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if known is None:
             terminal.say("kilolayer: this is a fault of Kilolayer itself; please report it with the lines below")
             raise
-        terminal.say(f"kilolayer: {known.what}")
-        for line in (known.where, known.fix):
+        for line in (f"kilolayer: {known.what}", known.where and f"  {known.where}", known.fix and f"  {known.fix}"):
             if line:
-                terminal.say(f"  {line}")
+                terminal.say(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}...")
         return 2
+
+
+def _leave(*_: object) -> NoReturn:
+    """End at once at Ctrl-C, by no exception: libraries drop some, or say something else in their place."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(128 + signal.SIGINT)
 
 
 def _explained(error: Exception) -> KilolayerError | None:

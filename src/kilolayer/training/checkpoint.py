@@ -9,6 +9,7 @@ resume: the one before it serves.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -130,7 +131,10 @@ def _unsaved(error: OSError | WriteError, final: Path, checkpoint: Checkpoint) -
     size = sum(tensor.nbytes for part in (checkpoint.model, checkpoint.optimizer) for tensor in part.values())
     need = f"it needs {human_bytes(size)}"
     with suppress(OSError):
-        need += f", and {human_bytes(shutil.disk_usage(final.parent).free)} are free"
+        free = shutil.disk_usage(final.parent).free
+        need += f", and {human_bytes(free)} are free"
+        if free > size and getattr(error, "errno", None) == errno.ENOSPC:
+            need += " (where the number of files is at its limit, `df -i` shows it)"
     return CheckpointError(
         f"the checkpoint of step {checkpoint.step} could not be written: {reason}",
         where=error.where if isinstance(error, WriteError) else str(final),
