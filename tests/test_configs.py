@@ -101,7 +101,15 @@ def write_text(folder: Path, config: RunConfig, languages: list[str], text: dict
                 (folder / f"{stem}.{language}").write_text("".join(f"{line}\n" for line in text[f"{part}.{side}"]))
 
 
-@each_config
+FAMILIES = {re.sub(r"-\d+l-\d+l$", "", path.stem): path for path in CONFIGS}
+"""Of configurations that differ in depth alone, one."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path if path in FAMILIES.values() else pytest.param(path, marks=pytest.mark.slow) for path in CONFIGS],
+    ids=lambda path: path.stem,
+)
 def test_every_config_trains(
     path: Path, text: dict[str, list[str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch, capsys
 ) -> None:

@@ -89,6 +89,7 @@ def of_bytes(runs: Callable[[str], tuple[Path, str, str]]) -> Path:
     return runs("bytes")[0]
 
 
+@pytest.mark.slow
 def test_another_text_is_learned_from_the_weights_and_the_vocabulary_of_a_run(
     runs: Callable[[str], tuple[Path, str, str]], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_the_matrix_of_table_3() -> None:
     assert rows[1][1] == f"{Bleu().score(SYSTEMS[0.50], REFERENCES).value:.1f}"
 
 
+@pytest.mark.slow
 def test_the_matrix_holds_the_pairwise_tests() -> None:
     systems = {str(rate): lines for rate, lines in SYSTEMS.items()}
     matrix = comparison_matrix(systems, REFERENCES, Ter(), samples=200)

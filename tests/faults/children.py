@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import sys
@@ -11,10 +12,10 @@ from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
 MODULES = ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "kilolayer.cli.translate"]
+SERVER.set_forkserver_preload(MODULES)
 LATE = ["torch._dynamo", "encodings.unicode_escape", "encodings.latin_1"]
 LATE += [f"multiprocessing.{name}" for name in ("dummy", "queues", "synchronize")]
 """What is imported at the first step and by the first page: another user may not be allowed to read this Python."""
-SERVER.set_forkserver_preload([*MODULES, *LATE])
 NOBODY = 65534
 SECONDS = 60.0
 
@@ -36,6 +37,8 @@ def typed(words: Sequence[str], streams: Sequence[str], environment: Mapping[str
     )
     os.environ.update(environment)
     if user is not None:
+        for name in LATE:
+            importlib.import_module(name)
         os.environ.pop("HOME", None)
         os.setgroups([])
         os.setgid(user)

@@ -223,6 +223,7 @@ def _read_cache(folder: str) -> None:
     assert (built(Path(folder), build) / "content").read_bytes() == b"made"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_cache_that_is_read_only_and_whole_serves(tmp_path_factory: pytest.TempPathFactory) -> None:
     cache = Path(f"/tmp/{tmp_path_factory.getbasetemp().name}-{os.getpid()}-cache")

@@ -11,9 +11,12 @@ import pytest
 from children import run
 from run_forms import FORMS
 
+from kilolayer.training import checkpoint
+
 UNFINISHED = {"train": {"steps": 12, "save_every": 6}}
-WRITTEN = ("lock", "log.txt", "metrics.jsonl", "report.html", "samples.json", "scores.json", "config.toml", "tokenizer.model")
-ALSO = ("test.en-de.txt", "report.html.part", "metrics.partial", "scores.partial", "config.partial")
+QUICK = ("log.txt", "metrics.jsonl", "report.html", "scores.json")
+REST = ("lock", "samples.json", "config.toml", "tokenizer.model", "test.en-de.txt")
+REST += ("report.html.part", "metrics.partial", "scores.partial", "config.partial")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def verbs(folder: Path) -> list[list[object]]:
     ]
 
 
-@pytest.mark.parametrize("name", [*WRITTEN, *ALSO])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
 def test_nothing_is_written_through_a_link(tmp_path: Path, stopped: Path, name: str) -> None:
     folder, victim = tmp_path / "run", tmp_path / "victim"
     shutil.copytree(stopped, folder)
@@ -74,8 +77,18 @@ def test_a_folder_that_is_a_link_is_refused_before_a_step(tmp_path: Path, stoppe
     assert sorted(elsewhere.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "tokenizer.model", "scores.json", "log.txt", "lock"])
-@pytest.mark.parametrize("kind", ["pipe", "endless"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("metrics.jsonl", "pipe"),
+        ("config.toml", "endless"),
+        *(
+            pytest.param(name, kind, marks=pytest.mark.slow)
+            for name in ("config.toml", "metrics.jsonl", "tokenizer.model", "scores.json", "log.txt", "lock")
+            for kind in ("pipe", "endless")
+        ),
+    ],
+)
 def test_what_never_ends_holds_nothing_up(tmp_path: Path, stopped: Path, name: str, kind: str) -> None:
     folder = tmp_path / "run"
     shutil.copytree(stopped, folder)
@@ -90,7 +103,7 @@ def test_what_never_ends_holds_nothing_up(tmp_path: Path, stopped: Path, name: s
         assert "Traceback" not in err, err
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("name", ["manifest.json", *(pytest.param(name, marks=pytest.mark.slow) for name in checkpoint.FILES)])
 @pytest.mark.parametrize("kind", ["pipe", "endless", "40 GB"])
 def test_a_checkpoint_that_never_ends_is_damaged(tmp_path: Path, stopped: Path, name: str, kind: str) -> None:
     folder = tmp_path / "run"

@@ -199,6 +199,7 @@ def test_samples_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_finished_run_with_odd_results_is_refused(
     tmp_path: Path, finished: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
-@pytest.mark.parametrize("form", QUICK)
+@pytest.mark.parametrize("form", [QUICK[0], pytest.param(QUICK[1], marks=pytest.mark.slow)])
 def test_an_emoji_in_every_path(form: str, corpus: Path, tmp_path: Path) -> None:
     text = tmp_path / EMOJI / "text"
     shutil.copytree(corpus, text)

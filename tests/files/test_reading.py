@@ -21,7 +21,7 @@ def sparse(path: Path) -> None:
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (lambda path: None, "does not exist"),
-    "a folder": (lambda path: path.mkdir(), "not a regular file"),
+    "a folder": (lambda path: path.mkdir(), "is a directory"),
     "a pipe": (lambda path: os.mkfifo(path), "not a regular file"),
     "a device without end": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
     "a link to itself": (lambda path: path.symlink_to(path), "too many levels of symbolic links"),

@@ -38,7 +38,7 @@ THOUSAND = pytest.param(1000, marks=pytest.mark.slow)
 OTHERS = ("sub_ln", "pre_ln", "post_ln")
 
 
-@pytest.mark.parametrize("layers", [12, 64, 256, THOUSAND])
+@pytest.mark.parametrize("layers", [12, 64, pytest.param(256, marks=pytest.mark.slow), THOUSAND])
 def test_deepnorm_has_the_same_gradient_in_every_layer(layers: int) -> None:
     ratios = [gradient_ratio(kl.Encoder, "deepnorm", layers, seed) for seed in SEEDS]
     assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
@@ -58,6 +58,7 @@ def test_a_causal_deepnorm_has_the_same_gradient_in_every_layer(layers: int) -> 
     assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
 
 
+@pytest.mark.slow
 def test_a_deepnorm_translator_has_the_same_gradient_in_every_layer_of_each_stack() -> None:
     for seed in SEEDS:
         torch.manual_seed(seed)

@@ -118,6 +118,7 @@ def test_models_of_many_sizes_are_compiled_in_one_process() -> None:
         torch.testing.assert_close(form(batch).logits, model(batch).logits)
 
 
+@pytest.mark.slow
 def test_a_second_model_of_a_process_is_compiled_with_its_own_recomputation() -> None:
     torch._dynamo.reset()
     kept = {}

@@ -87,7 +87,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, run
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_they_train_as_one_process_does(
     tmp_path: Path, corpus: Path, pool: ProcessPool, alone: tuple[str, Run], size: int
 ) -> None:
@@ -127,7 +127,12 @@ def test_a_signal_to_one_stops_all_and_the_run_goes_on_as_if_it_had_not_stopped(
     assert record(broken) == record(whole)
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("dense", (1,)), ("dense", (0, 1)), ("sparse", (0,)), ("sparse", (0, 1))])
+OTHERS = [("dense", (0, 1)), ("sparse", (0,))]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks"), [("dense", (1,)), ("sparse", (0, 1)), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_a_signal_to_any_of_them_ends_a_validation_of_all(
     tmp_path: Path, corpus: Path, pool: ProcessPool, model: str, ranks: tuple[int, ...]
 ) -> None:
