@@ -233,7 +233,7 @@ def test_recomputation_changes_nothing(what: str, moe: kl.MoE) -> None:
     ("shape", "recipe", "moe", "graphs"),
     [
         pytest.param("encoder_decoder", "sub_ln", {"z_loss": 1e-3}, 4, marks=pytest.mark.slow),
-        ("decoder", "deepnorm", {"router": "linear", "capacity": 1.0}, 2),
+        pytest.param("decoder", "deepnorm", {"router": "linear", "capacity": 1.0}, 2, marks=pytest.mark.slow),
         ("encoder", "sub_ln", {"every": 1, "loss_free": 1e-3}, 1),
     ],
 )

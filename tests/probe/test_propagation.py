@@ -70,6 +70,7 @@ def test_a_deepnorm_translator_has_the_same_gradient_in_every_layer_of_each_stac
         assert 0.8 < first_over_last(profile.decoder) < 1.25
 
 
+@pytest.mark.slow
 def test_one_adam_step_moves_post_ln_five_times_as_far_as_deepnorm() -> None:
     moved: dict[str, list[float]] = {"deepnorm": [], "post_ln": []}
     for seed in SEEDS:

@@ -95,6 +95,7 @@ def test_a_single_measurement_is_shown_over_depth_alone() -> None:
     assert "Depth</h2>" not in render(Record("run"))
 
 
+@pytest.mark.slow
 def test_the_page_of_a_thousand_layers_a_side_stays_small() -> None:
     numbers = random.Random(0)
     entries = [

@@ -146,7 +146,7 @@ def test_a_signal_to_any_of_them_ends_a_validation_of_all(
     assert record(broken) == record(whole)
 
 
-@pytest.mark.parametrize(("model", "size"), [("dense", 2), ("sparse", 1), ("balanced", 2)])
+@pytest.mark.parametrize(("model", "size"), [("dense", 2), pytest.param("sparse", 1, marks=pytest.mark.slow), ("balanced", 2)])
 def test_another_number_of_processes_goes_on_from_their_checkpoint(
     tmp_path: Path, corpus: Path, pool: ProcessPool, model: str, size: int
 ) -> None:
