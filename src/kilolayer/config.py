@@ -354,7 +354,7 @@ KINDS: dict[Any, str] = {
 
 def _plain(end: float) -> str:
     """A bound as a person writes it."""
-    return f"{end:,}" if isinstance(end, int) and abs(end) < 10**15 else f"{end:g}"
+    return f"{end:,}" if isinstance(end, int) else f"{end:g}"
 
 
 def _misfit(name: str, value: Any, hint: Any) -> OptionError:

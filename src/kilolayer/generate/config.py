@@ -32,7 +32,7 @@ class SearchConfig:
     """Sampling draws from this many most probable tokens. Absent: from all."""
     top_p: float | None = bounded(None, above=0, most=1)
     """Sampling draws from the fewest most probable tokens that have this probability together. Absent: from all."""
-    seed: int | None = bounded(None, least=0, below=2**63)
+    seed: int | None = bounded(None, least=0, most=2**63 - 1)
     """Sampling draws the same for the same seed and line, whatever is decoded beside it. Absent: 0."""
     n_best: int = bounded(1, least=1, most=10_000)
     """Hypotheses to return: the best of a beam, best first, or so many samples, in the order drawn."""

@@ -34,7 +34,7 @@ class TrainConfig:
     """What stays as it starts: nothing, or experts and their routers; the balance loss still counts."""
     accumulate: int = bounded(1, least=1, most=10**6)
     """Batches a step; the loss is averaged over all their target tokens."""
-    seed: int = bounded(1, least=0, below=2**63)
+    seed: int = bounded(1, least=0, most=2**63 - 1)
     """Fixes the weights, the order of the data and the dropout."""
     optimizer: Literal["adam", "adamw", "radam"] = "adam"
     """AdamW decays weights apart from the gradient, the others as a part of it."""
