@@ -1,15 +1,7 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typed_commands import quietly, write_corpus
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")

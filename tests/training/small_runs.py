@@ -132,7 +132,7 @@ def train_in_child(folder: str, point: str | None = None) -> None:
 
 def _die_at(point: str) -> None:
     """Kill this process, without a chance to clean up, at a named point of the save of step 4 or of the delete after it."""
-    write, sync, rename = checkpoint._write, checkpoint.sync_folder, Path.rename
+    write, sync, rename = checkpoint._write, checkpoint.sync, Path.rename
 
     def reached(here: str) -> bool:
         if here == point:
@@ -161,7 +161,7 @@ def _die_at(point: str) -> None:
         sync(folder)
         assert folder.name != ".step-00000004.partial" or not reached("before the rename")
 
-    checkpoint._write, checkpoint.sync_folder, Path.rename = dying_write, dying_sync, dying_rename  # type: ignore[method-assign]
+    checkpoint._write, checkpoint.sync, Path.rename = dying_write, dying_sync, dying_rename  # type: ignore[method-assign]
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -12,11 +12,10 @@ import pytest
 from small_runs import new_run, record, task_of
 
 from kilolayer.errors import InputError, WriteError
-from kilolayer.files import json_lines
-from kilolayer.files.json_lines import read_rows
 from kilolayer.report.record import read_record
 from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
+from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.metrics import Metrics
 
 BROKEN = {
@@ -70,7 +69,7 @@ def test_a_last_line_without_an_end_is_no_damage(folder: Path, caplog: pytest.Lo
 
 
 def test_a_line_that_is_too_long_is_passed_over_in_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "LONGEST", 64)
+    monkeypatch.setattr("kilolayer.training.metric_rows.LONGEST", 64)
     for length in (63, 64, 65, 127, 128, 129, 1000):
         long = b'{"kind": "train", "step": 2, "x": "'.ljust(length - 3, b"x") + b'"}\n'
         (folder / "metrics.jsonl").write_bytes(line(1) + long + line(3))

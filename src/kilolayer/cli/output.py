@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kilolayer.terminal import human_bytes as human_bytes
 from kilolayer.terminal import printable
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, read, whole
-from kilolayer.cli.output import human_bytes, human_count, show_json, show_line, show_table
+from kilolayer.cli.output import human_count, show_json, show_line, show_table
 from kilolayer.config import load, overrides, table_of
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
+from kilolayer.terminal import human_bytes
 
 if TYPE_CHECKING:
     from kilolayer.speed.budget import Budget, Work

@@ -23,6 +23,7 @@ from typing import Any
 from kilolayer.errors import InputError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json
+from kilolayer.files.writing import sync
 
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 1 << 24
@@ -139,11 +140,11 @@ def _damaged(draft: Path) -> Path:
 def _seal(draft: Path) -> None:
     files = {}
     for path in sorted(draft.iterdir()):
-        _sync(path)
+        sync(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     (draft / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
-    _sync(draft / MANIFEST)
-    _sync(draft)
+    sync(draft / MANIFEST)
+    sync(draft)
 
 
 def _move(draft: Path, folder: Path) -> None:
@@ -155,12 +156,4 @@ def _move(draft: Path, folder: Path) -> None:
     except OSError:
         if damage(folder) is not None:
             raise
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(folder.parent)

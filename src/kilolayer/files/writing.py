@@ -32,7 +32,7 @@ def write(path: Path, content: str | bytes) -> None:
                 file.flush()
                 os.fsync(descriptor)
             os.replace(draft, path)
-            sync_folder(path.parent)
+            sync(path.parent)
         except BaseException:
             with suppress(OSError, ValueError):
                 draft.unlink(missing_ok=True)
@@ -78,8 +78,8 @@ def make_folder(path: Path) -> None:
         raise unwritable(path, error) from None
 
 
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

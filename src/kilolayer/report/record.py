@@ -10,9 +10,9 @@ from typing import Any
 
 from kilolayer.config import parse_toml
 from kilolayer.errors import InputError
-from kilolayer.files.json_lines import read_rows
 from kilolayer.files.paths import kind_of, resolve
 from kilolayer.files.reading import parse_json, read_bytes
+from kilolayer.training.metric_rows import read_rows
 
 LARGEST, SMALLEST = 1e30, 1e-100
 """Numbers outside of these are drawn by no plot."""

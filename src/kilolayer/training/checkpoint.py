@@ -32,7 +32,7 @@ from torch import Tensor
 from kilolayer import __version__
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.reading import open_regular, read_json, unreadable
-from kilolayer.files.writing import make_folder, sync_folder
+from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
 
 logger = logging.getLogger(__name__)
@@ -92,11 +92,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             "files": {name: _write(partial / name, parts) for name, parts in zip(FILES, contents, strict=True)},
         }
         _write(partial / MANIFEST, [json.dumps(manifest, indent=1).encode()])
-        sync_folder(partial)
+        sync(partial)
         if os.path.lexists(final):
             final.rename(replaced)
         partial.rename(final)
-        sync_folder(folder)
+        sync(folder)
         remove(replaced)
     except BaseException as error:
         remove(partial)

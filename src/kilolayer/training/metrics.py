@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.errors import OptionError
-from kilolayer.files.json_lines import read_rows
 from kilolayer.files.writing import append, make_folder, write
+from kilolayer.training.metric_rows import read_rows
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Files of one JSON object a line, of which some lines may be broken: each loses itself and no other."""
+"""The rows of metrics.jsonl, of which some may be broken: each loses itself and no other."""
 
 from __future__ import annotations
 
