@@ -9,8 +9,10 @@ from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.head import Head
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import EncoderOutput
+from kilolayer.models.sequence_head import SequenceHead
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
@@ -43,6 +45,7 @@ class Encoder(Model):
         scale_embeddings: bool = True,
         final_norm: bool | None = None,
         moe: MoE | None = None,
+        head: Head | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -53,6 +56,7 @@ class Encoder(Model):
         self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
         self.encoder = self._stack("encoder")
         self.vocabulary = None if vocab_size is None or config.tie_embeddings else self._vocabulary(vocab_size)
+        self.head = None if config.head is None else SequenceHead(config.dim, config.head)
 
     def forward(
         self,
@@ -69,10 +73,12 @@ class Encoder(Model):
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
         """
-        out = self.encoder(self._read(self.embedding, tokens, embeddings, mask, segments), hidden_states=hidden_states)
-        return EncoderOutput(out.states, self._logits(out.states), out.router_loss, out.hidden_states, out.routing)
+        inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
+        out = self.encoder(inputs, hidden_states=hidden_states)
+        logits = self._scores(out.states) if self.head is None else self.head(out.states, inputs.real)
+        return EncoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing)
 
-    def _logits(self, states: Tensor) -> Tensor | None:
+    def _scores(self, states: Tensor) -> Tensor | None:
         if self.vocabulary is not None:
             return self.vocabulary(states)
         return None if self.embedding is None else self.embedding.scores(states)
