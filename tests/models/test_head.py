@@ -9,7 +9,7 @@ import torch
 
 import kilolayer as kl
 from kilolayer.config import build, table_of
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.speed.budget import Work, budget
 
@@ -136,6 +136,11 @@ def test_the_plan_counts_the_head_and_no_scores_of_a_vocabulary() -> None:
 def test_heads_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         build(ModelConfig, options)
+
+
+def test_a_head_leaves_no_places_to_score() -> None:
+    with pytest.raises(InputError, match="places has no effect on a model with a head"):
+        encoder()(TOKENS, places=torch.zeros(3, 1, dtype=torch.int64))
 
 
 def test_images_have_heads_without_a_vocabulary() -> None:
