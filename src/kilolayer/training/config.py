@@ -40,6 +40,8 @@ class TrainConfig:
     """AdamW decays weights apart from the gradient, the others as a part of it."""
     lr: float = bounded(7e-4, above=0, most=1000)
     """Highest learning rate."""
+    layer_decay: float = bounded(1.0, above=0, most=1)
+    """What the learning rate is multiplied by from each layer to the one below it; the top layer and a head have all of it."""
     beta1: float = bounded(0.9, least=0, below=1)
     """Decay of the gradient's mean."""
     beta2: float = bounded(0.98, least=0, below=1)
