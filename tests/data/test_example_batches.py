@@ -31,12 +31,12 @@ def ids(text: str) -> list[int]:
 
 
 def test_one_sentence_stands_between_start_and_end() -> None:
-    assert encode_example("abc", None, BYTES, 8).tolist() == [START, *ids("abc"), END]
-    assert encode_example("abcdefgh", None, BYTES, 8).tolist() == [START, *ids("abcdef"), END]
+    assert encode_example("abc", None, BYTES, 8)[0].tolist() == [START, *ids("abc"), END]
+    assert encode_example("abcdefgh", None, BYTES, 8)[0].tolist() == [START, *ids("abcdef"), END]
 
 
 def test_two_sentences_have_two_ends_between_them() -> None:
-    assert encode_example("ab", "cd", BYTES, 8).tolist() == [START, *ids("ab"), END, END, *ids("cd"), END]
+    assert encode_example("ab", "cd", BYTES, 8)[0].tolist() == [START, *ids("ab"), END, END, *ids("cd"), END]
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(8, 40))
@@ -47,8 +47,9 @@ def test_the_longer_sentence_is_cut_first(a: int, b: int, length: int) -> None:
             kept_a -= 1
         else:
             kept_b -= 1
-    found = encode_example("a" * a, "b" * b, BYTES, length).tolist()
-    assert found == [START, *ids("a" * kept_a), END, END, *ids("b" * kept_b), END]
+    found, cut = encode_example("a" * a, "b" * b, BYTES, length)
+    assert found.tolist() == [START, *ids("a" * kept_a), END, END, *ids("b" * kept_b), END]
+    assert cut == ((kept_a, kept_b) != (a, b))
 
 
 def test_lengths_of_batches_are_few() -> None:
@@ -69,6 +70,13 @@ def read(batch: ExampleBatch) -> list[tuple[str, int]]:
     """The examples of a batch: their first letters and labels, filling left out."""
     tokens, labels = batch.parts
     return [(chr(int(row[1]) - 4), int(label)) for row, label in zip(tokens, labels, strict=True) if row[0] != PAD]
+
+
+def test_the_summary_tells_how_many_were_cut() -> None:
+    # 23 examples of 3 to 69 tokens: those of more than 40 are the last 10
+    assert ExampleBatches(encoded(), rows=5).summary.startswith("23 examples, ")
+    assert ExampleBatches(encoded(), rows=5).summary.endswith(" tokens, 10 cut to 40; batches of 5")
+    assert encoded(128).cut == 0
 
 
 def test_every_example_is_in_each_epoch_once_in_another_order() -> None:

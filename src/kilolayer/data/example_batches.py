@@ -41,10 +41,13 @@ class EncodedExamples:
     """The tokens of some examples, one behind the other, and their labels.
 
     labels: int64 [examples], the places of their classes; fp32 [examples] where `classes` is empty; None where there are none.
+    cut: how many were longer than `length` tokens.
     """
 
     def __init__(self, examples: Sequence[Example], vocabulary: TextVocabulary, classes: Sequence[str], length: int) -> None:
-        rows = [encode_example(example.first, example.second, vocabulary, length) for example in examples]
+        encoded = [encode_example(example.first, example.second, vocabulary, length) for example in examples]
+        rows = [tokens for tokens, _ in encoded]
+        self.cut = sum(cut for _, cut in encoded)
         self.lengths = np.array([len(row) for row in rows], np.int64)
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.tokens = np.concatenate(rows)
@@ -111,7 +114,8 @@ class ExampleBatches:
     @property
     def summary(self) -> str:
         """What was read, and how it is batched."""
-        return f"{len(self.examples):,} examples, {len(self.examples.tokens):,} tokens; batches of {self.rows}"
+        cut = f", {self.examples.cut:,} cut to {self.examples.length}" if self.examples.cut else ""
+        return f"{len(self.examples):,} examples, {len(self.examples.tokens):,} tokens{cut}; batches of {self.rows}"
 
     def state(self) -> dict[str, int | str]:
         """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
@@ -129,15 +133,18 @@ class ExampleBatches:
         return self._planned[1]
 
 
-def encode_example(first: str, second: str | None, vocabulary: TextVocabulary, length: int) -> np.ndarray:
-    """int64 [tokens]: START a END, or START a END END b END (RoBERTa's form); at most `length`, the longer cut first."""
+def encode_example(first: str, second: str | None, vocabulary: TextVocabulary, length: int) -> tuple[np.ndarray, bool]:
+    """int64 [tokens]: START a END, or START a END END b END (RoBERTa's form); at most `length`, the longer cut first.
+
+    And whether something was cut.
+    """
     a = vocabulary.encode(first.encode())
     if second is None:
-        return np.concatenate([[START], a[: length - 2], [END]])
+        return np.concatenate([[START], a[: length - 2], [END]]), len(a) > length - 2
     b = vocabulary.encode(second.encode())
     room = length - 4
     kept = min(len(a), max(room - len(b), room - room // 2))
-    return np.concatenate([[START], a[:kept], [END, END], b[: room - kept], [END]])
+    return np.concatenate([[START], a[:kept], [END, END], b[: room - kept], [END]]), len(a) + len(b) > room
 
 
 def padded_length(tokens: int, most: int) -> int:

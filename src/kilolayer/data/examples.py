@@ -5,6 +5,7 @@ A TSV file has no quotes: a field is what stands between two tabs. Files may be 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kilolayer.config import bounded, check
+from kilolayer.data.cache_folder import built, content_key
+from kilolayer.data.documents import TextPart
 from kilolayer.data.glue import LAYOUTS, Columns, GlueName, Kind, Part, find_glue
 from kilolayer.data.text import READERS, read_lines
 from kilolayer.errors import InputError, OptionError, nearest, shown
@@ -22,6 +25,7 @@ MetricName = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 METRICS: dict[Kind, tuple[MetricName, ...]] = {"class": ("accuracy", "f1", "matthews"), "number": ("pearson", "spearman")}
 MOST_COLUMNS = 10_000
 MOST_CLASSES = 10_000
+SENTENCES = "sentences.txt"
 Fields = Mapping[str | int, Any]
 """What a line holds, by the names or the numbers of the columns."""
 
@@ -327,3 +331,14 @@ def _check_classes(part: ExampleFile, classes: Sequence[str]) -> None:
                 where=f"{part.path}, line {example.line}",
                 fix=f"classes: {', '.join(shortened)}; name others in examples.classes",
             )
+
+
+def text_of(part: ExampleFile, cache: Path) -> TextPart:
+    """The sentences of some examples as running text, a line each: what a vocabulary can be trained on."""
+    sentences = [text for example in part.examples for text in (example.first, example.second) if text]
+    digest = hashlib.sha256("\n".join(sentences).encode()).hexdigest()
+
+    def build(draft: Path) -> None:
+        (draft / SENTENCES).write_bytes("".join(f"{sentence}\n" for sentence in sentences).encode())
+
+    return TextPart((built(cache / f"sentences-{content_key(['sentences 1', digest])}", build) / SENTENCES,))
