@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import optimizer
-from kilolayer.training.config import TrainConfig
 from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.training.config import TrainConfig
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.layer_rates import layer_rates
 from kilolayer.training.optimizer import Optimizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,8 +50,8 @@ def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] 
 
 
 def tables_of_tests(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of what scores.json holds, the scores of each test part."""
-    return {name: entry for name, entry in scores.items() if name.startswith("test")}
+    """Of what scores.json holds, the scores of each test part; or of the validation part, where it is there in its place."""
+    return {name: entry for name, entry in scores.items() if name.startswith("test") or name == "validation"}
 
 
 def show_scores(scores: dict[str, Any]) -> None:
@@ -90,14 +91,19 @@ def _shown(score: dict[str, Any]) -> str:
     return f"{score['value']:.{score.get('digits', 2)}f}" if "value" in score else "-"
 
 
-def show_samples(samples: Sequence[dict[str, str]]) -> None:
-    """What a model wrote, as samples.json holds it: translations, or continuations of a text."""
+def show_samples(samples: Sequence[dict[str, str]], line: str | None = None) -> None:
+    """What a model made of a few texts, as samples.json holds it; line: how one is shown, where its task says it."""
     for sample in samples:
-        if "prompt" in sample:
-            show_line(f"{sample['prompt']}[{sample['continuation']}]\n")
+        if line is None:
+            show_line("".join(f"{part}: {text}\n" for part, text in sample.items()))
         else:
-            show_line(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
+            show_line(line.format_map(defaultdict(str, sample)))
     show_line()
+
+
+def show_scores_json(scores: dict[str, Any]) -> None:
+    """The scores of all test parts, and which weights they are of, as one JSON document."""
+    show_json({"scores": tables_of_tests(scores), **{name: scores[name] for name in ("weights",) if name in scores}})
 
 
 def _how(score: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ from kilolayer.errors import InputError
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 
+VALIDATION = "validation"
+"""The scores of the validation part, where there is no test part that could be scored."""
 # The counts of a bucket, and then its score.
 BUCKETS = {"frequency_buckets": ("matched", "reference", "hypothesis", "f1"), "length_buckets": ("sentences", "bleu")}
 
@@ -28,19 +30,18 @@ def read_samples(folder: Path) -> list[dict[str, str]]:
     """What samples.json holds, its form checked."""
     path = folder / "samples.json"
     samples = read_json(path)
-    if not isinstance(samples, list) or not all(isinstance(each, dict) and _is_sample(each) for each in samples):
+    if not isinstance(samples, list) or not all(map(_is_sample, samples)):
         raise InputError("the file does not hold samples", where=str(path), fix="delete it and scores.json, and resume the run")
     return samples
 
 
-def _is_sample(sample: dict[str, Any]) -> bool:
-    keys = ("prompt", "continuation") if "prompt" in sample else ("source", "hypothesis", "reference")
-    return all(isinstance(sample.get(key), str) for key in keys)
+def _is_sample(sample: Any) -> bool:
+    return isinstance(sample, dict) and all(isinstance(text, str) for text in sample.values())
 
 
 def _fits(name: str, entry: Any) -> bool:
     """Whether an entry of scores.json has the form that `write_results` gives it."""
-    if name.startswith("test"):
+    if name.startswith("test") or name == VALIDATION:
         return isinstance(entry, dict) and all(_is_score(each) for each in entry.values())
     if name == "averages":
         means = list(entry.values()) if isinstance(entry, dict) else [None]

@@ -22,7 +22,7 @@ from kilolayer.models.encoder import Encoder
 from kilolayer.models.head import Head
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.classify.config import ClassifyConfig
-from kilolayer.tasks.results import write_results
+from kilolayer.tasks.results import VALIDATION, write_results
 from kilolayer.tasks.task import Loss, Task
 
 SAMPLES = 10
@@ -121,23 +121,25 @@ class ClassifyTask(Task[ClassifyConfig]):
         return None if self.valid is None else self._measured(self.valid, predict(model, self.valid, self.rows, most, recorder))
 
     def score(self, model: Encoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Leave the scores of the validation and test parts and samples; of a test without labels, predictions in GLUE's form."""
-        named = {"test on the validation part": (self.valid, self.parts.valid), "test": (self.test, self.parts.test)}
+        """Leave the scores of the test part and samples in a run's folder.
+
+        Of a test part without labels the predictions are left, in the form that GLUE takes; the scores are then those of the
+        validation part, and so they are without a test part. `metric` is the one that the best checkpoint was chosen by.
+        """
         scores: dict[str, Any] = {}
         samples: list[dict[str, str]] = []
-        for name, (encoded, part) in named.items():
-            if encoded is None or part is None:
-                continue
+        if self.test is not None and self.test.labels is None:
+            labels = self.predicted(predict(model, self.test, self.rows))
+            lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in enumerate(labels))]
+            write(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
+        tested = self.test is not None and self.test.labels is not None
+        encoded, part = (self.test, self.parts.test) if tested else (self.valid, self.parts.valid)
+        if encoded is not None and part is not None:
             found = predict(model, encoded, self.rows)
-            labels = self.predicted(found)
-            if encoded.labels is None:
-                lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in enumerate(labels))]
-                write(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
-            else:
-                measured = self._measured(encoded, found).scores
-                scores[name] = {"metric": asdict(next(iter(measured.values())))}
-                scores[name] |= {key: asdict(score) for key, score in measured.items()}
-            samples = _samples(part, labels)
+            (_, chosen), *others = self._measured(encoded, found).scores.items()
+            table = {"metric": chosen, **dict(others)}
+            scores["test" if tested else VALIDATION] = {key: asdict(score) for key, score in table.items()}
+            samples = _samples(part, self.predicted(found))
         write_results(folder, samples, scores, weights)
 
     def predicted(self, scores: np.ndarray) -> list[str]:

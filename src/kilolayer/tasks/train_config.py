@@ -1,23 +1,14 @@
-"""The options of training, the `[train]` table, and the whole configuration of a run."""
+"""The options of training: the `[train]` table."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal, Self
 
-from kilolayer.config import Table, bounded, check, merge, table_of
-from kilolayer.data.corpora import DataConfig
-from kilolayer.data.documents import TextConfig
-from kilolayer.data.shapes import BatchConfig
-from kilolayer.data.tokenizer import TokenizerConfig
-from kilolayer.data.vocabulary import ByteVocabulary
+from kilolayer.config import bounded, check
 from kilolayer.errors import OptionError
-from kilolayer.generate.config import SearchConfig
-from kilolayer.models.config import ModelConfig
 
-TaskName = Literal["translation", "causal_lm"]
 EVERY = 1000
 """Steps between validations, and between checkpoints, where nothing else is said."""
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "constant"]
@@ -65,7 +56,7 @@ class TrainConfig:
     min_lr: float = bounded(0.0, least=0, most=1000)
     """Where cosine, linear and warmup_stable_decay end."""
     label_smoothing: float = bounded(0.1, least=0, below=1)
-    """Share of the target's probability spread over the vocabulary. In a language model, absent: 0."""
+    """Share of the target's probability spread over all others. In a language model, absent: 0."""
     clip_norm: float = bounded(0.0, least=0, most=1e30)
     """Largest gradient norm; 0: no clipping."""
     clip: Literal["auto", "plain", "sparse"] = "auto"
@@ -90,12 +81,10 @@ class TrainConfig:
     at least 10."""
     valid_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
     """Steps between validations; one more at the end. auto: 1,000, or an epoch where epochs are given."""
-    valid_bleu: bool = False
-    """Translate the validation part at each validation and score it by BLEU."""
     valid_sentences: int = bounded(2000, least=1, most=10**9)
-    """At most this many validation pairs a direction, or windows of a language model's text."""
+    """At most this many validation pairs a direction, windows of a text, or examples."""
     patience: int = bounded(0, least=0, most=10**9)
-    """Stop after this many validations without a better loss (BLEU where it is measured); 0: never."""
+    """Stop after this many validations without a better loss, or score where one is measured; 0: never."""
     save_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
     """Steps between checkpoints; one more at the end. auto: 1,000, or an epoch where epochs are given."""
     save_best: bool = True
@@ -173,150 +162,3 @@ class TrainConfig:
             raise OptionError(f"min_lr has no effect on the schedule {self.schedule!r}", fix="remove it")
         if self.min_lr > self.lr:
             raise OptionError(f"min_lr {self.min_lr} is above lr {self.lr}", fix="lower it")
-
-
-Fault = tuple[bool, str, str, str]
-"""Whether it is there; what, where, and what to do."""
-
-# The tables of the configuration that only one task reads.
-OWN_TABLES: dict[TaskName, tuple[str, ...]] = {"translation": ("data", "search"), "causal_lm": ("text",)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Everything that a run is made from: one table a room."""
-
-    task: TaskName = "translation"
-    """What is learned: translation, by an encoder-decoder, or causal_lm, a language model, by a decoder."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Shape, depth and recipe."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text and directions of a translator."""
-    text: TextConfig = field(default_factory=TextConfig)
-    """Text of a language model."""
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """The vocabulary."""
-    batches: BatchConfig = field(default_factory=BatchConfig)
-    """Tokens and shapes of a batch."""
-    train: TrainConfig = field(default_factory=TrainConfig)
-    """Steps, optimizer, schedule."""
-    search: SearchConfig = field(default_factory=SearchConfig)
-    """How translations are found."""
-
-    @classmethod
-    def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The table over what a language model needs where it says nothing."""
-        tokenizer = table.get("tokenizer", {})
-        if table.get("task") != "causal_lm" or not isinstance(tokenizer, Mapping):
-            return table
-        # One table for input and output would have the decoder begin by repeating what it reads.
-        model = {"shape": "decoder", "pad_id": "none", "tie_embeddings": False}
-        own: Table = {"model": model, "train": {"label_smoothing": 0.0}}
-        if tokenizer.get("kind") == "bytes":
-            own["model"]["vocab_size"] = ByteVocabulary.vocab_size
-        elif tokenizer.get("path", "none") == "none":
-            own["model"]["vocab_size"] = tokenizer.get("vocab_size", TokenizerConfig.vocab_size)
-            own["tokenizer"] = {"normalization": "identity"}
-        return merge(own, table)
-
-    def __post_init__(self) -> None:
-        check(self)
-        self._check_tables()
-        if self.train.freeze == "experts" and self.model.moe is None:
-            raise OptionError('freeze = "experts" has no effect on a model without experts', where="train", fix="remove it")
-        if self.train.freeze == "experts" and self.train.start_from is None:
-            raise OptionError(
-                'freeze = "experts" keeps experts that have learned nothing',
-                where="train",
-                fix="name their run: train.start_from",
-            )
-        faults = self._language_models_faults() if self.task == "causal_lm" else self._translators_faults()
-        for wrong, what, where, fix in faults:
-            if wrong:
-                raise OptionError(what, where=where, fix=fix)
-
-    def table(self) -> Table:
-        """The tables that the task reads, as plain values."""
-        foreign = {name for task, names in OWN_TABLES.items() if task != self.task for name in names}
-        return {name: value for name, value in table_of(self).items() if name not in foreign}
-
-    def _check_tables(self) -> None:
-        for task, names in OWN_TABLES.items():
-            for name in names if task != self.task else ():
-                given = getattr(self, name)
-                changed = [each.name for each in dataclasses.fields(given) if getattr(given, each.name) != _default(each)]
-                if changed:
-                    raise OptionError(
-                        f"{name}.{changed[0]} has no effect on the task {self.task!r}",
-                        where=name,
-                        fix=f'remove it, or set task = "{task}"',
-                    )
-
-    def _translators_faults(self) -> list[Fault]:
-        shape, patient = self.model.shape, bool(self.train.patience)
-        shape_fix = 'remove model.shape, or set task = "causal_lm" for a language model'
-        unvalidated = self.data.folder is not None and self.data.valid is None
-        return [
-            (patient and unvalidated, "patience has no effect without a validation part", "train", "set data.valid"),
-            (shape != "encoder_decoder", f"a translator cannot be trained in the shape {shape!r}", "model", shape_fix),
-            (self.tokenizer.of_bytes, "a translator's tokens are not bytes", "tokenizer", 'set kind = "unigram" or "bpe"'),
-        ]
-
-    def _language_models_faults(self) -> list[Fault]:
-        model, text, tokenizer, tokens = self.model, self.text, self.tokenizer, self.batches.tokens
-        known = ByteVocabulary.vocab_size if tokenizer.of_bytes else tokenizer.vocab_size
-        trained = tokenizer.path is None and not tokenizer.of_bytes
-        loses = trained and (not tokenizer.byte_fallback or tokenizer.normalization != "identity")
-        unvalidated = not text.valid and not text.valid_share
-        short = model.max_length is not None and model.max_length < text.length
-        return [
-            (
-                model.shape != "decoder",
-                f"a language model cannot be trained in the shape {model.shape!r}",
-                "model",
-                'set model.shape = "decoder", or task = "translation"',
-            ),
-            (model.pad_id is not None, "pad_id has no effect: a language model's batches are full", "model", "remove it"),
-            (
-                tokenizer.path is None and model.vocab_size != known,
-                f"vocab_size is {model.vocab_size}, and the vocabulary has {known} tokens",
-                "model",
-                "remove model.vocab_size",
-            ),
-            (
-                short,
-                f"the model has {model.max_length} positions, and a window {text.length} tokens",
-                "text",
-                "lower text.length, or raise model.max_length",
-            ),
-            (
-                tokens < text.length,
-                f"a batch of {tokens} tokens cannot hold a window of {text.length}",
-                "text",
-                "raise batches.tokens, or lower text.length",
-            ),
-            (
-                self.batches.shapes != BatchConfig.shapes,
-                "shapes has no effect: all windows are of one length",
-                "batches",
-                "remove it",
-            ),
-            (not tokenizer.shared, "shared has no effect on a language model", "tokenizer", "remove it"),
-            (
-                loses,
-                "a language model's vocabulary must give every text back as it was",
-                "tokenizer",
-                "remove byte_fallback and normalization",
-            ),
-            (self.train.valid_bleu, "valid_bleu has no effect on a language model", "train", "remove it"),
-            (
-                bool(self.train.patience) and unvalidated,
-                "patience has no effect without a validation part",
-                "train",
-                "set text.valid or text.valid_share",
-            ),
-        ]
-
-
-def _default(each: dataclasses.Field[Any]) -> Any:
-    return each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
