@@ -3,12 +3,12 @@
     python benchmarks/understanding/glue.py runs/deepnorm runs/post_ln --data $KILOLAYER_DATA/nlu/glue \
         --lrs 2e-5,5e-5,1e-4 --seeds 1,2,3 --out benchmarks/understanding/glue.json
 
-All fine-tunings of a run go through one process: a model, its optimizer and its recorded steps are made once for each number of
-outputs, and the weights are put back in place before each fine-tuning. The file of results is written after each of them, and
-what it holds already is not done again: the same command goes on where it was stopped.
+All fine-tunings of a run go through one process: a model, its optimizer and its recorded steps are made once for each number
+of outputs, and the weights are put back in place before each fine-tuning. The file of results is written after each of them,
+and what it holds already is not done again: the same command goes on where it was stopped.
 
-The score of a fine-tuning is that of its best epoch on the validation part; the learning rate of a cell is the one with the best
-mean over seeds. Both choices are made on the part that is reported, as in the paper.
+The score of a fine-tuning is that of its best epoch on the validation part; the learning rate of a cell is the one with the
+best mean over seeds. Both choices are made on the part that is reported, as in the paper.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def report(results: Sequence[Result], tasks: Sequence[str], absent: Sequence[str
     seeds = len({result["seed"] for result in results})
     missing = [task for task in OF_THE_PAPER if task not in tasks]
     notes = [
-        f"Validation parts; {metrics}; {seeds} seeds: mean ± standard deviation of the best epochs, at the learning rate in brackets.",
+        f"Validation parts; {metrics}; {seeds} seeds: mean ± standard deviation of the best epochs, and the learning rate.",
         "Epoch and learning rate are chosen on the same part." + (f" Not here: {', '.join(absent)}." if absent else ""),
     ]
     if missing:
@@ -266,7 +266,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, help="in the place of the run's, and before the scores [the run's, 0.1]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="[auto]")
     parser.add_argument("--threads", type=int, default=0, help="of the processor [torch's own choice]")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fine-tuning after so long")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no fine-tuning after so long")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/understanding/glue.json"), help="results, and FILE.md")
     return parser.parse_args(arguments)
 

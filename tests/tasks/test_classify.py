@@ -19,7 +19,7 @@ from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
 
 NUMBERS = {"examples": {"kind": "number", "label": "score"}}
-PAIRS = {"examples": {"second": "b"}}
+PAIRS = {"examples": {"second": "b", "length": 70}}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def config_of(examples: Path, **sections: dict[str, Any]) -> ClassifyConfig:
+def config_of(examples: Path, /, **sections: dict[str, Any]) -> ClassifyConfig:
     return build(ClassifyConfig, classify_table(examples, **sections))
 
 
-def prepared(examples: Path, cache: Path, **sections: dict[str, Any]) -> ClassifyTask:
+def prepared(examples: Path, cache: Path, /, **sections: dict[str, Any]) -> ClassifyTask:
     return ClassifyTask.prepare(config_of(examples, **sections), cache)
 
 
@@ -84,7 +84,7 @@ def test_the_loss_of_classes_is_that_of_a_loop(examples: Path, cache: Path, smoo
     labels = [("bad", "good").index(row[2]) for row in rows]
     for part, share in (("total", smoothing), ("nll", 0.0)):
         expected = sum(cross_entropy(score, label, share) for score, label in zip(scores, labels, strict=True))
-        assert sum(float(getattr(each, part)) for each in found) == pytest.approx(expected, rel=1e-9)
+        assert sum(getattr(each, part).item() for each in found) == pytest.approx(expected, rel=1e-9)
     assert [int(each.count) for each in found] == [8] * 8 + [6]
 
 
@@ -96,8 +96,8 @@ def test_the_loss_of_numbers_is_the_squared_error(examples: Path, cache: Path) -
     rows = rows_of(examples / "train.tsv")
     scores = one_by_one(model, [tokens_of(row[0]) for row in rows])
     expected = sum((score[0] - float(row[3])) ** 2 for score, row in zip(scores, rows, strict=True))
-    assert sum(float(each.total) for each in found) == pytest.approx(expected, rel=1e-6)  # labels are fp32
-    assert sum(float(each.nll) for each in found) == pytest.approx(expected, rel=1e-6)
+    assert sum(each.total.item() for each in found) == pytest.approx(expected, rel=1e-6)  # labels are fp32
+    assert sum(each.nll.item() for each in found) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("sections", [{}, NUMBERS], ids=["classes", "numbers"])
@@ -256,7 +256,7 @@ def test_fine_tuning_has_its_usual_settings_where_nothing_is_said(examples: Path
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"shape": "decoder"}}, "a classifier cannot be trained in the shape 'decoder'"),
+        ({"model": {"shape": "decoder"}}, "the shape 'decoder' has no place for a head"),
         ({"model": {"pad_id": "none"}}, "the batches of a classifier are padded"),
         ({"model": {"head": "none"}}, "a classifier needs a head"),
         ({"model": {"vocab_size": 261}}, "vocab_size is 261, and the vocabulary has 260 tokens"),
@@ -268,9 +268,7 @@ def test_fine_tuning_has_its_usual_settings_where_nothing_is_said(examples: Path
         ({"train": {"warmup_steps": 5, "warmup_share": 0.5}}, "warmup_share and warmup_steps are both given"),
     ],
 )
-def test_configurations_that_contradict_themselves_are_refused(
-    examples: Path, sections: dict[str, Any], message: str
-) -> None:
+def test_configurations_that_contradict_themselves_are_refused(examples: Path, sections: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         config_of(examples, **sections)
 

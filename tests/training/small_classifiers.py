@@ -35,7 +35,7 @@ def _row(draw: random.Random) -> tuple[str, str, str, str]:
     return " ".join(words), " ".join(draw.choices(WORDS, k=draw.randint(1, 3))), label, str(len(words) / 2)
 
 
-def classify_table(examples: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+def classify_table(examples: Path, /, **sections: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a small classifier, with `sections` laid over it."""
     small = {
         "task": "classify",
@@ -68,6 +68,6 @@ def created(folder: Path, table: dict[str, Any], vocabulary: Any = None) -> Run:
     return Run.create(folder, in_steps(task.resolve(config), task), task.vocabulary)
 
 
-def new_classifier(folder: Path, examples: Path, **sections: dict[str, Any]) -> Run:
+def new_classifier(folder: Path, examples: Path, /, **sections: dict[str, Any]) -> Run:
     """The same of a small classifier."""
     return created(folder, classify_table(examples, **sections))

@@ -31,13 +31,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "validation before the break": {"train": {"valid_every": 2}},
 }
 
+QUICK = ("pairs and numbers", "several epochs, accumulated", "rates by layer, mean", "bf16, experts")
+
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_examples(tmp_path_factory.mktemp("examples"))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS if each not in QUICK)]
+)
 def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, examples: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -78,7 +82,7 @@ def test_without_epochs_validations_and_checkpoints_come_every_thousand_steps(tm
     assert TrainConfig(steps=5000).saves(3000)
 
 
-@pytest.mark.parametrize("pool", ["first", "mean"])
+@pytest.mark.parametrize("pool", ["first", pytest.param("mean", marks=pytest.mark.slow)])
 def test_a_classifier_learns_and_its_best_epoch_by_the_metric_is_kept(tmp_path: Path, examples: Path, pool: str) -> None:
     sections = {"examples": {"metric": "matthews"}, "model": {"head": {"pool": pool, "dropout": 0.0}, "dropout": 0.0}}
     table = classify_table(examples, **sections)
@@ -100,9 +104,7 @@ def test_a_start_keeps_the_bodys_weights_and_has_a_new_head(tmp_path: Path, exam
     assert train(first, task_of(first)) == 0
     start = {"start_from": str(first.folder), "seed": 5}
     numbers = {"kind": "number", "label": "score"}
-    second = created(
-        tmp_path / "second", classify_table(examples, examples=numbers, train=start), first.vocabulary()
-    )
+    second = created(tmp_path / "second", classify_table(examples, examples=numbers, train=start), first.vocabulary())
     trainer = Trainer(second, task_of(second))
     trainer.begin(None)
     weights = last_checkpoint(first).model

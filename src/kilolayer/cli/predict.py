@@ -103,9 +103,7 @@ class Labeller:
         row = [sentence.strip() for sentence in text.split("\t")]
         if len(row) != self.sentences:
             wanted = "one sentence" if self.sentences == 1 else "two sentences, with a tab between them,"
-            raise InputError(
-                f"the run reads {wanted} of a line, and this one has {len(row)}", where=where, fix="mend the line"
-            )
+            raise InputError(f"the run reads {wanted} of a line, and this one has {len(row)}", where=where, fix="mend the line")
         if not all(row):
             raise InputError("a sentence is empty", where=where, fix="fill it in, or remove the line")
         return row

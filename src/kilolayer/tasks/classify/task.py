@@ -44,7 +44,9 @@ class ClassifyTask(Task[ClassifyConfig]):
         given = config.model.head
         if given is not None and given.outputs not in (outputs, Head.outputs):
             raise OptionError(
-                f"outputs is {given.outputs}, and the labels need {outputs}", where="model.head", fix="remove model.head.outputs"
+                f"outputs is {given.outputs}, and the labels need {outputs}",
+                where="model.head",
+                fix="remove model.head.outputs",
             )
 
     def _encoded(self, part: ExampleFile | None) -> EncodedExamples | None:
@@ -72,9 +74,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         known, head = self.vocabulary.vocab_size, config.model.head
         assert head is not None
         of_mask = config.train.start_from is not None and config.model.vocab_size == known + 1
-        model = replace(
-            config.model, vocab_size=known + of_mask, head=replace(head, outputs=len(self.classes) or 1)
-        )
+        model = replace(config.model, vocab_size=known + of_mask, head=replace(head, outputs=len(self.classes) or 1))
         examples = replace(config.examples, classes=list(self.classes), **config.examples.absolute())
         return replace(config, model=model, examples=examples)
 
