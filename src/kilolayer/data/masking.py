@@ -6,7 +6,7 @@ Of each row round(rate x its tokens) are hidden, and at least one; start, end an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,12 @@ class MaskedBatch:
         """Tokens, what is real where there is padding, segments where pieces share rows; places and labels."""
         seen = (self.packed.tokens, self.packed.real, self.packed.segments)
         return (*(each for each in seen if each is not None), self.places, self.labels)
+
+
+def inputs_of(parts: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """What an encoder is called with, and the labels, of the parts of a `MaskedBatch`."""
+    *seen, places, labels = parts
+    return {**dict(zip(("tokens", "mask", "segments"), seen, strict=False)), "places": places}, labels
 
 
 class Masker:
