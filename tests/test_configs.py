@@ -14,7 +14,7 @@ from kilolayer.cli.main import main
 from kilolayer.data.corpora import expand
 from kilolayer.data.grammar import pairs
 from kilolayer.speed.budget import Work, budget
-from kilolayer.training.config import RunConfig
+from kilolayer.tasks.config import RunConfig
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.toml"))

@@ -39,7 +39,7 @@ from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import translate_lines
 from kilolayer.speed.packed_product import Product
-from kilolayer.tasks.translation import SidedTokenizer
+from kilolayer.tasks.translation.task import SidedTokenizer
 from kilolayer.training.run import Run
 
 SHAPES = [(256, 256), (256, 768), (256, 1024), (1024, 256), (512, 512), (512, 1536), (512, 2048), (2048, 512)]

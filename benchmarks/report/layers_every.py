@@ -15,7 +15,6 @@ import os
 import platform
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from kilolayer.cli.train import EMBEDDED
 from kilolayer.config import build, load, merge
 from kilolayer.data.grammar import write_corpus
-from kilolayer.training.config import RunConfig
+from kilolayer.tasks.config import RunConfig
 from kilolayer.training.metrics import Metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.run import Run, cache_folder, prepare
@@ -47,7 +46,7 @@ def measure(name: str, pairs: int, changes: dict[str, Any]) -> dict[str, Any]:
         write_corpus(folder / "data")
         config = build(RunConfig, merge(load(EMBEDDED), merge({"data": {"folder": str(folder / "data")}}, changes)))
         task = prepare(config, cache_folder())
-        config = replace(config, model=task.fit(config.model))
+        config = task.resolve(config)
         trainer = Trainer(Run(folder, config), task)
         trainer.begin(None)
         metrics = Metrics(folder, 0, tensorboard=False)

@@ -34,7 +34,7 @@ import kilolayer as kl
 from kilolayer.layers.modules import in_mode
 from kilolayer.speed.recorder import Piece
 from kilolayer.speed.steps import training_form
-from kilolayer.tasks.loss import token_losses
+from kilolayer.tasks.token_loss import token_losses
 
 WARM, TIMED, TOGETHER = 4, 12, 6
 SHORT, DEEP, TEXT = (replace(each, dropout=0.1) for each in (deep(24), TRANSLATION, LANGUAGE))

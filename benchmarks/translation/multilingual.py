@@ -45,9 +45,9 @@ from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import SHARED_FILE, TokenizerConfig, Tokenizers, tokenizers_for
 from kilolayer.evaluate.scores import Bleu, Chrf
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.tasks.translation import TranslationTask
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.translation.task import TranslationTask
 from kilolayer.training.checkpoint import step_of, steps
-from kilolayer.training.config import RunConfig
 from kilolayer.training.run import Run, cache_folder, choose_device
 
 Pair = tuple[str, str]  # English, the other language
@@ -216,7 +216,8 @@ def _score_one(direction: Direction) -> dict[str, Any]:
 def _valid_loss(task: TranslationTask, model: EncoderDecoder, direction: Direction) -> float:
     """Of the model that is scored; in batches of the size of one direction's validation part."""
     corpora = replace(task.corpora, valid=task.corpora.valid_of(direction))
-    alone = TranslationTask(corpora, task.tokenizers, task.cache, task.data_config, BatchConfig(tokens=4096))
+    config = replace(task.config, batches=BatchConfig(tokens=4096), train=replace(task.config.train, valid_bleu=False))
+    alone = TranslationTask(corpora, task.tokenizers, task.cache, config)
     found = alone.validate(model, VALID)
     assert found is not None
     return found.loss

@@ -108,8 +108,11 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
     """An instance of the dataclass `cls` from a table; an unknown name raises with the nearest valid one.
 
     A field whose metadata has `parse` is read by that function; a field that is a dataclass is built from its own table. A
-    class method `complete` of `cls` adds defaults that depend on other values.
+    class method `choose` of `cls` names the subclass that is built, and one called `complete` adds defaults that depend on
+    other values.
     """
+    if choose := getattr(cls, "choose", None):
+        cls = choose(table)
     if complete := getattr(cls, "complete", None):
         table = complete(table)
     fields = {field.name: field for field in dataclasses.fields(cls)}

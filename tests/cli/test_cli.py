@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import kilolayer as kl
-from kilolayer.cli.main import VERBS, main
+from kilolayer.cli.main import main, verbs_for
 from kilolayer.config import build
 
 ROOT = Path(__file__).parents[2]
@@ -36,12 +36,12 @@ def test_help_answers_at_once_and_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 4
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs_for())
 def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
-    assert VERBS[verb].split(",")[0] in capsys.readouterr().out
+    assert verbs_for()[verb].summary.split(",")[0] in capsys.readouterr().out
 
 
 def test_help_names_what_an_option_may_be(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def several(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert quietly("train", config, "--run", folder, *typed)[0] == 0
     (folder / "scores.json").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kilolayer.tasks.translation.TranslationTask.translate", _half_right)
+        patch.setattr("kilolayer.tasks.translation.task.TranslationTask.translate", _half_right)
         assert quietly("evaluate", folder)[0] == 0
     return folder
 

@@ -15,7 +15,7 @@ from typed_commands import quietly, refused
 
 from kilolayer.config import build, load
 from kilolayer.data.grammar import pairs
-from kilolayer.training.config import RunConfig
+from kilolayer.tasks.config import RunConfig
 from kilolayer.training.metrics import read_metrics
 
 CONFIG = """\
@@ -170,8 +170,8 @@ def test_evaluation_shows_the_scores_and_other_strides(written: tuple[Path, str,
 
 
 def test_what_evaluation_cannot_do_is_told_in_three_lines(of_bytes: Path, trained: tuple[Path, str, str]) -> None:
-    assert "not compared" in refused("evaluate", of_bytes, "--against", of_bytes)[0]
-    assert "score translations" in refused("evaluate", of_bytes, "--meteor")[0]
+    for flags in (["--against", of_bytes], ["--samples", 10], ["--meteor"]):
+        assert f"{flags[0]} has no effect on a language model" in refused("evaluate", of_bytes, *flags)[0]
     assert "1 to text.length, 32" in refused("evaluate", of_bytes, "--stride", "33")[2]
     assert "no effect on a translator" in refused("evaluate", trained[0], "--stride", "8")[0]
 

@@ -17,8 +17,8 @@ from kilolayer import recipes
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
 from kilolayer.tasks import results
+from kilolayer.tasks.config import RunConfig
 from kilolayer.training import checkpoint
-from kilolayer.training.config import RunConfig
 from kilolayer.training.metrics import read_metrics
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kilolayer.config import option_places
-from kilolayer.training.config import RunConfig
+from kilolayer.tasks import registry
 
 BASES = {
     "translation": '[model]\nlayers = 2\ndim = 16\nheads = 2\nffn_dim = 32\n[data]\nfolder = "text"\ndirections = ["en-de"]\n',
     "causal_lm": 'task = "causal_lm"\n[model]\nlayers = 2\ndim = 16\nheads = 2\n[text]\ntrain = ["text"]\nlength = 32\n',
 }
-PLACES = sorted(option_places(RunConfig))
+PLACES = sorted({place for task in registry.all_of() for place in option_places(task.load_config())})
 WHOLE = [-1, 0, 1, 2, 3, 7, 60, 65536, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 2**70, 10**30]
 NUMBERS = [*map(str, WHOLE), "9" * 400, "-" + "9" * 400, "9" * 5000, "0x" + "f" * 5000, "0b1", "1_000"]
 FRACTIONS = [

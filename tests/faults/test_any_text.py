@@ -18,14 +18,14 @@ from kilolayer.data import text
 from kilolayer.data.cache_folder import built, damage
 from kilolayer.data.corpora import DataConfig
 from kilolayer.data.documents import TextPart
-from kilolayer.data.shapes import BatchConfig
 from kilolayer.data.store import TokenPairs
 from kilolayer.data.text import count_lines, read_lines
 from kilolayer.data.token_text import encode_documents
 from kilolayer.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from kilolayer.data.vocabulary import ByteVocabulary, vocabulary_for
 from kilolayer.errors import InputError
-from kilolayer.tasks.translation import TranslationTask
+from kilolayer.tasks.translation.config import TranslationConfig
+from kilolayer.tasks.translation.task import TranslationTask
 
 PARTS = [b"\n", b"\r", b"\t", b"\0", b"\xef\xbb\xbf", b"\xff", b"\xc3", b"\xe2\x80\xa8", b"\xe2\x96\x81"]
 PARTS += [b"\xed\xa0\x80", b"\x1b[2J"]
@@ -167,8 +167,9 @@ def test_faults_of_held_out_text_show_before_the_vocabulary_is_trained(
     folder = shutil.copytree(corpus, tmp_path / "text")
     FAULTS[fault](folder / part)
     data = DataConfig(folder=str(folder), directions=["en-de"], valid="valid", test="test")
+    tokenizer = TokenizerConfig(vocab_size=90, byte_fallback=False)
     with pytest.raises(InputError) as caught:
-        TranslationTask.prepare(data, TokenizerConfig(vocab_size=90, byte_fallback=False), BatchConfig(), tmp_path / "cache")
+        TranslationTask.prepare(TranslationConfig(data=data, tokenizer=tokenizer), tmp_path / "cache")
     assert str(folder / part) in caught.value.where
     assert not (tmp_path / "cache").exists()
 
@@ -178,7 +179,7 @@ def test_tokens_are_read_after_their_cache_was_deleted(corpus: Path, tmp_path: P
     before = part.read(np.array([0, 7]), 5)
     data = DataConfig(folder=str(corpus), directions=["en-de"])
     tokenizer = TokenizerConfig(vocab_size=90, byte_fallback=False, character_coverage=1.0)
-    task = TranslationTask.prepare(data, tokenizer, BatchConfig(), tmp_path / "pairs")
+    task = TranslationTask.prepare(TranslationConfig(data=data, tokenizer=tokenizer), tmp_path / "pairs")
     task.training_batches(1)
     pairs = TokenPairs(next((tmp_path / "pairs").glob("pairs-*")))
     pairs.keep_open()

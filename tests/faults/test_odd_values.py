@@ -15,8 +15,8 @@ from kilolayer.cli.main import main
 from kilolayer.cli.output import show_errors, show_samples, show_scores
 from kilolayer.config import build, check_depth, dump, load, merge, overrides, parse_toml
 from kilolayer.errors import InputError, KilolayerError, OptionError
+from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.results import read_samples, read_scores
-from kilolayer.training.config import RunConfig
 
 SECONDS = 60.0  # on a machine that does other things too
 HUGE = "9" * 400

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kilolayer.training.config import TrainConfig
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 
 

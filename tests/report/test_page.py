@@ -188,7 +188,7 @@ def test_hostile_text_in_every_field_of_a_run_is_escaped(tmp_path: Path) -> None
         f"Layer {words} has collapsed",
         f"the faults are those of {words}",  # the configuration
         f"not available: {words}",
-        f"on {words}",
+        f"hypothesis {words}",  # a sample
     ):
         assert place in shown.text, place
     assert shown.text.count(words) >= 20

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 
 import kilolayer as kl
+from kilolayer.config import build, table_of
 from kilolayer.data.documents import TextConfig
 from kilolayer.data.grammar import pairs
-from kilolayer.data.shapes import BatchConfig
 from kilolayer.data.tokenizer import TokenizerConfig
-from kilolayer.tasks.causal_lm import CausalLMTask
+from kilolayer.tasks.causal_lm.config import CausalLMConfig
+from kilolayer.tasks.causal_lm.task import CausalLMTask
 
 TOKENIZERS = {
     "bytes": TokenizerConfig(kind="bytes"),
@@ -44,13 +45,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepare(corpus: Path, cache: Path, tokenizer: str = "bytes", **options: Any) -> CausalLMTask:
     paths = {"train": [str(corpus / "train.txt")], "valid": [str(corpus / "valid.jsonl")], "test": [str(corpus / "test.jsonl")]}
-    config = TextConfig(**{**paths, "length": 24, **options})
-    return CausalLMTask.prepare(config, TOKENIZERS[tokenizer], BatchConfig(tokens=24 * 3), cache)
+    text = TextConfig(**{**paths, "length": 24, **options})
+    return CausalLMTask.prepare(config_of(text, tokenizer), cache)
+
+
+def config_of(text: TextConfig, tokenizer: str, **model: Any) -> CausalLMConfig:
+    tables = {"text": table_of(text), "tokenizer": table_of(TOKENIZERS[tokenizer]), "batches": {"tokens": 24 * 3}}
+    return build(CausalLMConfig, {"task": "causal_lm", "model": model, **tables})
 
 
 def model_for(task: CausalLMTask, **options: Any) -> kl.Decoder:
     sizes = {"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, "pad_id": None}
-    model = kl.build_model(task.fit(kl.ModelConfig(shape="decoder", **{**sizes, **options})), seed=1)
+    config = kl.ModelConfig(shape="decoder", vocab_size=task.vocabulary.vocab_size, **sizes | options)
+    model = kl.build_model(config, seed=1)
     assert isinstance(model, kl.Decoder)
     return model
 
@@ -166,6 +173,6 @@ def test_a_text_shorter_than_a_window_is_scored_too(corpus: Path, cache: Path, t
 
 def test_the_resolved_text_has_absolute_paths(corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(corpus.parent)
-    resolved = prepare(Path(corpus.name), cache).resolve()["text"]
+    resolved = (task := prepare(Path(corpus.name), cache)).resolve(task.config).text
     assert resolved.train == [str((corpus / "train.txt").resolve())]
     assert resolved.length == 24

@@ -19,9 +19,10 @@ from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.generate.config import SearchConfig
-from kilolayer.tasks import translation
-from kilolayer.tasks.loss import token_losses
-from kilolayer.tasks.translation import TranslationTask
+from kilolayer.tasks.token_loss import token_losses
+from kilolayer.tasks.translation import task as translation
+from kilolayer.tasks.translation.config import TranslationConfig, TranslationTrainConfig
+from kilolayer.tasks.translation.task import TranslationTask
 
 PARTS = {"train": slice(0, 120), "valid": slice(120, 143), "test": slice(143, 150)}
 TOKENIZER = TokenizerConfig(vocab_size=90, byte_fallback=False, character_coverage=1.0)
@@ -50,13 +51,20 @@ def prepare(
     corpus: Path, cache: Path, tokenizer: TokenizerConfig = TOKENIZER, *, bleu: bool = False, **data: Any
 ) -> TranslationTask:
     options = {"directions": ["en-de"], "valid": "valid", "test": "test", **data}
-    config = DataConfig(folder=str(corpus), **options)
-    return TranslationTask.prepare(config, tokenizer, BATCHES, cache, search=GREEDY, valid_bleu=bleu)
+    train = TranslationTrainConfig(valid_bleu=bleu)
+    return of_data(DataConfig(folder=str(corpus), **options), cache, tokenizer=tokenizer, search=GREEDY, train=train)
+
+
+def of_data(data: DataConfig, cache: Path, **tables: Any) -> TranslationTask:
+    return TranslationTask.prepare(TranslationConfig(data=data, batches=BATCHES, **{"tokenizer": TOKENIZER, **tables}), cache)
+
+
+def fitted(task: TranslationTask, **options: Any) -> kl.ModelConfig:
+    return task.resolve(TranslationConfig(data=task.config.data, model=kl.ModelConfig(**options))).model
 
 
 def model_for(task: TranslationTask, **options: Any) -> kl.EncoderDecoder:
-    config = task.fit(kl.ModelConfig(**{"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, **options}))
-    model = kl.build_model(config, seed=1)
+    model = kl.build_model(fitted(task, **{"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, **options}), seed=1)
     assert isinstance(model, kl.EncoderDecoder)
     return model
 
@@ -67,7 +75,7 @@ def model_for(task: TranslationTask, **options: Any) -> kl.EncoderDecoder:
 def test_the_loss_is_torchs_cross_entropy_summed_over_labels_that_are_not_padding(
     smoothing: float, dtype: torch.dtype, by_operators: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kilolayer.tasks.loss.can_fuse_score_statistics", lambda device: by_operators)
+    monkeypatch.setattr("kilolayer.tasks.token_loss.can_fuse_score_statistics", lambda device: by_operators)
     logits = (3 * torch.randn(3, 7, 11)).to(dtype).requires_grad_()
     labels = torch.randint(1, 11, (3, 7))
     labels[0, 4:], labels[2, :] = 0, 0
@@ -104,12 +112,12 @@ def test_the_loss_holds_nothing_of_the_size_of_the_logits() -> None:
 
 def test_the_configuration_gets_the_size_of_the_vocabulary(corpus: Path, cache: Path) -> None:
     task = prepare(corpus, cache)
-    assert task.fit(kl.ModelConfig()).vocab_size == task.tokenizers.target.vocab_size == 90
+    assert fitted(task).vocab_size == task.tokenizers.target.vocab_size == 90
     two = prepare(corpus, cache, TokenizerConfig(vocab_size=70, byte_fallback=False, character_coverage=1.0, shared=False))
     with pytest.raises(OptionError, match="two vocabularies"):
-        two.fit(kl.ModelConfig())
-    fitted = two.fit(kl.ModelConfig(tie_embeddings="output"))
-    assert (fitted.source_vocab_size, fitted.vocab_size) == (70, 70)
+        fitted(two)
+    separate = fitted(two, tie_embeddings="output")
+    assert (separate.source_vocab_size, separate.vocab_size) == (70, 70)
     found = two.validate(model_for(two, tie_embeddings="output"), 1000)
     assert found is not None
     assert math.isfinite(found.loss)
@@ -208,7 +216,7 @@ def test_several_corpora_of_one_direction_all_count(corpus: Path, cache: Path) -
     parts = [("train", "train"), ("valid", "valid"), ("valid", "test"), ("test", "test"), ("test", "valid")]
     entries = "".join(f'[[{part}]]\nfiles = "{stem}"\n' for part, stem in parts)
     manifest.write_text(f'directions = ["en-de"]\n{entries}')
-    task = TranslationTask.prepare(DataConfig(manifest=str(manifest)), TOKENIZER, BATCHES, cache)
+    task = of_data(DataConfig(manifest=str(manifest)), cache)
     assert len(task.corpora.test_of(Direction("en", "de"))) == 7 + 23
     model = model_for(task)
     both = task.validate(model, 2000)
@@ -235,8 +243,8 @@ def test_a_limited_validation_takes_the_first_pairs(corpus: Path, cache: Path) -
 def test_the_resolved_data_say_everything(corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(corpus.parent)
     data = DataConfig(folder=corpus.name, directions=["en-*", "*-en"], languages=["en", "de"], valid="valid", test="test")
-    task = TranslationTask.prepare(data, TOKENIZER, BATCHES, cache)
-    resolved = task.resolve()["data"]
+    task = of_data(data, cache)
+    resolved = task.resolve(task.config).data
     assert (resolved.folder, resolved.directions, resolved.languages) == (str(corpus.resolve()), ["en-de", "de-en"], [])
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import torch
 
 from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
+from kilolayer.tasks.config import RunConfig
 from kilolayer.training import checkpoint
-from kilolayer.training.config import RunConfig
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.step import Stepper
@@ -109,7 +108,7 @@ def new_masked_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Ru
 def _created(folder: Path, whole: dict[str, Any]) -> Run:
     config = build(RunConfig, whole)
     task = prepare(config, cache_folder())
-    return Run.create(folder, replace(config, model=task.fit(config.model)), task.vocabulary)
+    return Run.create(folder, task.resolve(config), task.vocabulary)
 
 
 def task_of(run: Run) -> Any:

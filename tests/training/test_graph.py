@@ -14,8 +14,8 @@ import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.recorder import Recorder
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
-from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms

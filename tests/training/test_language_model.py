@@ -15,9 +15,9 @@ import kilolayer as kl
 from kilolayer import recipes
 from kilolayer.data.windows import TextBatch
 from kilolayer.speed.fast import compile_layers
-from kilolayer.tasks.causal_lm import CausalLMTask
+from kilolayer.tasks.causal_lm.task import CausalLMTask
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
-from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics

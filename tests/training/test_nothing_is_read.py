@@ -14,7 +14,7 @@ from torch import Tensor
 import kilolayer as kl
 from kilolayer.layers.embedding import Embedding
 from kilolayer.speed.recorder import Recorder
-from kilolayer.training.config import TrainConfig
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.optimizer import Optimizer, add_lists
 from kilolayer.training.step import Stepper

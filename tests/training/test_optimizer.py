@@ -8,7 +8,7 @@ from read_nothing import NothingIsRead
 from torch import nn
 
 from kilolayer.errors import InputError
-from kilolayer.training.config import TrainConfig
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.optimizer import Optimizer
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}

@@ -14,7 +14,7 @@ from torch import nn
 
 from kilolayer import recipes
 from kilolayer.errors import InputError
-from kilolayer.tasks.translation import TranslationTask, TranslationValidation
+from kilolayer.tasks.translation.task import TranslationTask, TranslationValidation
 from kilolayer.training import checkpoint, loop, placement
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics

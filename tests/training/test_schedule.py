@@ -8,7 +8,8 @@ import pytest
 
 from kilolayer.errors import OptionError
 from kilolayer.models.config import ModelConfig
-from kilolayer.training.config import RunConfig, TrainConfig
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.tasks.translation.config import TranslationConfig, TranslationTrainConfig
 from kilolayer.training.schedule import learning_rate
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -90,10 +91,10 @@ def test_after_the_warm_up_it_never_rises_nor_falls_below_the_end(schedule: Any)
 )
 def test_an_option_that_cannot_be_is_named(options: dict[str, Any], named: str) -> None:
     with pytest.raises(OptionError, match=named) as caught:
-        TrainConfig(**options)
+        TranslationTrainConfig(**options)
     assert caught.value.fix
 
 
 def test_a_translator_has_both_stacks() -> None:
     with pytest.raises(OptionError, match="decoder"):
-        RunConfig(model=ModelConfig(shape="decoder"))
+        TranslationConfig(model=ModelConfig(shape="decoder"))

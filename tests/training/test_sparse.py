@@ -16,8 +16,8 @@ from kilolayer.layers.initialise import Noise
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.router import Router
 from kilolayer.report.page import write_report
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
-from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.optimizer import Optimizer

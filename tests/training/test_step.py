@@ -13,8 +13,8 @@ from small_runs import bytes_of, last_checkpoint, new_run, record, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
-from kilolayer.training.config import TrainConfig
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms

@@ -26,8 +26,8 @@ from kilolayer.config import dump
 from kilolayer.data import piece_trainer
 from kilolayer.report import page
 from kilolayer.speed.recorder import Piece, Recorder
-from kilolayer.tasks import translation
-from kilolayer.tasks.translation import TranslationTask
+from kilolayer.tasks.translation import task as translation
+from kilolayer.tasks.translation.task import TranslationTask
 from kilolayer.training import checkpoint, stop
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from kilolayer.config import (
@@ -22,6 +22,8 @@ from kilolayer.config import (
     section_of,
 )
 from kilolayer.errors import OptionError, shown
+
+Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -82,14 +84,20 @@ def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], s
     parser.set_defaults(typed_names=[f"--{place}" for place in option_places(cls, section) if "." in place])
 
 
-def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
-    """The options of a configuration for a verb's help, section by section: name, text, choices, default."""
+def describe_options(cls: type[DataclassInstance], section: str = "", known: Collection[str] = ()) -> str:
+    """The options of a configuration for a verb's help, section by section: name, text, choices, default.
+
+    known: places that are left out.
+    """
     texts = help_texts(cls)
     hints = typing.get_type_hints(cls)
     lines, below = [], []
     for field in dataclasses.fields(cls):
+        place = f"{section}.{field.name}".lstrip(".")
+        if place in known:
+            continue
         if (inner := section_of(hints[field.name])) is not None and not field.metadata.get("parse"):
-            below.append(describe_options(inner, f"{section}.{field.name}".lstrip(".")))
+            below.append(describe_options(inner, place, known))
             if field.default is not None:
                 continue
         default = field.default
@@ -102,4 +110,4 @@ def describe_options(cls: type[DataclassInstance], section: str = "") -> str:
         allowed = f" ({', '.join(choices)})" if len(choices) > 1 else numbers
         lines.append(f"  {field.name:<20} {texts.get(field.name, '')}{allowed} [{shown}]")
     title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:" if section else "first in the file:"
-    return "\n\n".join(["\n".join([title, *lines]), *below] if lines else below)
+    return "\n\n".join(["\n".join([title, *lines]), *filter(None, below)] if lines else filter(None, below))

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         )
     from kilolayer.training.run import Run, choose_device
 
-    opened = Run.open(options.run, "causal_lm")
+    opened = Run.open(options.run, ["causal_lm"])
     model = opened.load_reader(choose_device(options.device), options.precision)
     writer = Writer(opened, _search(options), model)
     if options.prompt is not None:
@@ -71,11 +71,13 @@ class Writer:
     """A run's model, and how it continues prompts."""
 
     def __init__(self, run: Run, search: SearchConfig, model: Model) -> None:
-        from kilolayer.data.vocabulary import load_vocabulary
         from kilolayer.models.decoder import Decoder
+        from kilolayer.tasks.causal_lm.config import CausalLMConfig
+        from kilolayer.tasks.causal_lm.task import CausalLMTask
 
+        assert isinstance(run.config, CausalLMConfig)
         self.search, self.context = search, run.config.text.length
-        self.vocabulary = load_vocabulary(run.folder, run.config.tokenizer)
+        self.vocabulary = CausalLMTask.load_vocabulary(run.config, run.folder)
         assert isinstance(model, Decoder)
         self.model = model
         self.cut = self.done = 0

@@ -12,16 +12,18 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from kilolayer import __version__, terminal
 from kilolayer.cli.configuration import split_typed
+from kilolayer.config import load
 from kilolayer.errors import KilolayerError, OptionError, file_fault, unknown
+from kilolayer.tasks import registry
+from kilolayer.tasks.registry import Verb
 
-VERBS = {
-    "train": "from text files to a scored translator or language model, in a run folder",
-    "translate": "lines in, lines out, in order",
-    "generate": "a language model continues prompts",
+OWN_VERBS = {
+    "train": "from text files to a scored model, in a run folder",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
@@ -103,11 +105,12 @@ def _run(words: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"kilolayer {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = words[0] if words else "--help"
-    if not chosen.startswith("-") and chosen not in VERBS:
-        raise unknown(chosen, VERBS, kind="verb")
-    module = importlib.import_module(f"kilolayer.cli.{chosen}") if chosen in VERBS else None
-    for verb, summary in VERBS.items():
-        verb_parser = verbs.add_parser(verb, help=summary, description=summary, allow_abbrev=False)
+    known = verbs_for(words)
+    if not chosen.startswith("-") and chosen not in known:
+        raise unknown(chosen, known, kind="verb")
+    module = importlib.import_module(known[chosen].home) if chosen in known else None
+    for verb, about in known.items():
+        verb_parser = verbs.add_parser(verb, help=about.summary, description=about.summary, allow_abbrev=False)
         if module is not None and verb == chosen:
             module.configure(verb_parser)
     words, typed = split_typed(words or ["--help"])
@@ -116,6 +119,19 @@ def _run(words: list[str]) -> int:
     options = parser.parse_args(words)
     assert module is not None
     return module.run(options, typed)
+
+
+def verbs_for(words: Sequence[str] = ()) -> dict[str, Verb]:
+    """All verbs: the command's own, those of each task, and those of the task of a run that is named, which may be a user's."""
+    own = {name: Verb(summary, f"kilolayer.cli.{name}") for name, summary in OWN_VERBS.items()}
+    first = {"train": own.pop("train")}
+    of_tasks = {name: verb for task in registry.all_of() for name, verb in task.verbs.items()}
+    known = first | of_tasks | own
+    if words and not words[0].startswith("-") and words[0] not in known:
+        for folder in map(Path, words[1:]):
+            with suppress(KilolayerError, OSError, ValueError):
+                known |= registry.get(load(folder / "config.toml").get("task", registry.DEFAULT)).verbs
+    return known
 
 
 def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:

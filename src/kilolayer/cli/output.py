@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,14 +91,19 @@ def _shown(score: dict[str, Any]) -> str:
     return f"{score['value']:.{score.get('digits', 2)}f}" if "value" in score else "-"
 
 
-def show_samples(samples: Sequence[dict[str, str]]) -> None:
-    """What a model wrote, as samples.json holds it: translations, or continuations of a text."""
+def show_samples(samples: Sequence[dict[str, str]], line: str | None = None) -> None:
+    """What a model made of a few texts, as samples.json holds it; line: how one is shown, where its task says it."""
     for sample in samples:
-        if "prompt" in sample:
-            show_line(f"{sample['prompt']}[{sample['continuation']}]\n")
+        if line is None:
+            show_line("".join(f"{part}: {text}\n" for part, text in sample.items()))
         else:
-            show_line(f"{sample['source']}\n    {sample['hypothesis']}\n    {sample['reference']} (reference)")
+            show_line(line.format_map(defaultdict(str, sample)))
     show_line()
+
+
+def show_scores_json(scores: dict[str, Any]) -> None:
+    """The scores of all test parts, and which weights they are of, as one JSON document."""
+    show_json({"scores": tables_of_tests(scores), **{name: scores[name] for name in ("weights",) if name in scores}})
 
 
 def _how(score: dict[str, Any]) -> str:

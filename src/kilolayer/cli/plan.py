@@ -17,7 +17,7 @@ from kilolayer.terminal import human_bytes
 
 if TYPE_CHECKING:
     from kilolayer.speed.budget import Budget, Work
-    from kilolayer.training.config import RunConfig
+    from kilolayer.tasks.config import RunConfig
 
 
 LARGEST = 1_000_000  # of batch, length and beam; what is larger is a slip of the fingers
@@ -66,7 +66,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     tables = {*(load(path) if path is not None else {}), *overrides(typed)}
     if tables <= {"model"}:
         return read(PlanConfig, path, typed)
-    from kilolayer.training.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
+    from kilolayer.tasks.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
 
     return read(RunConfig, path, typed)
 
@@ -77,12 +77,8 @@ def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
 
     if isinstance(config, PlanConfig):
         return Work(length=length or Work.length)
-    tokens = config.batches.tokens
-    if config.task == "causal_lm":
-        length = length or config.text.length
-        return Work(max(1, tokens // length), length, beam=1)
-    length = length or Work.length
-    return Work(max(1, tokens // (2 * length)), length, config.search.width)
+    usual = config.usual_batch(length)
+    return Work(usual.rows, usual.length, usual.beam)
 
 
 def show(config: ModelConfig, cost: Budget, described: Description) -> None:

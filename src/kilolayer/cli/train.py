@@ -1,4 +1,4 @@
-"""kilolayer train: from text files to a scored translator or language model, in a run folder."""
+"""kilolayer train: from text files to a scored model, in a run folder."""
 
 from __future__ import annotations
 
@@ -12,34 +12,48 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import add_options, read
+from kilolayer.cli.configuration import add_options, describe_options, read
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
-from kilolayer.config import Table
+from kilolayer.config import Table, load, merge, option_places, overrides
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import storable
+from kilolayer.tasks import registry
 from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
     from kilolayer.report.page import Report
+    from kilolayer.tasks.config import RunConfig
     from kilolayer.tasks.task import Task
-    from kilolayer.training.config import RunConfig
     from kilolayer.training.run import Run
     from kilolayer.training.stop import Stop
 
-HEADLINES = {"bleu": 1, "bits_per_byte": 4}  # the score that a task is told by, and its digits
-EMBEDDED = Path(str(files("kilolayer.tasks") / "quickstart.toml"))
+EMBEDDED = Path(str(files("kilolayer.tasks.translation") / "quickstart.toml"))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    from kilolayer.training.config import RunConfig
-
-    add_options(parser, RunConfig)
+    _add_options(parser)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="new run folder [runs/NAME of the configuration]")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a run, exactly from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that all tasks share, then each task with its own."""
+    from kilolayer.tasks.config import RunConfig
+
+    add_options(parser, RunConfig)
+    shared = set(option_places(RunConfig))
+    texts, places = [parser.epilog or ""], set(shared)
+    for task in registry.all_of():
+        config = task.load_config()
+        own = describe_options(config, known=shared).replace("\n", "\n  ")
+        texts.append(f'task = "{task.name}": {task.summary}\n\n  {own}')
+        places |= set(option_places(config))
+    parser.epilog = "\n\n".join(texts)
+    parser.set_defaults(typed_names=[f"--{place}" for place in sorted(places) if "." in place])
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -108,25 +122,40 @@ def _old_run(folder: Path) -> Iterator[Run]:
 def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -> Iterator[Run]:
     """A run in a locked new folder. Everything that can be refused is refused here, before any work."""
     from kilolayer.data.grammar import write_corpus
-    from kilolayer.training.config import RunConfig
+    from kilolayer.tasks.config import RunConfig
     from kilolayer.training.run import Run, cache_folder, check_new, locked, prepare
 
+    start = _start(path, typed)
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
+    if start is not None:
+        below = {name: table for name in ("model", "tokenizer") if (table := start.config.table().get(name)) is not None}
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
-    start = None if config.train.start_from is None else Run.open(storable(Path(config.train.start_from)), config.task)
     check_new(folder)
     with locked(folder):
         if path == EMBEDDED:
             write_corpus(folder / "data")
         # The same table is the same vocabulary, also on other text.
-        own = None if start is None or start.config.tokenizer != config.tokenizer else start.vocabulary()
-        task = prepare(config, cache_folder(), own)
-        config = replace(config, model=task.fit(config.model), **task.resolve())
+        same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
+        task = prepare(config, cache_folder(), start.vocabulary() if start is not None and same else None)
+        config = task.resolve(config)
         if start is not None:
             _check_start(start, task, config)
             config = replace(config, train=replace(config.train, start_from=str(start.folder)))
         yield Run.create(folder, config, task.vocabulary)
+
+
+def _start(path: Path, typed: list[str]) -> Run | None:
+    """The run that `train.start_from` names, whose model and vocabulary are this run's where the configuration says nothing."""
+    from kilolayer.training.run import Run
+
+    table = merge(load(path), overrides(typed))
+    train = table.get("train")
+    place = train.get("start_from") if isinstance(train, dict) else None
+    if not isinstance(place, str) or place == "none":
+        return None
+    task = registry.get(table.get("task", registry.DEFAULT))
+    return Run.open(storable(Path(place)), [task.name, *task.load().starts_from])
 
 
 def _check_start(start: Run, task: Task, config: RunConfig) -> None:
@@ -148,7 +177,7 @@ def _check_start(start: Run, task: Task, config: RunConfig) -> None:
             fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model is not made sparse",
         )
     theirs, ours = (build_model(each.model, device="meta", seed=0) for each in (start.config, config))
-    check_fit(ours, theirs.state_dict(), start.folder)
+    check_fit(ours, task.adopt(theirs.state_dict(), ours.state_dict()), start.folder)
 
 
 def _check_means(config: RunConfig, processes: Processes) -> None:
@@ -161,12 +190,7 @@ def _check_means(config: RunConfig, processes: Processes) -> None:
         summary_writer()
     if processes.group is not None and config.model.moe is not None:
         processes.group.part(config.model.moe.experts)
-        if config.train.valid_bleu:
-            raise OptionError(
-                "nothing can be translated while several processes share the experts",
-                where="train.valid_bleu",
-                fix="set it to false, or train by one process, without torchrun",
-            )
+        config.check_sharing()
 
 
 def _data_of(run: Run, processes: Processes) -> Task | None:
@@ -200,20 +224,19 @@ def _finish(run: Run, as_json: bool) -> int:
 
 def _show(run: Run, report: Report, as_json: bool) -> None:
     from kilolayer.tasks.results import read_samples, read_scores
-    from kilolayer.training.run import KINDS
 
     scores = read_scores(run.folder)
     tests = tables_of_tests(scores)
     if as_json:
         show_json(tests)
         return
-    show_samples(read_samples(run.folder)[:5])
+    task = run.registration
+    show_samples(read_samples(run.folder)[:5], None if task.samples is None else task.samples.line)
     show_scores(scores)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
-    _, use = KINDS[run.config.task]
-    say(f"next: kilolayer {use.format(run.folder)}, or your own text: kilolayer train --help")
-    if len(tests) == 1:
+    say(f"next: kilolayer {task.usage.format(run.folder)}, or your own text: kilolayer train --help")
+    if len(tests) == 1 and (headline := task.headline) is not None:
         (entry,) = tests.values()
-        known = [key for key in HEADLINES if "value" in entry.get(key, {})]
-        show_line(" ".join(f"{entry[key]['name']} {entry[key]['value']:.{HEADLINES[key]}f}" for key in known))
+        if "value" in entry.get(headline.key, {}):
+            show_line(f"{headline.title} {entry[headline.key]['value']:.{headline.digits}f}")

@@ -41,10 +41,12 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.generate.config import SearchConfig
     from kilolayer.generate.translate import translate_lines
     from kilolayer.models.encoder_decoder import EncoderDecoder
-    from kilolayer.tasks.translation import SidedTokenizer
+    from kilolayer.tasks.translation.config import TranslationConfig
+    from kilolayer.tasks.translation.task import SidedTokenizer
     from kilolayer.training.run import Run, choose_device
 
-    opened = Run.open(options.run, "translation")
+    opened = Run.open(options.run, ["translation"])
+    assert isinstance(opened.config, TranslationConfig)
     table = overrides(typed)
     if any(section != "search" for section in table):
         raise unknown(next(iter(table)), ["search"], kind="section", where="options are typed as --search.NAME VALUE")

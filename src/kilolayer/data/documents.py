@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import InputError, OptionError
-from kilolayer.files.paths import kind_of
+from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.reading import open_regular, parse_json, read_json, unreadable
 
 
@@ -100,6 +100,12 @@ class TextParts:
     train: TextPart
     valid: TextPart | None
     test: TextPart | None
+
+
+def absolute(config: TextConfig) -> TextConfig:
+    """With absolute paths, that a run can keep."""
+    names = ("train", "valid", "test")
+    return replace(config, **{name: [str(storable(Path(path))) for path in getattr(config, name)] for name in names})
 
 
 def find_text(config: TextConfig, cache: Path) -> TextParts:

@@ -15,7 +15,6 @@ from kilolayer.report.record import Record, number
 from kilolayer.report.scores_section import score_sets
 
 MOST_COUNTED = 4000  # layers: with more it would take a minute
-HEADLINES = {"bleu": ("BLEU", 1, max), "bits_per_byte": ("Bits per byte", 3, min)}  # name, digits, and which is the best
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,21 @@ def _of_quality(record: Record) -> list[Fact]:
     losses = [entry for entry in record.valid if math.isfinite(number(entry, "loss"))]
     if losses:
         best = min(losses, key=lambda entry: number(entry, "loss"))
-        perplexity = f"perplexity {show_number(math.exp(min(best['loss'], 700)))}, "
-        facts.append(Fact("Best validation loss", f"{best['loss']:.3f}", f"{perplexity}step {int(best['step']):,}"))
-    for key, (title, digits, best_of) in HEADLINES.items():
-        tests = [(name, number(scores, key, "value")) for name, scores in score_sets(record.scores)]
-        tested = [(name, value) for name, value in tests if math.isfinite(value)]
-        measured = [(number(entry, key), entry) for entry in record.valid if math.isfinite(number(entry, key))]
-        if tested:
-            facts.append(Fact(title, f"{tested[0][1]:.{digits}f}", f"on {tested[0][0]}"))
-        elif measured:
-            value, best = best_of(measured, key=lambda pair: pair[0])
-            facts.append(Fact(title, f"{value:.{digits}f}", f"validation, step {int(best['step']):,}"))
+        known = math.isfinite(perplexity := number(best, "perplexity"))
+        note = f"perplexity {show_number(perplexity)}, " if known else ""
+        facts.append(Fact("Best validation loss", f"{best['loss']:.3f}", f"{note}step {int(best['step']):,}"))
+    if record.task is None or (headline := record.task.headline) is None:
+        return facts
+    title, digits = headline.title[:1].upper() + headline.title[1:], headline.digits
+    tests = [(name, number(scores, headline.key, "value")) for name, scores in score_sets(record.scores)]
+    tested = [(name, value) for name, value in tests if math.isfinite(value)]
+    measured = [(number(entry, headline.key), entry) for entry in record.valid if math.isfinite(number(entry, headline.key))]
+    if tested:
+        facts.append(Fact(title, f"{tested[0][1]:.{digits}f}", f"on {tested[0][0]}"))
+    elif measured:
+        best_of = max if headline.larger_is_better else min
+        value, best = best_of(measured, key=lambda pair: pair[0])
+        facts.append(Fact(title, f"{value:.{digits}f}", f"validation, step {int(best['step']):,}"))
     return facts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +22,6 @@ from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.scores_section import scores_section
 
 SHOWN_EVENTS, SHOWN_SAMPLES, SHOWN_LOG = 40, 30, 60
-SAMPLE_PARTS = {  # of a translation, and of a continuation
-    "source": "source",
-    "reference": "reference",
-    "hypothesis": "hypothesis",
-    "prompt": "prompt",
-    "text": "how the text goes on",
-    "continuation": "how the model goes on",
-}
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ def render(record: Record) -> str:
         depth=depth_section(record.layers),
         experts=experts_section(record),
         languages=_languages(record.valid),
-        samples=_samples(record.samples),
+        samples=_samples(record),
         errors=errors_section(record.scores),
         config_text=record.config_text.strip(),
         log=record.log[-SHOWN_LOG:] if any(record.log[-SHOWN_LOG:]) else [],
@@ -165,11 +157,16 @@ class Samples:
     left_out: int
 
 
-def _samples(samples: Sequence[Entry]) -> Samples:
-    continued = any("prompt" in sample for sample in samples)
+def _samples(record: Record) -> Samples:
+    """With the titles that the task gives them, where it is known."""
+    known = None if record.task is None else record.task.samples
+
+    def parts(sample: Entry) -> Mapping[str, str]:
+        return known.parts if known is not None else {kind: kind for kind in sample}
+
     blocks = [
-        [SamplePart(kind, title, str(sample[kind])) for kind, title in SAMPLE_PARTS.items() if sample.get(kind) is not None]
-        for sample in samples[:SHOWN_SAMPLES]
+        [SamplePart(kind, title, str(sample[kind])) for kind, title in parts(sample).items() if sample.get(kind) is not None]
+        for sample in record.samples[:SHOWN_SAMPLES]
     ]
-    title = "Sample continuations" if continued else "Sample translations"
-    return Samples(title, blocks, max(0, len(samples) - SHOWN_SAMPLES))
+    title = "Samples" if known is None else known.title
+    return Samples(title, blocks, max(0, len(record.samples) - SHOWN_SAMPLES))

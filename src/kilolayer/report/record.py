@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.config import parse_toml
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import kind_of, resolve
 from kilolayer.files.reading import parse_json, read_bytes
+from kilolayer.tasks import registry
+from kilolayer.tasks.registry import Registration
 from kilolayer.training.metric_rows import read_rows
 
 LARGEST, SMALLEST = 1e30, 1e-100
@@ -36,6 +38,14 @@ class Record:
     scores: dict[str, Any] = field(default_factory=dict)
     samples: list[Entry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def task(self) -> Registration | None:
+        """What is known of the run's task; None where it is not known here."""
+        try:
+            return registry.get(self.config.get("task", registry.DEFAULT))
+        except KilolayerError:
+            return None
 
 
 def read_record(run: Path) -> Record:

@@ -28,14 +28,13 @@ def read_samples(folder: Path) -> list[dict[str, str]]:
     """What samples.json holds, its form checked."""
     path = folder / "samples.json"
     samples = read_json(path)
-    if not isinstance(samples, list) or not all(isinstance(each, dict) and _is_sample(each) for each in samples):
+    if not isinstance(samples, list) or not all(map(_is_sample, samples)):
         raise InputError("the file does not hold samples", where=str(path), fix="delete it and scores.json, and resume the run")
     return samples
 
 
-def _is_sample(sample: dict[str, Any]) -> bool:
-    keys = ("prompt", "continuation") if "prompt" in sample else ("source", "hypothesis", "reference")
-    return all(isinstance(sample.get(key), str) for key in keys)
+def _is_sample(sample: Any) -> bool:
+    return isinstance(sample, dict) and all(isinstance(text, str) for text in sample.values())
 
 
 def _fits(name: str, entry: Any) -> bool:

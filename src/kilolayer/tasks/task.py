@@ -1,15 +1,22 @@
-"""What training asks of a task. A task binds text, model, loss and score; the loop knows nothing else of it."""
+"""What training asks of a task. A task binds data, model, loss and scores; the loop knows nothing else of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from kilolayer.models.config import ModelConfig
+from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.speed.recorder import Recorder
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.registry import Registration
+
+ModelOutput = EncoderOutput | DecoderOutput | EncoderDecoderOutput
+Config = TypeVar("Config", bound=RunConfig)
 
 
 class Batch(Protocol):
@@ -17,12 +24,12 @@ class Batch(Protocol):
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """What the model is called with, in its order, and last the labels: int64 [rows, length], 0 where there is none."""
+        """Tensors of few fixed shapes, in the order that the task's loss takes them."""
         ...
 
     @property
     def tokens(self) -> int:
-        """Labels that count: the weight of the batch's mean loss."""
+        """Labels that count, at least 1: the weight of the batch's mean loss."""
         ...
 
 
@@ -82,34 +89,77 @@ class Vocabulary(Protocol):
         ...
 
 
-class Task(Protocol):
-    """The data of a run, ready to train, to validate and to test on. A `model` has the shape that the task trains."""
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a batch, summed over `count` labels; total: what is differentiated, nll: what is told. All are tensors [].
+
+    output: the model's, of which training takes the loss of its routers, and the norms of its layers.
+    """
+
+    total: Tensor
+    nll: Tensor
+    count: Tensor
+    output: ModelOutput
+
+
+class Task(ABC, Generic[Config]):
+    """The data of a run, ready to train, to validate and to test on. A `model` has the shape that the task trains.
+
+    A class of your own also has `registration`, so that a configuration can name it: `task = "my_module:MyTask"`.
+    """
+
+    registration: ClassVar[Registration]
+    starts_from: ClassVar[tuple[str, ...]] = ()
+    """Tasks besides its own whose runs it can start from: `train.start_from`."""
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, config: Config, cache: Path, vocabulary: Any = None) -> Self:
+        """Find the data and, unless a run has its own, make the vocabulary: what is wrong with them shows now.
+
+        cache: the folder for what is made of the data, and kept by its content.
+        """
+
+    @classmethod
+    @abstractmethod
+    def load_vocabulary(cls, config: Config, folder: Path) -> Vocabulary:
+        """The vocabulary that a run keeps in its folder."""
 
     @property
-    def vocabulary(self) -> Vocabulary: ...
+    @abstractmethod
+    def vocabulary(self) -> Vocabulary:
+        """What the run keeps."""
 
-    def fit(self, model: ModelConfig) -> ModelConfig:
-        """The model's configuration with what the data decide: the size of the vocabulary."""
-        ...
+    @abstractmethod
+    def resolve(self, config: Config) -> Config:
+        """The configuration with nothing implicit left: what the data decide of the model, absolute paths."""
 
-    def resolve(self) -> dict[str, Any]:
-        """The tables of the run's configuration that name the data, with nothing implicit left."""
-        ...
-
+    @abstractmethod
     def training_batches(self, seed: int) -> Batches:
-        """Endless shuffled batches; seed and text alone decide their order."""
-        ...
+        """Endless shuffled batches; seed and data alone decide their order."""
 
+    @abstractmethod
+    def loss(self, model: Any, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
+        """The loss of a batch's parts; hidden_states: ask the model for them too. It reads nothing back from the device."""
+
+    @abstractmethod
+    def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the model is called with, rows that only fill up a batch left out: a recipe may be calibrated on it."""
+
+    @abstractmethod
     def validate(self, model: Any, most: int, recorder: Recorder | None = None) -> Validation | None:
-        """The model on the validation part, of which the first `most` pairs or windows count; None where there is none.
+        """The model on the validation part, of which the first `most` pairs, windows or examples count; None without one.
 
         recorder: runs the forward and the loss of each batch; kept from one validation to the next.
         """
-        ...
 
+    @abstractmethod
     def score(self, model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Leave the scores of the test part, scores.json, and samples of what the model writes in a run's folder.
+        """Leave the scores of the test part, scores.json, and samples of what the model does in a run's folder.
 
         weights: which of the run's checkpoints the model is, for scores.json.
         """
-        ...
+
+    def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a run to start from, as this task's model takes them; own: those that it has by itself."""
+        return dict(weights)

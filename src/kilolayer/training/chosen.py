@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from kilolayer.errors import InputError
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
-from kilolayer.training.config import TrainConfig
 from kilolayer.training.saved_state import fitted, regular_before
 
 logger = logging.getLogger(__name__)

@@ -85,6 +85,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         progress.say,
         trainer.routing,
         trainer.processes,
+        trainer.task.loss,
     )
     validation = stepper.recorder.beside("validation runs")
     # One that a signal has ended before the run was resumed.

@@ -17,8 +17,8 @@ from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.shard import expert_group
 from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.collectives import sum_over
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.checkpoint import check_alike
-from kilolayer.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from kilolayer.operators.update_kernel import UpdateKernel

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,6 @@ import torch
 
 from kilolayer import config as configuration
 from kilolayer.convert.fold import AnyModel, FoldError, fold
-from kilolayer.data.tokenizer import SHARED_FILE, SIDE_FILES, Tokenizers
-from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.writing import PART, unwritable, write
@@ -28,20 +27,18 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model
 from kilolayer.speed.written import write_out
-from kilolayer.tasks.causal_lm import CausalLMTask
+from kilolayer.tasks import registry
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.registry import Registration
 from kilolayer.tasks.task import Task, Vocabulary
-from kilolayer.tasks.translation import TranslationTask
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen, choose, load_chosen
-from kilolayer.training.config import RunConfig, TaskName, TrainConfig
 from kilolayer.training.saved_state import fitted
 
 Precision = Literal["fp32", "bf16", "int8"]
-KINDS: dict[TaskName, tuple[str, str]] = {
-    "translation": ("a translator", "translate {} < text"),
-    "causal_lm": ("a language model", 'generate {} --prompt "..."'),
-}
-"""What a run of each task is, and how it is used."""
+UNFINISHED = re.compile(rf"data|lock|tokenizer\..*|.*{re.escape(PART)}", re.DOTALL)
+"""The files of a run that has no configuration yet."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,8 @@ class Run:
         return cls(folder, config)
 
     @classmethod
-    def open(cls, folder: Path, task: TaskName | None = None) -> Run:
-        """A run that was created before; with `task`, of this task alone."""
+    def open(cls, folder: Path, tasks: Collection[str] = ()) -> Run:
+        """A run that was created before; with `tasks`, of one of these alone."""
         path = folder / "config.toml"
         if kind_of(path) != "file":
             raise InputError(
@@ -79,20 +76,23 @@ class Run:
             run = cls(folder, configuration.build(RunConfig, configuration.load(path)))
         except OptionError as error:
             raise error.at(f"in {path}") from None
-        if task not in (None, run.config.task):
-            kind, use = KINDS[run.config.task]
-            raise InputError(f"this run is {kind}", where=str(folder), fix=f"use it so: kilolayer {use.format(folder)}")
+        if tasks and run.registration.name not in tasks:
+            title, usage = run.registration.title, run.registration.usage
+            raise InputError(f"this run is {title}", where=str(folder), fix=f"use it so: kilolayer {usage.format(folder)}")
         return run
+
+    @property
+    def registration(self) -> Registration:
+        """What is known of the run's task."""
+        return registry.get(self.config.task)
 
     def task(self, cache: Path) -> Task:
         """The run's data, with the vocabulary that the run keeps."""
         return prepare(self.config, cache, self.vocabulary())
 
-    def vocabulary(self) -> Tokenizers | TextVocabulary:
+    def vocabulary(self) -> Vocabulary:
         """What the run keeps."""
-        if self.config.task == "causal_lm":
-            return load_vocabulary(self.folder, self.config.tokenizer)
-        return Tokenizers.load(self.folder)
+        return self.registration.load().load_vocabulary(self.config, self.folder)
 
     def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
         """The trained model."""
@@ -132,15 +132,9 @@ class Run:
         task.score(self.load_reader(device, chosen=chosen), self.folder, chosen.table())
 
 
-def prepare(config: RunConfig, cache: Path, vocabulary: Tokenizers | TextVocabulary | None = None) -> Task:
+def prepare(config: RunConfig, cache: Path, vocabulary: Vocabulary | None = None) -> Task:
     """The data of a configuration; without a vocabulary, one is trained unless the configuration names it."""
-    if config.task == "causal_lm":
-        assert not isinstance(vocabulary, Tokenizers)
-        return CausalLMTask.prepare(config.text, config.tokenizer, config.batches, cache, vocabulary)
-    assert vocabulary is None or isinstance(vocabulary, Tokenizers)
-    return TranslationTask.prepare(
-        config.data, config.tokenizer, config.batches, cache, vocabulary, config.search, config.train.valid_bleu
-    )
+    return registry.get(config.task).load().prepare(config, cache, vocabulary)
 
 
 def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
@@ -192,8 +186,7 @@ def check_new(folder: Path) -> None:
             f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another: --run runs/NAME"
         ) from None
     # What a start that was killed leaves behind is no hindrance.
-    unfinished = {"data", "lock", SHARED_FILE, *SIDE_FILES}
-    if any(name not in unfinished and not name.endswith(PART) for name in names):
+    if any(not UNFINISHED.fullmatch(name) for name in names):
         raise InputError(
             "the run folder is not empty", where=str(folder), fix="choose another with --run, or go on with --resume"
         )

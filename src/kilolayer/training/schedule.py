@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kilolayer.training.config import TrainConfig
+from kilolayer.tasks.train_config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

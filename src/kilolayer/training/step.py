@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from kilolayer.data.tokenizer import PAD
 from kilolayer.models.model import Model
 from kilolayer.moe.clip import clipping_norm
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Piece
 from kilolayer.speed.steps import training_form
-from kilolayer.tasks.loss import token_losses
-from kilolayer.tasks.task import Batch
-from kilolayer.training.config import TrainConfig
+from kilolayer.tasks.task import Batch, Loss
+from kilolayer.tasks.token_loss import token_loss
+from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.norms import LayerNorms, Meter
 from kilolayer.training.optimizer import Optimizer
@@ -43,11 +43,15 @@ class StepResult:
     fault: str | None
 
 
+LossFunction = Callable[..., Loss]
+"""Of the model and a batch's parts, with `hidden_states`: as `Task.loss`."""
+
+
 class Stepper:
     """Takes steps with a model and its optimizer. Nothing is read back from the device before a step has ended.
 
     Each of several `processes` has batches of its own; their gradients are summed before the update, which all make alike.
-    recorder: runs the pieces of a step, as they are or recorded.
+    recorder: runs the pieces of a step, as they are or recorded. loss: the task's; without one, that of tokens.
     """
 
     def __init__(
@@ -60,9 +64,11 @@ class Stepper:
         say: Callable[[str], None] = print,
         routing: RoutingMeter | None = None,
         processes: Processes | None = None,
+        loss: LossFunction | None = None,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.guard = guard
+        self.loss = loss or partial(token_loss, smoothing=config.label_smoothing)
         self.processes = processes or Processes()
         self.routing = RoutingMeter(model, device) if routing is None and model.config.moe is not None else routing
         self.counted_experts = _counted_experts(model, config, say)
@@ -105,17 +111,17 @@ class Stepper:
 
     def accumulate(self, *parts: Tensor) -> None:
         """Forward and backward of one batch: adds to the gradients and to the sums of both losses."""
-        *inputs, labels = parts
-        out = self.form(*inputs, hidden_states=self.measures)
+        found = self.loss(self.form, parts, hidden_states=self.measures)
+        total, out = found.total, found.output
         if self.measures:
             self.meter.note_residuals(out)
-        loss, nll = token_losses(out.logits, labels, self.config.label_smoothing)
         if out.router_loss.requires_grad:  # a dense model's is a constant 0
             # A mean over the batch, which counts as the batch does: by its labels.
-            loss = loss + out.router_loss * (labels != PAD).sum()
-        (loss * (self.scale * self.share).to(loss.dtype)).backward()
-        self.totals += torch.stack([loss.detach(), nll.detach()])
+            total = total + out.router_loss * found.count
+        (total * (self.scale * self.share).to(total.dtype)).backward()
+        self.totals += torch.stack([total.detach(), found.nll.detach()])
         if self.routing is not None:
+            assert out.routing is not None
             self.routing.note(out.routing)
         self.optimizer.collect()
 

@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from kilolayer.data.tokenizer import PAD
 from kilolayer.errors import InputError
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
@@ -129,8 +128,9 @@ class Trainer:
     def begin(self, saved: Checkpoint | None) -> None:
         """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
         if saved is None and self.config.start_from is not None:
-            other = Run.open(Path(self.config.start_from), self.run.config.task)
-            self.placement.load(other.weights(self.task.vocabulary), other.folder)
+            other = Run.open(Path(self.config.start_from))
+            weights = self.task.adopt(other.weights(self.task.vocabulary), self.model.state_dict())
+            self.placement.load(weights, other.folder)
         elif saved is None:
             self.calibrate()
         else:
@@ -241,7 +241,6 @@ class Trainer:
         if self.model.config.recipe.calibration() is None:
             return
         position = self.batches.state()
-        *inputs, labels = next(self.batches).parts
+        inputs = self.task.model_inputs(next(self.batches).parts)
         self.batches.load_state(position)
-        real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
-        self.placement.calibrate(tuple(each[real].to(self.device) for each in inputs))
+        self.placement.calibrate(tuple(each.to(self.device) for each in inputs))

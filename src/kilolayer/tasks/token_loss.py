@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from kilolayer.data.tokenizer import PAD
 from kilolayer.operators.score_statistics import can_fuse_score_statistics, score_statistics
+from kilolayer.tasks.task import Loss
+
+
+def token_loss(model: nn.Module, parts: Sequence[Tensor], *, hidden_states: bool, smoothing: float) -> Loss:
+    """The loss of a batch whose parts are the model's inputs and, last, labels: int64 [rows, length], padding where none is."""
+    *inputs, labels = parts
+    output = model(*inputs, hidden_states=hidden_states)
+    total, nll = token_losses(output.logits, labels, smoothing)
+    return Loss(total, nll, (labels != PAD).sum(), output)
 
 
 def token_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

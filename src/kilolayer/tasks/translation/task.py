@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -12,23 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.data.batches import BatchConfig, Batches, in_order
+from kilolayer.data.batches import Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
 from kilolayer.data.encode import encode_text, encode_training
 from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.data.shapes import Shape
-from kilolayer.data.tokenizer import TokenizerConfig, Tokenizers, tokenizers_for
+from kilolayer.data.tokenizer import PAD, Tokenizers, tokenizers_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.files.paths import storable
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.layers.modules import in_mode
-from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.speed.recorder import Piece, Recorder
-from kilolayer.tasks.loss import token_losses
-from kilolayer.tasks.translation_scores import TestResult, write_translations
+from kilolayer.tasks.task import Loss, Task
+from kilolayer.tasks.token_loss import token_loss, token_losses
+from kilolayer.tasks.translation.config import TranslationConfig
+from kilolayer.tasks.translation.scores import TestResult, write_translations
 
 
 @dataclass(frozen=True)
@@ -58,73 +59,56 @@ class TranslationValidation:
         return f"loss {self.loss:.4f}, perplexity {self.perplexity:.2f}{bleu}"
 
 
-class TranslationTask:
+class TranslationTask(Task[TranslationConfig]):
     """The data of a run, ready to train and to validate on."""
 
-    def __init__(
-        self,
-        corpora: Corpora,
-        tokenizers: Tokenizers,
-        cache: Path,
-        data: DataConfig,
-        batches: BatchConfig,
-        search: SearchConfig | None = None,
-        valid_bleu: bool = False,
-    ) -> None:
-        self.corpora, self.tokenizers, self.cache = corpora, tokenizers, cache
-        self.data_config, self.batch_config = data, batches
-        self.search, self.valid_bleu = search or SearchConfig(), valid_bleu
+    def __init__(self, corpora: Corpora, tokenizers: Tokenizers, cache: Path, config: TranslationConfig) -> None:
+        self.corpora, self.tokenizers, self.cache, self.config = corpora, tokenizers, cache, config
         self.shapes: list[Shape] = []
         self.tagged = len(corpora.directions) > 1
 
     @classmethod
-    def prepare(
-        cls,
-        data: DataConfig,
-        tokenizer: TokenizerConfig,
-        batches: BatchConfig,
-        cache: Path,
-        tokenizers: Tokenizers | None = None,
-        search: SearchConfig | None = None,
-        valid_bleu: bool = False,
-    ) -> TranslationTask:
-        """Find the text and, unless a run has its own, train the vocabulary.
-
-        search: how validation and test are translated; valid_bleu: whether the validation part is.
-        """
-        data = _absolute(data)
-        corpora = find_corpora(data, cache)
+    def prepare(cls, config: TranslationConfig, cache: Path, vocabulary: Tokenizers | None = None) -> TranslationTask:
+        config = replace(config, data=_absolute(config.data))
+        corpora = find_corpora(config.data, cache)
         corpora.check_held_out()
-        tokenizers = tokenizers or tokenizers_for(corpora, tokenizer, cache)
-        return cls(corpora, tokenizers, cache, data, batches, search, valid_bleu)
+        return cls(corpora, vocabulary or tokenizers_for(corpora, config.tokenizer, cache), cache, config)
+
+    @classmethod
+    def load_vocabulary(cls, config: TranslationConfig, folder: Path) -> Tokenizers:
+        return Tokenizers.load(folder)
 
     @property
     def vocabulary(self) -> Tokenizers:
-        """What the run keeps."""
         return self.tokenizers
 
-    def fit(self, model: ModelConfig) -> ModelConfig:
-        """The model's configuration with the sizes of the vocabularies."""
+    def resolve(self, config: TranslationConfig) -> TranslationConfig:
+        """With the sizes of the vocabularies, absolute paths, and every direction by name."""
         source, target = self.tokenizers.source.vocab_size, self.tokenizers.target.vocab_size
-        if self.tokenizers.shared:
-            return replace(model, vocab_size=target)
-        if model.tie_embeddings is True:
+        sizes = {"vocab_size": target} if self.tokenizers.shared else {"vocab_size": target, "source_vocab_size": source}
+        if not self.tokenizers.shared and config.model.tie_embeddings is True:
             raise OptionError(
                 "one table cannot serve two vocabularies", where="model.tie_embeddings", fix='set it to "output" or false'
             )
-        return replace(model, vocab_size=target, source_vocab_size=source)
-
-    def resolve(self) -> dict[str, Any]:
-        """The data's configuration with nothing implicit left: absolute paths, and every direction by name."""
         directions = [direction.name for direction in self.corpora.directions]
-        return {"data": replace(_absolute(self.data_config), directions=directions, languages=[])}
+        data = replace(_absolute(config.data), directions=directions, languages=[])
+        return replace(config, model=replace(config.model, **sizes), data=data)
 
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches of all directions. Their shapes are then those of validations too."""
-        mixture = encode_training(self.corpora, self.tokenizers, self.data_config, self.cache)
-        batches = Batches(mixture, self.batch_config, seed)
+        mixture = encode_training(self.corpora, self.tokenizers, self.config.data, self.cache)
+        batches = Batches(mixture, self.config.batches, seed)
         self.shapes = batches.shapes
         return batches
+
+    def loss(self, model: EncoderDecoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
+        """Parts: source and target, int64 [rows, length], and labels, the target's next tokens."""
+        return token_loss(model, parts, hidden_states=hidden_states, smoothing=self.config.train.label_smoothing)
+
+    def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        source, target, labels = parts
+        real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
+        return source[real], target[real]
 
     def validate(self, model: EncoderDecoder, most: int, recorder: Recorder | None = None) -> TranslationValidation | None:
         """Loss, and with `valid_bleu` BLEU, of the validation part; None where there is none.
@@ -142,7 +126,7 @@ class TranslationTask:
                 if texts:
                     losses = [self._loss(model, text, most, recorder) for text in texts]
                     loss, tokens = sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses)
-                    bleu = self._bleu(model, texts, most) if self.valid_bleu else None
+                    bleu = self._bleu(model, texts, most) if self.config.train.valid_bleu else None
                     parts[direction.name] = (loss, tokens, TranslationValidation(loss / tokens, bleu, {}))
         scores = [each.bleu for _, _, each in parts.values() if each.bleu is not None]
         return TranslationValidation(
@@ -156,7 +140,7 @@ class TranslationTask:
         results = []
         for direction in self.corpora.directions:
             if pairs := self.corpora.test_of(direction):
-                answers = self.translate(model, [source for source, _ in pairs], direction, self.search)
+                answers = self.translate(model, [source for source, _ in pairs], direction, self.config.search)
                 results.append(TestResult.of(direction, pairs, [answer.text for answer in answers]))
         write_translations(folder, results, self.corpora.train, weights)
 
@@ -174,14 +158,14 @@ class TranslationTask:
 
         pairs = encode_text(text, self.tokenizers, self.cache, tagged=self.tagged)
         total, tokens = 0.0, 0
-        for batch in in_order(pairs, self.batch_config, self.shapes, most):
+        for batch in in_order(pairs, self.config.batches, self.shapes, most):
             total += float(recorder.run([Piece("nll", nll, batch.parts)], restart=lambda: True))
             tokens += batch.tokens
         return total, tokens
 
     def _bleu(self, model: EncoderDecoder, texts: list[ParallelText], most: int) -> float:
         pairs = [pair for text in texts for pair in islice(text.pairs(), most)]
-        answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, self.search)
+        answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, self.config.search)
         return Bleu().score([answer.text for answer in answers], [target for _, target in pairs]).value
 
 

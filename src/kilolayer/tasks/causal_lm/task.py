@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from kilolayer.data.documents import TextConfig, TextParts, find_text
-from kilolayer.data.shapes import BatchConfig
+from kilolayer.data.documents import TextParts, absolute, find_text
 from kilolayer.data.token_text import TokenText, encode_documents
-from kilolayer.data.tokenizer import TokenizerConfig
-from kilolayer.data.vocabulary import TextVocabulary, vocabulary_for
+from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.data.windows import Windows, windows_in_order
 from kilolayer.evaluate.likelihood import TextLoss, TextScore, measure
-from kilolayer.files.paths import storable
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
-from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.speed.recorder import Recorder
+from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.results import write_results
+from kilolayer.tasks.task import Loss, Task
+from kilolayer.tasks.token_loss import token_loss
 
 SAMPLES, PROMPT, CONTINUATION = 5, 100, 200  # of the report: texts, tokens before, tokens written
 
 
-def _absolute(config: TextConfig) -> TextConfig:
-    """With absolute paths, that a run can keep."""
-    names = ("train", "valid", "test")
-    return replace(config, **{name: [str(storable(Path(path))) for path in getattr(config, name)] for name in names})
-
-
-class CausalLMTask:
+class CausalLMTask(Task[CausalLMConfig]):
     """The text of a run, ready to train, to validate and to test on."""
 
-    def __init__(
-        self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: TextConfig, batches: BatchConfig
-    ) -> None:
-        self.vocabulary, self.config = vocabulary, config
-        self.rows = max(1, batches.tokens // config.length)
+    def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: CausalLMConfig) -> None:
+        self._vocabulary, self.config, self.length = vocabulary, config, config.text.length
+        self.rows = max(1, config.batches.tokens // self.length)
         self.train = encode_documents(text.train, vocabulary, cache)
         self.valid, self.test = (
             None if part is None else encode_documents(part, vocabulary, cache) for part in (text.valid, text.test)
@@ -48,43 +40,47 @@ class CausalLMTask:
         self.training_batches(seed=0)  # refuses a text that is too short
 
     @classmethod
-    def prepare(
-        cls,
-        config: TextConfig,
-        tokenizer: TokenizerConfig,
-        batches: BatchConfig,
-        cache: Path,
-        vocabulary: TextVocabulary | None = None,
-    ) -> CausalLMTask:
-        """Find the text, train the vocabulary unless a run has its own, and encode all parts: what is wrong shows now."""
-        config = _absolute(config)
-        text = find_text(config, cache)
-        return cls(text, vocabulary or vocabulary_for(text.train, tokenizer, cache), cache, config, batches)
+    def prepare(cls, config: CausalLMConfig, cache: Path, vocabulary: TextVocabulary | None = None) -> CausalLMTask:
+        config = replace(config, text=absolute(config.text))
+        text = find_text(config.text, cache)
+        return cls(text, vocabulary or vocabulary_for(text.train, config.tokenizer, cache), cache, config)
 
-    def fit(self, model: ModelConfig) -> ModelConfig:
-        """The model's configuration with the size of the vocabulary."""
-        return replace(model, vocab_size=self.vocabulary.vocab_size)
+    @classmethod
+    def load_vocabulary(cls, config: CausalLMConfig, folder: Path) -> TextVocabulary:
+        return load_vocabulary(folder, config.tokenizer)
 
-    def resolve(self) -> dict[str, Any]:
-        """The text's configuration with nothing implicit left: absolute paths."""
-        return {"text": _absolute(self.config)}
+    @property
+    def vocabulary(self) -> TextVocabulary:
+        return self._vocabulary
+
+    def resolve(self, config: CausalLMConfig) -> CausalLMConfig:
+        """With the size of the vocabulary, and absolute paths."""
+        model = replace(config.model, vocab_size=self.vocabulary.vocab_size)
+        return replace(config, model=model, text=absolute(config.text))
+
+    def loss(self, model: Decoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
+        """Parts: tokens and, as labels, the token after each: int64 [rows, length]."""
+        return token_loss(model, parts, hidden_states=hidden_states, smoothing=self.config.train.label_smoothing)
+
+    def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (parts[0],)
 
     def training_batches(self, seed: int) -> Windows:
         """Endless shuffled windows of the training text."""
-        return Windows(self.train, self.rows, self.config.length, seed)
+        return Windows(self.train, self.rows, self.length, seed)
 
     def validate(self, model: Decoder, most: int, recorder: Recorder | None = None) -> TextLoss | None:
         """The loss of the first `most` windows of the validation part, which do not overlap; None where there is none.
 
         recorder: runs the forward and the loss of each batch.
         """
-        return None if self.valid is None else self._measure(model, self.valid, self.config.length, most, recorder)
+        return None if self.valid is None else self._measure(model, self.valid, self.length, most, recorder)
 
     def test_scores(self, model: Decoder, stride: int | None = None) -> dict[str, TextScore]:
         """The scores of the test part; stride: in the place of the configured one."""
         assert self.test is not None
-        stride = stride or self.config.stride or self.config.length
-        return self._measure(model, self.test, stride).scores(f"length:{self.config.length}|stride:{stride}")
+        stride = stride or self.config.text.stride or self.length
+        return self._measure(model, self.test, stride).scores(f"length:{self.length}|stride:{stride}")
 
     def score(self, model: Decoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Leave the scores of the test part and samples of what the model writes in a run's folder."""
@@ -95,7 +91,7 @@ class CausalLMTask:
     def _measure(
         self, model: Decoder, text: TokenText, stride: int, most: int | None = None, recorder: Recorder | None = None
     ) -> TextLoss:
-        batches = windows_in_order(text, self.rows, self.config.length, stride, most)
+        batches = windows_in_order(text, self.rows, self.length, stride, most)
         return measure(model, batches, self.vocabulary.byte_lengths, recorder)
 
     def _samples(self, model: Decoder) -> list[dict[str, str]]:
@@ -106,7 +102,7 @@ class CausalLMTask:
         places = np.linspace(1, len(text) - width, SAMPLES).astype(np.int64)
         rows = text.read(places, width).tolist()
         search = SearchConfig(method="sample", max_length_factor=0, max_length_extra=max(1, width - prompt))
-        written = continue_texts(model, [row[:prompt] for row in rows], search, context=self.config.length)
+        written = continue_texts(model, [row[:prompt] for row in rows], search, context=self.length)
         return [
             {
                 "prompt": self._readable(row[:prompt]),

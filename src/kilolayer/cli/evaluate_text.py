@@ -1,0 +1,57 @@
+"""kilolayer evaluate of a language model: bits per byte and perplexity of its test part."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from kilolayer.cli.configuration import Flags, whole
+from kilolayer.cli.output import show_scores, show_scores_json
+from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import kind_of
+
+if TYPE_CHECKING:
+    from kilolayer.training.run import Run
+
+
+def add_flags(parser: Flags) -> None:
+    """Of language models alone."""
+    parser.add_argument("--stride", type=whole(1, 2**24), metavar="N", help="tokens from window to window [text.stride]")
+
+
+def evaluate(run: Run, options: argparse.Namespace) -> int:
+    """Print the scores."""
+    from kilolayer.tasks.causal_lm.config import CausalLMConfig
+
+    assert isinstance(run.config, CausalLMConfig)
+    where, text = str(run.folder), run.config.text
+    if options.stride is not None and options.stride > text.length:
+        raise OptionError(f"--stride is {options.stride}", where=where, fix=f"allowed: 1 to text.length, {text.length}")
+    if not text.test and not text.test_share:
+        raise InputError("the run has no test part", where=where, fix="set text.test or text.test_share, and train again")
+    scores = _scores(run, options.stride, options.device)
+    if options.json:
+        show_scores_json(scores)
+    else:
+        show_scores(scores)
+    return 0
+
+
+def _scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
+    """What the run keeps, or with a stride of its own what that gives."""
+    from kilolayer.models.decoder import Decoder
+    from kilolayer.tasks.causal_lm.task import CausalLMTask
+    from kilolayer.tasks.results import read_scores
+    from kilolayer.training.run import cache_folder, choose_device
+
+    if stride is None and kind_of(run.folder / "scores.json") is not None:
+        return read_scores(run.folder)
+    task = run.task(cache_folder())
+    assert isinstance(task, CausalLMTask)
+    if stride is None:
+        run.score(task, choose_device(device))
+        return read_scores(run.folder)
+    model = run.load_reader(choose_device(device))
+    assert isinstance(model, Decoder)
+    return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}

@@ -1,0 +1,22 @@
+"""Language modelling: running text, a decoder, the loss a token, bits per byte."""
+
+from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, register
+
+register(
+    Registration(
+        name="causal_lm",
+        summary="a language model of running text, by a decoder",
+        title="a language model",
+        usage='generate {} --prompt "..."',
+        config="kilolayer.tasks.causal_lm.config:CausalLMConfig",
+        task="kilolayer.tasks.causal_lm.task:CausalLMTask",
+        verbs={"generate": Verb("a language model continues prompts", "kilolayer.cli.generate")},
+        evaluation="kilolayer.cli.evaluate_text",
+        headline=Headline("bits_per_byte", "bits per byte", 4, larger_is_better=False),
+        samples=Samples(
+            "Sample continuations",
+            {"prompt": "prompt", "text": "how the text goes on", "continuation": "how the model goes on"},
+            "{prompt}[{continuation}]\n",
+        ),
+    )
+)

@@ -1,0 +1,138 @@
+"""The tasks that are known: those of this folder, and those of users, by name or as `module:Class`.
+
+What stands here is read before torch is imported, for the help; a task's code is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kilolayer.errors import InputError, OptionError, shown, unknown
+
+DEFAULT = "translation"
+"""The task of a configuration that names none."""
+PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A word of the command. home: the module with its `configure` and `run`."""
+
+    summary: str
+    home: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The score that a run is told by: its key in scores.json and in validations."""
+
+    key: str
+    title: str
+    digits: int
+    larger_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Samples:
+    """How samples.json is shown. parts: the keys of a sample, with their titles; line: one sample on a terminal."""
+
+    title: str
+    parts: Mapping[str, str]
+    line: str
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What is known of a task before its code is imported.
+
+    summary: what is learned, in a line. title: what a run of it is. usage: how such a run is used, {} its folder. config, task:
+    `module:Class` of its configuration and of the task. verbs: words that it adds to the command. evaluation: the module that
+    adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test part.
+    """
+
+    name: str
+    summary: str
+    title: str
+    usage: str
+    config: str
+    task: str
+    verbs: Mapping[str, Verb] = field(default_factory=dict)
+    evaluation: str | None = None
+    headline: Headline | None = None
+    samples: Samples | None = None
+
+    def load_config(self) -> Any:
+        """The class of the task's configuration, which extends `RunConfig`."""
+        return _imported(self.config)
+
+    def load(self) -> Any:
+        """The task's class, which extends `Task`."""
+        return _imported(self.task)
+
+
+_registry: dict[str, Registration] = {}
+
+
+def register(registration: Registration) -> Registration:
+    """Make a task known by its name; the same name again replaces it, as in a notebook that is run twice."""
+    _registry[registration.name] = registration
+    return registration
+
+
+def names() -> list[str]:
+    """Of all tasks that are known, sorted."""
+    return sorted(_registry)
+
+
+def get(name: str) -> Registration:
+    """A task by its name, or a user's class by its place, `my_module:MyTask`; an unknown name raises with the nearest one."""
+    if name in _registry:
+        return _registry[name]
+    if isinstance(name, str) and ":" in name:
+        return _of_place(name)
+    if not isinstance(name, str):
+        raise OptionError(f"task is {shown(name)}", fix=f"allowed: {', '.join(names())}, or my_module:MyTask")
+    raise unknown(name, _registry, kind="task")
+
+
+def all_of() -> list[Registration]:
+    """All tasks that are known, the default first."""
+    return sorted(_registry.values(), key=lambda each: (each.name != DEFAULT, each.name))
+
+
+def _of_place(place: str) -> Registration:
+    """The registration that a user's class holds."""
+    if not PLACE.fullmatch(place):
+        raise OptionError(
+            f"task is {shown(place)}", fix="a task of your own is named by its module and class: my_module:MyTask"
+        )
+    found = getattr(_imported(place), "registration", None)
+    if not isinstance(found, Registration):
+        raise InputError(
+            f"{shown(place)} is no task",
+            where="task",
+            fix="name a class that extends kilolayer.tasks.task.Task, with `registration`",
+        )
+    return found
+
+
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise InputError(
+            f"there is no module {shown(error.name)}",
+            where=f"task {shown(place)}",
+            fix="modules are looked for on the Python path: install it, or set PYTHONPATH to its folder",
+        ) from None
+    except AttributeError:
+        raise InputError(
+            f"the module {module!r} has no {name!r}", where="task", fix="name a class of it: module:Class"
+        ) from None

@@ -1,0 +1,126 @@
+"""The options of training: the `[train]` table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kilolayer.config import bounded, check
+from kilolayer.errors import OptionError
+
+Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Steps, batch, optimizer, schedule, precision, and when to look and to save."""
+
+    steps: int = bounded(100_000, least=1, most=10**12)
+    """Optimizer steps."""
+    start_from: str | None = None
+    """A run whose weights and vocabulary are the start, as in fine-tuning; same model and [tokenizer]. Absent: as the recipe
+    says."""
+    freeze: Literal["none", "experts"] = "none"
+    """What stays as it starts: nothing, or experts and their routers; the balance loss still counts."""
+    accumulate: int = bounded(1, least=1, most=10**6)
+    """Batches a step; the loss is averaged over all their target tokens."""
+    seed: int = bounded(1, least=0, most=2**63 - 1)
+    """Fixes the weights, the order of the data and the dropout."""
+    optimizer: Literal["adam", "adamw", "radam"] = "adam"
+    """AdamW decays weights apart from the gradient, the others as a part of it."""
+    lr: float = bounded(7e-4, above=0, most=1000)
+    """Highest learning rate."""
+    beta1: float = bounded(0.9, least=0, below=1)
+    """Decay of the gradient's mean."""
+    beta2: float = bounded(0.98, least=0, below=1)
+    """Decay of the gradient's second moment."""
+    eps: float = bounded(1e-8, above=0, most=1000)
+    """Added to the root of the second moment."""
+    weight_decay: float = bounded(0.0, least=0, most=1000)
+    """Decay of matrices and tables; biases, norms and scales are not decayed."""
+    schedule: Schedule = "inverse_sqrt"
+    """How the learning rate falls after the warm-up."""
+    warmup_steps: int = bounded(4000, least=0, most=10**12)
+    """Steps in which the learning rate rises linearly from 0."""
+    decay_steps: int = bounded(0, least=0, most=10**12)
+    """Length of the fall at the end of warmup_stable_decay."""
+    min_lr: float = bounded(0.0, least=0, most=1000)
+    """Where cosine, linear and warmup_stable_decay end."""
+    label_smoothing: float = bounded(0.1, least=0, below=1)
+    """Share of the target's probability spread over all others. In a language model, absent: 0."""
+    clip_norm: float = bounded(0.0, least=0, most=1e30)
+    """Largest gradient norm; 0: no clipping."""
+    clip: Literal["auto", "plain", "sparse"] = "auto"
+    """What the norm counts: sparse weighs the gradient of E experts by 1 / sqrt(E) (SparseClip); auto: sparse with experts."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of the matrix products, and of the matrices; the optimizer keeps these in fp32 too. fp16 scales the loss; auto: bf16 on a
+    GPU that computes in it, else fp32."""
+    residual: Literal["fp32", "bf16"] = "fp32"
+    """Of the states between layers when precision is bf16: fp32 is exact at any depth, bf16 is faster."""
+    recompute: Literal["none", "selective", "layer"] = "none"
+    """What the backward pass computes again to save memory: nothing, what is cheap, or each layer from its input."""
+    eager: bool = False
+    """Run one operation at a time on a GPU too, without compiled layers and recorded steps: slow, for debugging."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto: the GPU where there is one."""
+    threads: int = bounded(0, least=0, most=4096)
+    """Processor threads of torch; 0: torch's own choice."""
+    log_every: int = bounded(50, least=1, most=10**12)
+    """Steps between lines of metrics."""
+    layers_every: int | Literal["auto"] = bounded("auto", least=0, most=10**12)
+    """Steps between measurements of gradient, update and residual norms by layer; 0: never; auto: a hundredth of all steps, and
+    at least 10."""
+    valid_every: int = bounded(1000, least=1, most=10**12)
+    """Steps between validations; one more at the end."""
+    valid_sentences: int = bounded(2000, least=1, most=10**9)
+    """At most this many validation pairs a direction, windows of a text, or examples."""
+    patience: int = bounded(0, least=0, most=10**9)
+    """Stop after this many validations without a better loss, or score where one is measured; 0: never."""
+    save_every: int = bounded(1000, least=1, most=10**12)
+    """Steps between checkpoints; one more at the end."""
+    save_best: bool = True
+    """Also write a checkpoint after each validation that is the best so far; without, the newest one is tested and used."""
+    keep: int = bounded(3, least=1, most=10**6)
+    """Newest checkpoints that stay on disk; the best stays too."""
+    average: int = bounded(0, least=0, most=10**6)
+    """Checkpoints, the newest ones, whose mean is tested after training; 0: the best one."""
+    timeout: float = bounded(600.0, above=0, most=10**7)
+    """Of several processes: seconds after which one that stands still ends the run. Its longest step must be shorter."""
+    tensorboard: bool = False
+    """Also write TensorBoard files; needs the package tensorboard."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        self._check_schedule()
+        if self.residual == "bf16" and self.precision != "bf16":
+            raise OptionError(f'residual = "bf16" has no effect on precision {self.precision!r}', fix='set precision = "bf16"')
+        if self.clip != "auto" and not self.clip_norm:
+            raise OptionError(f"clip = {self.clip!r} has no effect without a limit", fix="set clip_norm, such as 1.0")
+        if self.patience and not self.save_best:
+            raise OptionError("patience waits for a better validation than one that is not saved", fix="leave save_best on")
+        if self.average > self.keep:
+            raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
+
+    def measures_layers(self, step: int) -> bool:
+        """Whether the norms of each layer are measured in this step, counted from 1."""
+        every = self.layers_distance
+        return every > 0 and (step == 1 or step % every == 0)
+
+    @property
+    def layers_distance(self) -> int:
+        """Steps from one measurement of the layers to the next; 0 where there is none."""
+        return max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
+
+    def _check_schedule(self) -> None:
+        if self.schedule == "warmup_stable_decay":
+            if not 0 < self.decay_steps <= self.steps - self.warmup_steps:
+                raise OptionError(
+                    f"decay_steps is {self.decay_steps}",
+                    fix=f"warmup_stable_decay needs 1 to {self.steps - self.warmup_steps} (steps - warmup_steps)",
+                )
+        elif self.decay_steps:
+            raise OptionError(f"decay_steps has no effect on the schedule {self.schedule!r}", fix="remove it")
+        if self.schedule in ("inverse_sqrt", "constant") and self.min_lr:
+            raise OptionError(f"min_lr has no effect on the schedule {self.schedule!r}", fix="remove it")
+        if self.min_lr > self.lr:
+            raise OptionError(f"min_lr {self.min_lr} is above lr {self.lr}", fix="lower it")

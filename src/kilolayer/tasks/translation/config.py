@@ -1,0 +1,61 @@
+"""The configuration of a translator's run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from kilolayer.data.corpora import DataConfig
+from kilolayer.data.shapes import BatchConfig
+from kilolayer.data.tokenizer import TokenizerConfig
+from kilolayer.errors import OptionError
+from kilolayer.generate.config import SearchConfig
+from kilolayer.models.config import Shape
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.train_config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationTrainConfig(TrainConfig):
+    """`[train]`, with what translators alone have."""
+
+    valid_bleu: bool = False
+    """Translate the validation part at each validation and score it by BLEU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationConfig(RunConfig):
+    """Everything that a translator's run is made from."""
+
+    shape: ClassVar[Shape | None] = "encoder_decoder"
+
+    task: str = "translation"
+    """What is learned."""
+    train: TranslationTrainConfig = field(default_factory=TranslationTrainConfig)
+    """Steps, optimizer, schedule."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text and directions."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """The vocabulary."""
+    batches: BatchConfig = field(default_factory=BatchConfig)
+    """Tokens and shapes of a batch."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """How translations are found."""
+
+    def faults(self) -> Iterator[Fault]:
+        patient, unvalidated = bool(self.train.patience), self.data.folder is not None and self.data.valid is None
+        yield patient and unvalidated, "patience has no effect without a validation part", "train", "set data.valid"
+        yield self.tokenizer.of_bytes, "a translator's tokens are not bytes", "tokenizer", 'set kind = "unigram" or "bpe"'
+
+    def usual_batch(self, length: int | None) -> UsualBatch:
+        length = length or 64
+        return UsualBatch(max(1, self.batches.tokens // (2 * length)), length, self.search.width)
+
+    def check_sharing(self) -> None:
+        if self.train.valid_bleu:
+            raise OptionError(
+                "nothing can be translated while several processes share the experts",
+                where="train.valid_bleu",
+                fix="set it to false, or train by one process, without torchrun",
+            )
