@@ -32,6 +32,9 @@ def write_corpus(folder: Path) -> Path:
         for side, language in enumerate(("en", "de")):
             text = "".join(f"{pair[side]}\n" for pair in chosen)
             (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
+        # Documents of one word, of one sentence, of two.
+        documents = [text for english, _ in chosen for text in (english.split()[-1], english, f"{english} {english}")]
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     return folder
 
 
@@ -74,6 +77,19 @@ def text_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return merge({**shared, **small}, sections)
 
 
+def masked_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a small masked language model of the corpus's documents, with `sections` laid over it."""
+    text = {part: str(corpus / f"{part}.jsonl") for part in ("train", "valid", "test")}
+    small = {
+        "task": "masked_lm",
+        "text": {**text, "length": 48},
+        "tokenizer": {"kind": "bytes"},
+        "batches": {"tokens": 8 * 48},
+    }
+    shared = {name: table(corpus)[name] for name in ("model", "train")}
+    return merge({**shared, **small}, sections)
+
+
 def new_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
     """A run that was created and has not begun."""
     return _created(folder, table(corpus, **sections))
@@ -82,6 +98,11 @@ def new_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
 def new_text_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
     """A run of a language model that was created and has not begun."""
     return _created(folder, text_table(corpus, **sections))
+
+
+def new_masked_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
+    """A run of a masked language model that was created and has not begun."""
+    return _created(folder, masked_table(corpus, **sections))
 
 
 def _created(folder: Path, whole: dict[str, Any]) -> Run:
