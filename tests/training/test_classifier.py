@@ -113,13 +113,3 @@ def test_a_start_keeps_the_bodys_weights_and_has_a_new_head(tmp_path: Path, exam
             assert tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]) or not tensor.any()
         else:
             assert torch.equal(tensor, weights[name]), name
-
-
-def test_a_row_for_the_mask_of_the_start_stays(tmp_path: Path, examples: Path) -> None:
-    start = {"train": {"start_from": str(tmp_path)}, "model": {"vocab_size": 261, "tie_embeddings": False}}
-    config = build(RunConfig, classify_table(examples, **start))
-    from kilolayer.tasks.classify.task import ClassifyTask
-
-    resolved = ClassifyTask.prepare(config, tmp_path / "cache").resolve(config)  # type: ignore[arg-type]
-    assert resolved.model.vocab_size == 261
-    assert resolved.model.tie_embeddings is True

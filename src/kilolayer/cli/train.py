@@ -18,6 +18,7 @@ from kilolayer.config import Table, load, merge, option_places, overrides
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import storable
 from kilolayer.tasks import registry
+from kilolayer.tasks.registry import Registration
 from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     start = _start(path, typed)
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     if start is not None:
-        below = {name: table for name in ("model", "tokenizer") if (table := start.config.table().get(name)) is not None}
+        below = _task(path, typed).load_config().from_start(start.config)
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
     check_new(folder)
@@ -149,13 +150,17 @@ def _start(path: Path, typed: list[str]) -> Run | None:
     """The run that `train.start_from` names, whose model and vocabulary are this run's where the configuration says nothing."""
     from kilolayer.training.run import Run
 
-    table = merge(load(path), overrides(typed))
-    train = table.get("train")
+    train = merge(load(path), overrides(typed)).get("train")
     place = train.get("start_from") if isinstance(train, dict) else None
     if not isinstance(place, str) or place == "none":
         return None
-    task = registry.get(table.get("task", registry.DEFAULT))
+    task = _task(path, typed)
     return Run.open(storable(Path(place)), [task.name, *task.load().starts_from])
+
+
+def _task(path: Path, typed: list[str]) -> Registration:
+    """What is known of the task that the configuration names."""
+    return registry.get(merge(load(path), overrides(typed)).get("task", registry.DEFAULT))
 
 
 def _check_start(start: Run, task: Task, config: RunConfig) -> None:

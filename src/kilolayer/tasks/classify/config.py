@@ -39,13 +39,12 @@ class ClassifyConfig(RunConfig):
     """The vocabulary; with train.start_from, that of the run."""
 
     @classmethod
-    def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
-        done = dict(super().complete(table))
-        model = done.get("model")
-        if _part(done, "train").get("start_from", "none") != "none" and isinstance(model, Mapping):
-            # The output's table of a masked language model is left out, and how it was tied with it.
-            done["model"] = {name: value for name, value in model.items() if name != "tie_embeddings"}
-        return done
+    def from_start(cls, start: RunConfig) -> Table:
+        """Without what a classifier has in its own way: no output's table, padded batches, outputs that its labels decide."""
+        tables = super().from_start(start)
+        model = {name: value for name, value in tables["model"].items() if name not in ("tie_embeddings", "pad_id")}
+        model["head"] = {name: value for name, value in model.get("head", {}).items() if name != "outputs"}
+        return {**tables, "model": model}
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
