@@ -82,7 +82,7 @@ def test_guesses_are_the_most_probable_tokens_of_one_forward_a_text(options: dic
             best = sorted(range(4, 260), key=lambda token, at=place: -float(shares[at, token]))[:3]
             assert [guess.id for guess in guesses] == best
             assert [guess.probability for guess in guesses] == pytest.approx(
-                [float(shares[place, id]) for id in best], rel=1e-5
+                [float(shares[place, token]) for token in best], rel=1e-5
             )
             assert guesses[0].token == vocabulary.decode([best[0]])
             ids[place] = best[0]

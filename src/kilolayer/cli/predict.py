@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.cli.lines import typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import InputError, unknown
 from kilolayer.terminal import say
@@ -36,7 +37,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     opened = Run.open(options.run, ["classify"])
     labeller = Labeller(opened, opened.load_reader(choose_device(options.device), options.precision))
-    results = (result for some in _some(labeller.rows()) for result in labeller.results(some))
+    rows = (labeller.sentences_of(line.text, line.where) for line in typed_lines())
+    results = (result for some in _some(rows) for result in labeller.results(some))
     if options.json:
         show_json(list(results))
     else:
@@ -65,22 +67,6 @@ class Labeller:
         self.sentences = 1 if self.config.columns("train").second is None else 2
         self.cut = 0
 
-    def rows(self) -> Iterator[list[str]]:
-        """The sentences of each line of standard input."""
-        from kilolayer.data.text import byte_lines
-
-        for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
-            where = f"standard input, line {number}"
-            try:
-                text = line.removesuffix(b"\n").removesuffix(b"\r").decode()
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"not valid UTF-8: byte 0x{line[error.start]:02x}",
-                    where=f"{where}, byte {error.start + 1}",
-                    fix="`iconv -f FROM -t UTF-8` converts it",
-                ) from None
-            yield self._sentences(text, where)
-
     def results(self, rows: list[list[str]]) -> list[dict[str, Any]]:
         """Each row with its label and the probabilities of all classes, or with its number."""
         from kilolayer.data.example_batches import EncodedExamples
@@ -99,7 +85,8 @@ class Labeller:
             for text, share in zip(texts, probabilities(scores), strict=True)
         ]
 
-    def _sentences(self, text: str, where: str) -> list[str]:
+    def sentences_of(self, text: str, where: str) -> list[str]:
+        """What stands between the tabs of a line."""
         row = [sentence.strip() for sentence in text.split("\t")]
         if len(row) != self.sentences:
             wanted = "one sentence" if self.sentences == 1 else "two sentences, with a tab between them,"

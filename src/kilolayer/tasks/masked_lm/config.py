@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kilolayer.config import Table, merge
-from kilolayer.data.documents import TextConfig
+from kilolayer.data.documents import DocumentsConfig
 from kilolayer.data.masking import MaskingConfig
 from kilolayer.data.packing import EDGES
 from kilolayer.data.shapes import BatchConfig
@@ -28,7 +28,7 @@ class MaskedLMConfig(RunConfig):
 
     task: str = "masked_lm"
     """What is learned."""
-    text: TextConfig = field(default_factory=TextConfig)
+    text: DocumentsConfig = field(default_factory=DocumentsConfig)
     """Running text, and how much of it is read at once."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """What is hidden of it."""
