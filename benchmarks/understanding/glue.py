@@ -113,7 +113,7 @@ class Suite:
     def task(self, name: str) -> tuple[ClassifyConfig, ClassifyTask]:
         """A task of GLUE in this run's tokens, and the configuration of its fine-tunings but for lr and seed."""
         if name not in self.tasks:
-            options, start = self.options, self.run.config.table()
+            options = self.options
             large = _rows(find_glue(name, options.data)["train"]) > LARGE  # pyright: ignore[reportArgumentType]
             train = {
                 "start_from": str(self.run.folder),
@@ -130,9 +130,8 @@ class Suite:
             else:
                 head.pop("dropout")
             examples = {"glue": name, "folder": str(options.data), "rows": options.rows, "length": options.length}
-            below = {table: start[table] for table in ("model", "tokenizer")}
             table = {"task": "classify", "model": model, "examples": examples, "train": train}
-            config = build(RunConfig, merge(below, table))
+            config = build(RunConfig, merge(ClassifyConfig.from_start(self.run.config), table))
             task = prepare(config, cache_folder(), self.vocabulary)
             config = in_steps(task.resolve(config), task)
             assert isinstance(config, ClassifyConfig)

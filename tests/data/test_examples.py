@@ -304,3 +304,13 @@ def test_no_examples_at_all(tmp_path: Path) -> None:
         find_examples(ExamplesConfig())
     with pytest.raises(InputError, match="the file does not exist"):
         find_examples(ExamplesConfig(train=str(tmp_path / "absent.tsv")))
+
+
+def test_files_of_one_layout_are_taken_together(tmp_path: Path) -> None:
+    write_glue(tmp_path, "RTE", "{0}.{1}.tsv", "")
+    (tmp_path / "RTE.test.tsv").unlink()
+    (tmp_path / "test.tsv").write_text("of something else\n")
+    assert find_examples(ExamplesConfig(glue="RTE", folder=str(tmp_path))).test is None
+    (tmp_path / "RTE.dev.tsv").unlink()
+    with pytest.raises(InputError, match="GLUE's RTE has no dev part here"):
+        find_examples(ExamplesConfig(glue="RTE", folder=str(tmp_path)))

@@ -12,8 +12,6 @@ from small_classifiers import classify_table, created, new_classifier, write_exa
 from small_runs import last_checkpoint, record, stop_after, task_of
 
 from kilolayer import recipes
-from kilolayer.config import build
-from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics

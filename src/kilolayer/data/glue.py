@@ -72,17 +72,20 @@ def find_glue(name: GlueName, folder: Path) -> dict[Part, Path]:
     """
     layout = LAYOUTS[name]
     title = layout.title or name
-    found: dict[Part, Path] = {}
-    for part, stem in layout.files.items():
-        places = [f"{title}/{stem}.tsv", f"{title}.{stem}.tsv", f"{stem}.tsv"]
-        candidates = [folder / f"{place}{suffix}" for place in places for suffix in SUFFIXES]
-        path = next((path for path in candidates if kind_of(path) == "file"), None)
-        if path is not None:
-            found[part] = path
-        elif part != "test":
-            raise InputError(
-                f"GLUE's {name} has no {stem} part here",
-                where=str(folder),
-                fix=f"put {title}/{stem}.tsv there, or {title}.{stem}.tsv, plain, .gz or .xz",
-            )
-    return found
+    missing: Part = "train"
+    for pattern in ("{title}/{stem}.tsv", "{title}.{stem}.tsv", "{stem}.tsv"):
+        found: dict[Part, Path] = {}
+        for part, stem in layout.files.items():
+            place = pattern.format(title=title, stem=stem)
+            paths = (folder / f"{place}{suffix}" for suffix in SUFFIXES)
+            if path := next((path for path in paths if kind_of(path) == "file"), None):
+                found[part] = path
+        if "train" in found and "valid" in found:
+            return found
+        missing = "valid" if "train" in found else missing
+    stem = layout.files[missing]
+    raise InputError(
+        f"GLUE's {name} has no {stem} part here",
+        where=str(folder),
+        fix=f"put {title}/{stem}.tsv there, or {title}.{stem}.tsv, plain, .gz or .xz",
+    )
