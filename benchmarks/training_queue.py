@@ -1,7 +1,7 @@
 """Many training runs side by side on one GPU, as commands that wait in a queue.
 
-At the limit of time those under way stop with a checkpoint, and those that wait are left out. A run that has its scores is not made
-again, and one that was stopped goes on, so the same command may be given twice.
+At the limit of time those under way stop with a checkpoint, and those that wait are left out. A run that has its scores is not
+made again, and one that was stopped goes on, so the same command may be given twice.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ KILOLAYER_DATA names the folder with the books. Runs go side by side (--parallel
 masked-sweep.json and masked-train.json. The runs of `train` stay in --work, to be fine-tuned by glue.py. Options of
 `kilolayer train` (--model.dim 16) go to all runs.
 
-A run survives when its loss is finite, is below that of the single tokens' frequencies, and is within 0.2 of the best of its recipe.
+A run survives when its loss is finite, below that of the single tokens' frequencies, and within 0.2 of the best of its recipe.
 """
 
 from __future__ import annotations
