@@ -36,6 +36,7 @@ ODD = [
     "    indented\n        more",
     "... !!!",
     "<|pad|>",
+    ".\x1c .\x1c",
 ]
 WORDS = [
     "the",
