@@ -37,6 +37,7 @@ FORMS: dict[str, Form] = {
     "translation, averaged": Form(table, *TRANSLATE, {"train": {"average": 2, "keep": 2}}),
     "language model of bytes": Form(text_table, *GENERATE),
     "language model of pieces": Form(text_table, *GENERATE, {"tokenizer": {"kind": "bpe", "vocab_size": 330}}),
+    "language model of byte-level BPE": Form(text_table, *GENERATE, {"tokenizer": {"kind": "byte_bpe", "vocab_size": 330}}),
 }
 QUICK = ("translation", "language model of bytes")
 """Those that every attack of the quick tests meets; the others meet it in the slow ones."""
