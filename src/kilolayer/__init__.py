@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kilolayer import recipes as recipes
+    from kilolayer import tasks as tasks
     from kilolayer.convert.fold import fold as fold
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
     from kilolayer.speed.fast import fast as fast
+    from kilolayer.speed.recorded_step import record as record
 
 __version__ = "0.1.0"
 
@@ -45,6 +47,7 @@ _HOMES = {
     "freeze_experts": "kilolayer.moe.layer",
     "full_state_dict": "kilolayer.moe.full_state",
     "load_full_state_dict": "kilolayer.moe.full_state",
+    "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "shard_experts": "kilolayer.moe.shard",
     "update_balance": "kilolayer.moe.balance",
@@ -66,15 +69,17 @@ __all__ = [
     "full_state_dict",
     "load_full_state_dict",
     "recipes",
+    "record",
     "reduce_gradients",
     "shard_experts",
+    "tasks",
     "update_balance",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "recipes":
-        return importlib.import_module("kilolayer.recipes")
+    if name in ("recipes", "tasks"):
+        return importlib.import_module(f"kilolayer.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'kilolayer' has no attribute {name!r}; it has: {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOMES[name]), name)

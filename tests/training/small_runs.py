@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,15 @@ def masked_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     }
     shared = {name: table(corpus)[name] for name in ("model", "train")}
     return merge({**shared, **small}, sections)
+
+
+SMALL: dict[str, Callable[..., dict[str, Any]]] = {"translation": table, "causal_lm": text_table}
+"""The configuration of a small run of each task on the corpus, with tables laid over it. Every registered task has one."""
+
+
+def new_run_of(task: str, folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
+    """A run of any task that was created and has not begun."""
+    return _created(folder, SMALL[task](corpus, **sections))
 
 
 def new_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
