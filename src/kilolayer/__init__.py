@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kilolayer import recipes as recipes
+    from kilolayer import tasks as tasks
     from kilolayer.convert.fold import fold as fold
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
@@ -65,13 +66,14 @@ __all__ = [
     "recipes",
     "reduce_gradients",
     "shard_experts",
+    "tasks",
     "update_balance",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "recipes":
-        return importlib.import_module("kilolayer.recipes")
+    if name in ("recipes", "tasks"):
+        return importlib.import_module(f"kilolayer.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'kilolayer' has no attribute {name!r}; it has: {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,19 @@ def masked_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return merge({**shared, **small}, sections)
 
 
+SMALL: dict[str, Callable[..., dict[str, Any]]] = {
+    "translation": table,
+    "causal_lm": text_table,
+    "masked_lm": masked_table,
+}
+"""The configuration of a small run of each task on the corpus, with tables laid over it. Every registered task has one."""
+
+
+def new_run_of(task: str, folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
+    """A run of any task that was created and has not begun."""
+    return _created(folder, SMALL[task](corpus, **sections))
+
+
 def new_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
     """A run that was created and has not begun."""
     return _created(folder, table(corpus, **sections))
@@ -98,11 +111,6 @@ def new_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
 def new_text_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
     """A run of a language model that was created and has not begun."""
     return _created(folder, text_table(corpus, **sections))
-
-
-def new_masked_run(folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
-    """A run of a masked language model that was created and has not begun."""
-    return _created(folder, masked_table(corpus, **sections))
 
 
 def _created(folder: Path, whole: dict[str, Any]) -> Run:
