@@ -39,7 +39,7 @@ def classify_table(examples: Path, /, **sections: dict[str, Any]) -> dict[str, A
     """The configuration of a small classifier, with `sections` laid over it."""
     small = {
         "task": "classify",
-        "model": {"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, "dropout": 0.1},
+        "model": {"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, "dropout": 0.1, "head": {"dropout": 0.0}},
         "examples": {
             **{part: str(examples / f"{part}.tsv") for part in COUNTS},
             "first": "a",

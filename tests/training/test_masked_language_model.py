@@ -1,18 +1,14 @@
-"""A masked language model is trained by the same loop: exact resume, several processes, experts, calibration."""
+"""A masked language model in the loop: what `test_every_task.py` does not combine."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import shared_runs
 import torch
-from process_pool import ProcessPool
-from small_runs import bytes_of, last_checkpoint, new_masked_run, record, stop_after, task_of
+from small_runs import bytes_of, last_checkpoint, new_run_of, record, stop_after, task_of
 
 from kilolayer import recipes
 from kilolayer.training.loop import train
@@ -25,14 +21,7 @@ SPANS = {"span": 3.0, "keep": 0.1, "random": 0.1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "bytes": {},
     "pieces, spans, some kept": {"tokenizer": {"kind": "unigram", "vocab_size": 330}, "masking": SPANS},
-    "dropout, accumulation, norms of layers": {"model": {"dropout": 0.2}, "train": {"accumulate": 3, "layers_every": 1}},
-    "calibrated": {"model": {"recipe": CALIBRATED[0]}},
     "bf16": {"train": {"precision": "bf16"}},
-    "experts": {
-        "model": {"moe": {"experts": 4, "second": "sampling", "capacity": 1.0}},
-        "train": {"log_every": 4, "clip_norm": 0.1, "recompute": "layer"},
-    },
-    "validation before the break": {"train": {"valid_every": 2}},
     "several epochs": {"batches": {"tokens": 48 * 256}},
 }
 
@@ -41,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
-    whole, broken = (new_masked_run(tmp_path / name, corpus, **VARIANTS[variant]) for name in ("whole", "broken"))
+    whole, broken = (new_run_of("masked_lm", tmp_path / name, corpus, **VARIANTS[variant]) for name in ("whole", "broken"))
     assert train(whole, task_of(whole)) == 0
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
@@ -69,7 +58,7 @@ def test_few_shapes_of_batches_are_read_and_each_has_labels(
         return take(stepper, batches, *arguments)
 
     monkeypatch.setattr(Stepper, "step", note)
-    run = new_masked_run(tmp_path / "run", corpus, train={"steps": 40})
+    run = new_run_of("masked_lm", tmp_path / "run", corpus, train={"steps": 40})
     train(run, task_of(run))
     row, hidden = (8, 48), (8, 7)
     assert len(seen) == 40
@@ -78,7 +67,9 @@ def test_few_shapes_of_batches_are_read_and_each_has_labels(
 
 
 def test_it_learns(tmp_path: Path, corpus: Path) -> None:
-    run = new_masked_run(tmp_path / "run", corpus, train={"steps": 120, "lr": 5e-3, "valid_every": 40}, model={"dropout": 0.0})
+    run = new_run_of(
+        "masked_lm", tmp_path / "run", corpus, train={"steps": 120, "lr": 5e-3, "valid_every": 40}, model={"dropout": 0.0}
+    )
     train(run, task_of(run))
     valid = [row for row in read_metrics(run.folder) if row["kind"] == "valid"]
     assert [row["step"] for row in valid] == [40, 80, 120]
@@ -87,7 +78,7 @@ def test_it_learns(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_the_scales_of_a_calibrated_recipe_come_from_documents(tmp_path: Path, corpus: Path) -> None:
-    run = new_masked_run(tmp_path / "run", corpus, model={"recipe": CALIBRATED[0], "dropout": 0.0}, train={"steps": 1})
+    run = new_run_of("masked_lm", tmp_path / "run", corpus, model={"recipe": CALIBRATED[0], "dropout": 0.0}, train={"steps": 1})
     train(run, task_of(run))
     scales = {name: tensor for name, tensor in last_checkpoint(run).model.items() if name.endswith("skip.weight")}
     assert len(scales) == 4
@@ -95,7 +86,7 @@ def test_the_scales_of_a_calibrated_recipe_come_from_documents(tmp_path: Path, c
 
 
 def test_each_process_takes_every_second_batch(tmp_path: Path, corpus: Path) -> None:
-    run = new_masked_run(tmp_path / "run", corpus, train={"accumulate": 2})
+    run = new_run_of("masked_lm", tmp_path / "run", corpus, train={"accumulate": 2})
     task = task_of(run)
     stream = task.training_batches(run.config.train.seed)
     batches = [next(stream) for _ in range(80)]  # more than an epoch
@@ -106,28 +97,3 @@ def test_each_process_takes_every_second_batch(tmp_path: Path, corpus: Path) -> 
         for ours, theirs in zip(taken, batches[rank::2], strict=True):
             assert [bytes_of(part) for part in ours.parts] == [bytes_of(part) for part in theirs.parts]
         assert trainer.batches.epoch > 0
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
-    processes = ProcessPool(tmp_path_factory.mktemp("processes"))
-    yield processes
-    processes.stop()
-
-
-@pytest.mark.parametrize("moe", [None, {"experts": 4, "every": 1, "capacity": 1.0, "balance": 0.1}], ids=["dense", "sparse"])
-def test_two_processes_train_as_one_does(tmp_path: Path, corpus: Path, pool: ProcessPool, moe: dict[str, Any] | None) -> None:
-    model = {"dropout": 0.0, **({} if moe is None else {"moe": moe})}
-    options = {"lr": 1e-3, "eps": 1e-3, "clip_norm": 0.5, "valid_every": 3, "steps": 4}
-    one = new_masked_run(tmp_path / "one", corpus, model=model, train={**options, "accumulate": 4})
-    two = new_masked_run(tmp_path / "two", corpus, model=model, train={**options, "accumulate": 2})
-    train(one, task_of(one))
-    pool.run(shared_runs.go_on, 2, two.folder, os.environ["KILOLAYER_CACHE"])
-    ours, theirs = last_checkpoint(two), last_checkpoint(one)
-    assert ours.step == theirs.step == 4
-    assert ours.model.keys() == theirs.model.keys()
-    for name, tensor in theirs.model.items():
-        torch.testing.assert_close(ours.model[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
-    rows = [[row for row in read_metrics(run.folder) if row["kind"] in ("train", "valid")] for run in (two, one)]
-    for found, expected in zip(*rows, strict=True):
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
