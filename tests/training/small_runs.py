@@ -32,6 +32,9 @@ def write_corpus(folder: Path) -> Path:
         for side, language in enumerate(("en", "de")):
             text = "".join(f"{pair[side]}\n" for pair in chosen)
             (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
+        # Documents of one word, of one sentence, of two.
+        documents = [text for english, _ in chosen for text in (english.split()[-1], english, f"{english} {english}")]
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     return folder
 
 
@@ -74,7 +77,24 @@ def text_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return merge({**shared, **small}, sections)
 
 
-SMALL: dict[str, Callable[..., dict[str, Any]]] = {"translation": table, "causal_lm": text_table}
+def masked_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a small masked language model of the corpus's documents, with `sections` laid over it."""
+    text = {part: str(corpus / f"{part}.jsonl") for part in ("train", "valid", "test")}
+    small = {
+        "task": "masked_lm",
+        "text": {**text, "length": 48},
+        "tokenizer": {"kind": "bytes"},
+        "batches": {"tokens": 8 * 48},
+    }
+    shared = {name: table(corpus)[name] for name in ("model", "train")}
+    return merge({**shared, **small}, sections)
+
+
+SMALL: dict[str, Callable[..., dict[str, Any]]] = {
+    "translation": table,
+    "causal_lm": text_table,
+    "masked_lm": masked_table,
+}
 """The configuration of a small run of each task on the corpus, with tables laid over it. Every registered task has one."""
 
 

@@ -18,11 +18,15 @@ Fault = tuple[bool, str, str, str]
 
 @dataclass(frozen=True)
 class UsualBatch:
-    """A batch as a task trains on it: sequences, tokens a sequence and side; beam: hypotheses of its search."""
+    """A batch as a task trains on it: sequences, tokens a sequence and side; beam: hypotheses of its search.
+
+    scored: positions of a sequence that the vocabulary is scored at, where these are fewer than `length`.
+    """
 
     rows: int
     length: int
     beam: int = 1
+    scored: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -243,4 +243,7 @@ class Trainer:
         position = self.batches.state()
         inputs = self.task.model_inputs(next(self.batches).parts)
         self.batches.load_state(position)
-        self.placement.calibrate(tuple(each.to(self.device) for each in inputs))
+        if isinstance(inputs, Mapping):
+            self.placement.calibrate({name: each.to(self.device) for name, each in inputs.items()})
+        else:
+            self.placement.calibrate(tuple(each.to(self.device) for each in inputs))
