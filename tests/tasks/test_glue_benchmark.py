@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(folder: Path, out: Path, **others: Any) -> list[str]:
-    given = {"data": folder, "out": out, "device": "cpu", "rows": 8, "length": 70, "epochs": 2, "dropout": 0.0} | others
+    given = {"data": folder, "out": out, "device": "cpu", "rows": 8, "length": 70, "epochs": 2, "dropout": 0.1} | others
     return [str(folder / "start"), *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
 
 
@@ -89,7 +89,7 @@ def test_a_fine_tuning_is_what_the_command_trains(glue: ModuleType, folder: Path
     start = Run.open(folder / "start")
     table = {
         "task": "classify",
-        "model": {"head": {"dropout": 0.0}},
+        "model": {"dropout": 0.1, "attention_dropout": 0.1, "head": {"dropout": 0.1}},
         "examples": {"glue": "RTE", "folder": str(folder), "rows": 8, "length": 70},
         "train": {"start_from": str(folder / "start"), "epochs": 2, "lr": 1e-2, "seed": 3, "device": "cpu"},
     }

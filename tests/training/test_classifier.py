@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shared_runs
 import torch
+from process_pool import ProcessPool
 from small_classifiers import classify_table, created, new_classifier, write_examples
 from small_runs import last_checkpoint, record, stop_after, task_of
 
+from kilolayer.config import merge
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
@@ -104,3 +108,25 @@ def test_a_start_keeps_the_bodys_weights_and_has_a_new_head(tmp_path: Path, exam
             assert tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]) or not tensor.any()
         else:
             assert torch.equal(tensor, weights[name]), name
+
+
+@pytest.mark.slow
+def test_rates_by_layer_reach_experts_that_processes_share(tmp_path: Path, examples: Path) -> None:
+    smooth: dict[str, Any] = {
+        "model": {"dropout": 0.0, "moe": {"experts": 4, "every": 1}},
+        "train": {"eps": 1e-3, "lr": 1e-2, "steps": 4, "layer_decay": 0.3},
+    }
+    one = new_classifier(tmp_path / "one", examples, **merge(smooth, {"train": {"accumulate": 2}}))
+    even = new_classifier(tmp_path / "even", examples, **merge(smooth, {"train": {"accumulate": 2, "layer_decay": 1.0}}))
+    two = new_classifier(tmp_path / "two", examples, **smooth)
+    for run in (one, even):
+        assert train(run, task_of(run)) == 0
+    pool = ProcessPool(tmp_path)
+    pool.run(shared_runs.go_on, 2, two.folder, os.environ["KILOLAYER_CACHE"])
+    pool.stop()
+    expected, found, other = (last_checkpoint(run).model for run in (one, two, even))
+    of_experts = [name for name in expected if ".experts." in name and ".blocks.0." in name]
+    assert of_experts
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+    assert not any(torch.allclose(other[name], expected[name], rtol=1e-4, atol=1e-5) for name in of_experts)
