@@ -210,6 +210,7 @@ def test_the_plan_counts_scores_at_hidden_places_alone(corpus: Path) -> None:
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"shape": "decoder"}}, "cannot be trained in the shape 'decoder'"),
     ({"model": {"pad_id": 0}}, "pad_id has no effect"),
+    ({"model": {"head": {}}}, "a head scores whole sequences"),
     ({"model": {"vocab_size": 260}}, "vocab_size is 260, and the vocabulary has 261"),
     ({"model": {"positions": "learned", "max_length": 10}}, "the model has 10 positions"),
     ({"text": {"length": 2}}, "no room for one between start and end"),

@@ -130,3 +130,19 @@ def test_rates_by_layer_reach_experts_that_processes_share(tmp_path: Path, examp
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5, msg=name)
     assert not any(torch.allclose(other[name], expected[name], rtol=1e-4, atol=1e-5) for name in of_experts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["pairs and numbers", "rates by layer, mean"])
+def test_recorded_fine_tuning_follows_eager_fine_tuning(tmp_path: Path, examples: Path, variant: str) -> None:
+    smooth: dict[str, Any] = {
+        "model": {"dropout": 0.0, "activation": "gelu", "head": {"dropout": 0.0}},
+        "train": {"steps": 40, "device": "cuda", "precision": "fp32", "lr": 1e-3, "valid_every": 20},
+    }
+    found = []
+    for eager in (False, True):
+        sections = merge(merge(VARIANTS[variant], smooth), {"train": {"eager": eager}})
+        run = new_classifier(tmp_path / str(eager), examples, **sections)
+        assert train(run, task_of(run)) == 0
+        found.append([row["loss"] for row in read_metrics(run.folder) if row["kind"] in ("train", "valid")])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from read_nothing import NothingIsRead
+from small_classifiers import new_classifier
 from small_runs import new_run, new_text_run, task_of
 from torch import Tensor
 
@@ -42,7 +43,10 @@ class StandIn:
 @pytest.mark.parametrize(
     ("options", "train"),
     [
-        ({"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.1}, {"optimizer": "adamw", "weight_decay": 0.1}),
+        (
+            {"dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.1},
+            {"optimizer": "adamw", "weight_decay": 0.1, "layer_decay": 0.8},
+        ),
         ({"recipe": kl.recipes.get("dlcl")}, {"optimizer": "radam", "clip_norm": 1.0, "accumulate": 2}),
         ({"recipe": kl.recipes.get("sub_ln"), "positions": "t5", "kv_heads": 1}, {"label_smoothing": 0.1}),
         ({"positions": "rotary", "moe": kl.MoE(experts=4, every=1)}, {"clip_norm": 1.0}),
@@ -79,7 +83,7 @@ class Watched(Recorder):
             return super().run(pieces, **options)
 
 
-@pytest.mark.parametrize("kind", [new_run, new_text_run])
+@pytest.mark.parametrize("kind", [new_run, new_text_run, new_classifier])
 @pytest.mark.parametrize("model", [{}, {"positions": "rotary", "moe": {"experts": 4, "every": 1}}])
 def test_the_loss_of_a_validation_batch_reads_nothing_back(
     kind: Any, model: dict[str, Any], tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,3 +94,22 @@ def test_the_loss_of_a_validation_batch_reads_nothing_back(
     recorder = Watched(torch.device("cpu"), "validation runs", pytest.fail, None)
     assert task.validate(built, 20, recorder) == task.validate(built, 20)
     assert recorder.count
+
+
+@pytest.mark.parametrize("labels", [{}, {"kind": "number", "label": "score"}], ids=["classes", "numbers"])
+def test_a_step_of_a_classifier_reads_nothing_back(
+    labels: dict[str, Any], tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Embedding, "_check", lambda *_: None)
+    smoothing = {} if labels else {"label_smoothing": 0.1}
+    run = new_classifier(tmp_path / "run", corpus, examples=labels, model={"head": {"pool": "mean"}}, train=smoothing)
+    task, config = task_of(run), run.config.train
+    model = kl.build_model(run.config.model, seed=1).train()
+    optimizer = Optimizer(model, config)
+    optimizer.kernel = StandIn(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"), loss=task.loss)
+    stepper.share.fill_(0.1)
+    parts = next(task.training_batches(1)).parts
+    with NothingIsRead():
+        stepper.accumulate_and_update(*parts)
+    assert stepper.measured.isfinite().all()

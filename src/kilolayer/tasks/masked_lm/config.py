@@ -46,6 +46,7 @@ class MaskedLMConfig(RunConfig):
     def faults(self) -> Iterator[Fault]:
         told = "pad_id has no effect: the batches of a masked language model tell their padding"
         yield self.model.pad_id is not None, told, "model", "remove it"
+        yield self.model.head is not None, "a head scores whole sequences, and not hidden tokens", "model", "remove head"
         yield from vocabulary_faults(self.model, self.tokenizer, more=MASK_ROWS)
         yield from text_faults(self.model, self.text, self.train, self.batches.tokens)
         short = f"a row of {self.text.length} tokens has no room for one between start and end"
