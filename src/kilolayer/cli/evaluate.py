@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.cli import evaluate_shots
 from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    evaluate_shots.add_flags(parser)
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -54,7 +56,12 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     if typed:
         raise unknown(typed[0], ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu", "--stride"])
+    if options.tasks is None:
+        evaluate_shots.refuse_flags(options)
     opened = Run.open(options.run)
+    if options.tasks is not None:
+        _refuse_test_flags(options)
+        return evaluate_shots.evaluate(opened, options)
     if opened.config.task == "causal_lm":
         return _evaluate_text(opened, options)
     if options.stride is not None:
@@ -84,6 +91,14 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         show_line()
         show_table("+ row better than column, - worse, = no significant difference (p < 0.05)", matrix.rows())
     return 0
+
+
+def _refuse_test_flags(options: argparse.Namespace) -> None:
+    """Refuse flags that are for the test part alone."""
+    given = {"--against": options.against, "--samples": options.samples != SAMPLES, "--spbleu": options.spbleu}
+    given |= {"--meteor": options.meteor, "--stride": options.stride}
+    if flag := next((flag for flag, value in given.items() if value), None):
+        raise OptionError(f"{flag} has no effect with --tasks", where="in the typed options", fix="remove one of them")
 
 
 def _evaluate_text(run: Run, options: argparse.Namespace) -> int:
