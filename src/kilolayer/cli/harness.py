@@ -7,14 +7,13 @@ takes what the command lm_eval takes. In Python, `RunModel("runs/mine")` is a mo
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from kilolayer.evaluate.harness import HarnessModel
+from kilolayer.data.vocabulary import load_vocabulary
+from kilolayer.evaluate.harness import HarnessModel, register_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.training.run import Precision, Run, choose_device
-from lm_eval.api.registry import register_model
 
 
 @register_model("kilolayer")
@@ -35,15 +34,15 @@ class RunModel(HarnessModel):
         opened = Run.open(Path(run), "causal_lm")
         model = opened.load_reader(choose_device(device or "auto"), precision)
         assert isinstance(model, Decoder)
-        super().__init__(model, opened.vocabulary(), opened.config.text.length)
+        super().__init__(model, load_vocabulary(opened.folder, opened.config.tokenizer), opened.config.text.length)
 
 
 def main() -> None:
     """lm-eval's command."""
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
     cli_evaluate()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
