@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.data.vocabulary import load_vocabulary
-from kilolayer.evaluate.harness import HarnessModel, register_model
+from kilolayer.evaluate.harness import HarnessModel, registered
 from kilolayer.models.decoder import Decoder
 from kilolayer.training.run import Precision, Run, choose_device
 
 
-@register_model("kilolayer")
+@registered("kilolayer")
 class RunModel(HarnessModel):
     """The trained language model of a run folder.
 
