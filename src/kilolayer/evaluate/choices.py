@@ -30,7 +30,7 @@ from kilolayer.speed.written import write_out
 
 AT_ONCE = 8192
 """Continuations that are encoded, sorted and scored together."""
-TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 32_768}
+TOKENS_AT_ONCE = {"cpu": 512, "cuda": 32_768}
 """Of a batch, by device."""
 SCORES_AT_ONCE = 1 << 25
 """Positions times vocabulary: 128 MB in fp32."""
