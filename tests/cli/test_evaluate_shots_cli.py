@@ -115,7 +115,7 @@ def test_the_folder_of_the_data_is_known(run: Path, examples: Path, monkeypatch:
         (["--tasks", "piqa", "--shots", "9999"], "'9999' is no number of shots"),
         (["--tasks", "piqa", "--seed", "1"], "--seed has no effect without shots"),
         (["--tasks", "piqa", "--stride", "4"], "--stride has no effect with --tasks"),
-        (["--tasks", "piqa", "--meteor"], "--meteor has no effect with --tasks"),
+        (["--tasks", "piqa", "--meteor"], "--meteor has no effect on a language model"),
         (["--shots", "4"], "--shots has no effect without --tasks"),
         (["--limit", "4"], "--limit has no effect without --tasks"),
     ],
@@ -132,7 +132,7 @@ def test_a_translator_is_asked_nothing(examples: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     shutil.copy(write_corpus(tmp_path / "corpus"), tmp_path / "run" / "config.toml")
     lines = refused("evaluate", tmp_path / "run", "--tasks", "piqa", "--examples", examples)
-    assert lines[0] == "kilolayer: this run is no language model"
+    assert lines[0] == "kilolayer: --tasks has no effect on a translator"
 
 
 @pytest.mark.parametrize("text", ["[]", '{"task:piqa": 5}', '{"a": {"task": "piqa"}}', "{"])
