@@ -55,7 +55,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.training.run import Run
 
     if typed:
-        raise unknown(typed[0], ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu", "--stride"])
+        flags = ["--against", "--device", "--json", "--meteor", "--samples", "--spbleu", "--stride"]
+        raise unknown(typed[0], [*flags, "--tasks", *(f"--{name}" for name in evaluate_shots.OWN_FLAGS)])
     if options.tasks is None:
         evaluate_shots.refuse_flags(options)
     opened = Run.open(options.run)
