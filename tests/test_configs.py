@@ -19,7 +19,8 @@ from kilolayer.tasks.config import RunConfig
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.toml"))
 SOURCE = re.compile(
-    r"DeepNet, (section|Table|Figure) |Very Deep, (section|Table|footnote) |OPUS-100 \(|Flores-101 \(|ours: |ours, not stated"
+    r"(DeepNet|TorchScale), (section|Table|Figure) |Very Deep, (section|Table|footnote) |OPUS-100 \(|Flores-101 \("
+    r"|ours: |ours, not stated|the authors' release|convention: "
 )
 # Parameters that the papers state: Very Deep, Table 1; DeepNet, Tables 3 and 5.
 STATED = {
@@ -27,6 +28,7 @@ STATED = {
     "wmt14-en-fr-admin-60l-12l": 262e6,
     "opus100-500l-500l": 3.8e9,
     "flores-102-100l-100l": 3.2e9,
+    "torchscale-lm-12l-256-experts": 13e9,
 }
 each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 
@@ -61,9 +63,11 @@ def test_models_have_the_size_that_the_papers_state(name: str, parameters: float
 
 def test_a_file_names_the_depth_that_it_has() -> None:
     for path in CONFIGS:
+        depths = read(path).model.depths
         if named := re.search(r"(\d+)l-(\d+)l", path.stem):
-            depths = read(path).model.depths
             assert (depths.encoder, depths.decoder) == (int(named[1]), int(named[2]))
+        elif named := re.search(r"-(\d+)l", path.stem):
+            assert max(depths.encoder, depths.decoder) == int(named[1])
 
 
 @pytest.mark.parametrize(("name", "directions"), [("opus100-500l-500l", 198), ("flores-102-100l-100l", 202)])
@@ -103,7 +107,7 @@ def write_text(folder: Path, config: RunConfig, languages: list[str], text: dict
 
 
 # Of configurations that differ in depth alone, one.
-FAMILIES = {re.sub(r"-\d+l-\d+l$", "", path.stem): path for path in CONFIGS}
+FAMILIES = {re.sub(r"-\d+l(-\d+l)?|-\d+(?=-experts)", "", path.stem): path for path in CONFIGS}
 QUICK = [path for name, path in FAMILIES.items() if name != "flores-102"]  # which has 202 directions
 
 
@@ -134,9 +138,9 @@ def tiny_language(config: RunConfig, table: configuration.Table, folder: Path, t
     """What to type for a language model on tiny text."""
     folder.mkdir()
     (folder / "text.txt").write_text("\n".join(text["train.0"]))
-    stride = ["--text.stride=8"] if table["text"].get("stride") else []
-    trained = ["--tokenizer.vocab_size=320"] if "vocab_size" in table["tokenizer"] else []
-    return [f"--text.train={folder / 'text.txt'}", "--text.length=16", *stride, *trained]
+    typed = [f"--text.train={folder / 'text.txt'}", "--text.length=16", "--text.valid_share=0.1", "--text.test_share=0.1"]
+    typed += ["--text.stride=8"] if table["text"].get("stride") else []
+    return [*typed, *([] if config.tokenizer.of_bytes else ["--tokenizer.vocab_size=300"])]
 
 
 def tiny_translation(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:

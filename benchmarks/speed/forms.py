@@ -1,12 +1,14 @@
-"""Times `kl.fast` in a loop of one's own, and the validation of a very deep model.
+"""Times `kl.fast` and `kl.record` in a loop of one's own, and the validation of a very deep model.
 
     PYTHONPATH=src python benchmarks/speed/forms.py OUT
+    PYTHONPATH=src python benchmarks/speed/forms.py OUT --jobs "translation 24L-24L, fast" "translation 24L-24L, recorded"
 
 The loop is one that a user would write: matrices in bf16, cross-entropy in fp32, torch's fused AdamW on the weights as they
-are (no fp32 copies), dropout 0.1. It runs the plain model, the plain model with torch.compile around each layer, and the fast
-form; no step is recorded. A batch of validation runs in the form that trains, one operation at a time and recorded. Times are
-medians, on the processor's clock, from a GPU at rest until it rests again. Processes get ready side by side and measure alone;
-each result is a line of OUT/forms.jsonl at once, and OUT/forms.json is made from the lines.
+are (no fp32 copies), dropout 0.1. It runs the plain model, the plain model with torch.compile around each layer, the fast form,
+and the fast form with its step recorded. A batch of validation runs in the form that trains, one operation at a time and
+recorded. Times are medians, on the processor's clock, from a GPU at rest until it rests again. Processes get ready side by side
+and measure alone; each result is a line of OUT/forms.jsonl at once, and OUT/forms.json gets the run, made from the lines;
+earlier runs stay in it, unless the last one measured all that they did.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +35,7 @@ from workers import Lines, Trial, groups, read_lines, run, versions
 
 import kilolayer as kl
 from kilolayer.layers.modules import in_mode
+from kilolayer.speed.recorded_step import RecordedStep
 from kilolayer.speed.recorder import Piece
 from kilolayer.speed.steps import training_form
 from kilolayer.tasks.token_loss import token_losses
@@ -40,14 +44,17 @@ WARM, TIMED, TOGETHER = 4, 12, 6
 SHORT, DEEP, TEXT = (replace(each, dropout=0.1) for each in (deep(24), TRANSLATION, LANGUAGE))
 JOBS = [
     Job("validation 500L-500L", "validation", "fast", deep(500), 30),
-    Job("translation 24L-24L, fast", "loop", "fast", SHORT, 15),
-    Job("translation 24L-24L, plain", "loop", "plain", SHORT, 20),
-    Job("translation 24L-24L, compiled", "loop", "compiled", SHORT, 15),
-    Job("translation 100L-100L, plain", "loop", "plain", DEEP, 50),
-    Job("translation 100L-100L, fast", "loop", "fast", DEEP, 35),
-    Job("language model 24L, plain", "loop", "plain", TEXT, 95),
-    Job("language model 24L, fast", "loop", "fast", TEXT, 60),
-    Job("language model 24L, compiled", "loop", "compiled", TEXT, 70),
+    Job("translation 24L-24L, fast", "loop", "fast", SHORT, 10),
+    Job("translation 24L-24L, plain", "loop", "plain", SHORT, 10),
+    Job("translation 24L-24L, compiled", "loop", "compiled", SHORT, 10),
+    Job("translation 24L-24L, recorded", "loop", "recorded", SHORT, 10),
+    Job("translation 100L-100L, plain", "loop", "plain", DEEP, 30),
+    Job("translation 100L-100L, fast", "loop", "fast", DEEP, 28),
+    Job("translation 100L-100L, recorded", "loop", "recorded", DEEP, 28),
+    Job("language model 24L, plain", "loop", "plain", TEXT, 52),
+    Job("language model 24L, fast", "loop", "fast", TEXT, 54),
+    Job("language model 24L, compiled", "loop", "compiled", TEXT, 56),
+    Job("language model 24L, recorded", "loop", "recorded", TEXT, 56),
 ]
 
 
@@ -58,22 +65,32 @@ def loop(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
     model.lower(torch.bfloat16)
     source, target, labels = batch(setting, device)
     inputs = (source, target) if setting.task == "translation" else (target,)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
-    form: nn.Module = kl.fast(model) if job.system == "fast" else model
+    cuda = device.type == "cuda"
+    options: dict[str, Any] = {"lr": 1e-5, "fused": cuda}
+    if job.system == "recorded" and cuda:
+        options |= {"lr": torch.tensor(1e-5, device=device), "capturable": True}
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    form: nn.Module = kl.fast(model) if job.system in ("fast", "recorded") else model
     if job.system == "compiled":
         for stack in model.stacks():
             for place, block in enumerate(stack.blocks):
                 stack.blocks[place] = torch.compile(block)  # pyright: ignore[reportArgumentType]
 
-    def step() -> None:
-        logits = form(*inputs).logits
-        nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()).backward()
+    def step(*parts: Tensor) -> Tensor:
+        *read, wanted = parts
+        loss = nn.functional.cross_entropy(form(*read).logits.flatten(0, 1).float(), wanted.flatten())
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss.detach()
 
-    warm = warmed(step)
+    run_step = kl.record(step, form, optimizer) if job.system == "recorded" else step
+    parts = (*inputs, labels)
+    warm = warmed(lambda: run_step(*parts))
+    if isinstance(run_step, RecordedStep) and cuda and not run_step.recorder.recordings:
+        raise RuntimeError("no step was recorded")
     yield {"warm_s": warm, "graphs": torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)}
-    yield {"ms": timed(step), **memory(device)}
+    yield {"ms": timed(lambda: run_step(*parts)), **memory(device), "loss": float(run_step(*parts))}
 
 
 def validation(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -129,25 +146,34 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 def write(out: Path) -> None:
-    """forms.json from the lines in the folder `out`."""
+    """The run of the lines in the folder `out` into forms.json; runs of which it measured every job go."""
     about, lines = read_lines(out / "forms.jsonl")
     found = {line["job"]: dict(line["facts"]) for line in lines}
     hardware = [facts.pop("hardware") for facts in found.values() if "hardware" in facts]
-    document = {**about, "hardware": hardware[0] if hardware else "unknown hardware", "found": found}
-    (out / "forms.json").write_text(json.dumps(document, indent=1) + "\n")
+    run = {**about, "hardware": hardware[0] if hardware else "unknown hardware", "found": found}
+    path = out / "forms.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs = [each for each in runs if not each["found"].keys() <= found.keys()]
+    path.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The fast form in one's own loop, and a recorded validation.")
     parser.add_argument("out", type=Path, help="folder for forms.jsonl and forms.json, and log.txt where something failed")
     parser.add_argument("--seconds", type=float, default=300, help="start nothing after so long, and end what runs")
+    parser.add_argument("--jobs", nargs="+", metavar="JOB", choices=[job.name for job in JOBS], help="these alone")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try every path")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     words = ["OUT" if word == str(options.out) else word for word in sys.argv[1:]]
-    about = {"command": shlex.join(["PYTHONPATH=src", "python", "benchmarks/speed/forms.py", *words]), "versions": versions()}
+    about = {
+        "command": shlex.join(["PYTHONPATH=src", "python", "benchmarks/speed/forms.py", *words]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+    }
     lines = Lines(options.out / "forms.jsonl", about)
-    trials = [Trial(tiny(job) if options.tiny else job) for job in JOBS]
+    jobs = [job for job in JOBS if options.jobs is None or job.name in options.jobs]
+    trials = [Trial(tiny(job) if options.tiny else job) for job in jobs]
     for trial, facts, said in run(groups(trials, TOGETHER), end):
         lines.add(trial, facts, said)
         write(options.out)

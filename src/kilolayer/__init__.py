@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
     from kilolayer.speed.fast import fast as fast
+    from kilolayer.speed.recorded_step import record as record
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOMES = {
     "freeze_experts": "kilolayer.moe.layer",
     "full_state_dict": "kilolayer.moe.full_state",
     "load_full_state_dict": "kilolayer.moe.full_state",
+    "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "shard_experts": "kilolayer.moe.shard",
     "update_balance": "kilolayer.moe.balance",
@@ -64,6 +66,7 @@ __all__ = [
     "full_state_dict",
     "load_full_state_dict",
     "recipes",
+    "record",
     "reduce_gradients",
     "shard_experts",
     "tasks",

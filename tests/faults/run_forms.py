@@ -40,6 +40,7 @@ FORMS: dict[str, Form] = {
     "translation, averaged": Form(table, *TRANSLATE, {"train": {"average": 2, "keep": 2}}),
     "language model of bytes": Form(text_table, *GENERATE),
     "language model of pieces": Form(text_table, *GENERATE, {"tokenizer": {"kind": "bpe", "vocab_size": 330}}),
+    "language model of byte-level BPE": Form(text_table, *GENERATE, {"tokenizer": {"kind": "byte_bpe", "vocab_size": 330}}),
     "masked language model": Form(masked_table, *FILL, line=lambda text: f"{text[:8]}<mask>"),
 }
 QUICK = ("translation", "language model of bytes")

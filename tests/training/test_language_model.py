@@ -30,6 +30,7 @@ PIECES = {"kind": "unigram", "vocab_size": 330}
 VARIANTS: dict[str, dict[str, Any]] = {
     "bytes": {},
     "pieces": {"tokenizer": PIECES},
+    "byte-level BPE": {"tokenizer": {"kind": "byte_bpe", "vocab_size": 330}},
     "dropout, accumulation, norms of layers": {"model": {"dropout": 0.2}, "train": {"accumulate": 3, "layers_every": 1}},
     "calibrated": {"model": {"recipe": CALIBRATED[0]}},
     "bf16": {"train": {"precision": "bf16"}},

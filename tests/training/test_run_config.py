@@ -33,6 +33,8 @@ def test_a_language_model_has_defaults_of_its_own() -> None:
     assert small.model.vocab_size == 500
     typed = build(RunConfig, merge(BYTES, {"model": {"tie_embeddings": True}, "train": {"label_smoothing": 0.1}}))
     assert (typed.model.tie_embeddings, typed.train.label_smoothing) == (True, 0.1)
+    byte_bpe = build(RunConfig, merge(TEXT, {"tokenizer": {"kind": "byte_bpe", "vocab_size": 500}}))
+    assert (byte_bpe.model.vocab_size, build(RunConfig, byte_bpe.table())) == (500, byte_bpe)
     foreign = build(RunConfig, merge(TEXT, {"tokenizer": {"path": "some.model"}, "model": {"vocab_size": 99}}))
     assert foreign.model.vocab_size == 99
 
@@ -69,6 +71,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"model": {"shape": "decoder"}}, "a translator cannot be trained", '"causal_lm"'),
     ({}, {"text": {"train": "book.txt"}}, "text.train has no effect on the task 'translation'", '"causal_lm"'),
     ({}, {"tokenizer": {"kind": "bytes"}}, "not bytes", "unigram"),
+    ({}, {"tokenizer": {"kind": "byte_bpe"}}, "a translator has no byte-level BPE", "unigram"),
     ({}, {"task": "causal_ml"}, "did you mean 'causal_lm'", "translation"),
     ({}, {"task": "causal_lm", "tokenizer": 5}, "tokenizer is 5", "table"),
 ]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, train_in_child
+from small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, text_table, train_in_child
 from torch import Tensor
 
 from kilolayer.cli.main import main
@@ -214,13 +214,23 @@ def test_a_step_that_is_replayed_is_abandoned_only_before_the_piece_with_its_upd
         assert stepper.can_abandon == may
 
 
-def typed(tmp_path: Path, corpus: Path, **sections: Any) -> list[str]:
-    (tmp_path / "run.toml").write_text(dump(table(corpus, **sections)))
+def typed(tmp_path: Path, corpus: Path, of: Callable[..., dict[str, Any]] = table, **sections: Any) -> list[str]:
+    (tmp_path / "run.toml").write_text(dump(of(corpus, **sections)))
     return ["train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]
 
 
+@pytest.mark.parametrize(
+    ("of", "sections"),
+    [(table, {}), (text_table, {"tokenizer": {"kind": "byte_bpe", "vocab_size": 330}})],
+    ids=["SentencePiece", "byte-level BPE"],
+)
 def test_the_training_of_a_vocabulary_is_ended_with_its_process(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    of: Callable[..., dict[str, Any]],
+    sections: dict[str, Any],
 ) -> None:
     monkeypatch.setenv("KILOLAYER_CACHE", str(tmp_path / "cache"))
     children: list[subprocess.Popen[bytes]] = []
@@ -234,7 +244,7 @@ def test_the_training_of_a_vocabulary_is_ended_with_its_process(
 
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", Endless)
-        assert main(typed(tmp_path, corpus)) == 143
+        assert main(typed(tmp_path, corpus, of, **sections)) == 143
     assert [child.returncode for child in children] == [-signal.SIGKILL]
     assert "nothing was begun" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.toml").exists()

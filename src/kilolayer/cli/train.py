@@ -147,6 +147,7 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
 
 def _start(path: Path, typed: list[str]) -> Run | None:
     """The run that `train.start_from` names, whose model and vocabulary are this run's where the configuration says nothing."""
+    from kilolayer.tasks.train_config import TrainConfig
     from kilolayer.training.run import Run
 
     table = merge(load(path), overrides(typed))
@@ -154,6 +155,7 @@ def _start(path: Path, typed: list[str]) -> Run | None:
     place = train.get("start_from") if isinstance(train, dict) else None
     if not isinstance(place, str) or place == "none":
         return None
+    TrainConfig(start_from=place)  # refuses a text that is no path
     task = registry.get(table.get("task", registry.DEFAULT))
     return Run.open(storable(Path(place)), [task.name, *task.load().starts_from])
 

@@ -245,7 +245,7 @@ def _checked(piece: bytes, path: Path, position: int) -> bytes:
         raise InputError(
             f"not valid UTF-8: byte 0x{piece[error.start]:02x}",
             where=f"{path}, byte {position + error.start + 1:,}",
-            fix='save the file as UTF-8 (`iconv -f FROM -t UTF-8`), or set tokenizer.kind = "bytes"',
+            fix='save the file as UTF-8 (`iconv -f FROM -t UTF-8`), or set tokenizer.kind = "bytes" or "byte_bpe"',
         ) from None
     return piece
 

@@ -1,4 +1,4 @@
-"""Trains SentencePiece models in a process of its own: inside one, Python could hear no signal before the model is done.
+"""Trains vocabularies in a process of its own: inside the libraries, Python could hear no signal before they are done.
 
 The child reads its options and then the lines from standard input, and writes the model, or what is wrong, to standard output.
 """
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import sentencepiece
 
@@ -23,11 +23,14 @@ MODEL, FAULT = b"m", b"f"
 
 
 class UntrainableError(Exception):
-    """SentencePiece can make no model of the lines; the text says why."""
+    """No model can be made of the lines; the text says why."""
 
 
-def train_pieces(lines: Iterable[bytes], options: dict[str, Any]) -> bytes:
-    """A model of `lines`, by SentencePiece's options. What `lines` raises, or a signal, ends the child too."""
+def train_pieces(
+    lines: Iterable[bytes], options: dict[str, Any], library: Literal["sentencepiece", "tokenizers"] = "sentencepiece"
+) -> bytes:
+    """A model of `lines`, UTF-8, as bytes: SentencePiece's by its options, or byte-level BPE's tokenizer.json by those of
+    BpeTrainer. What `lines` raises, or a signal, ends the child too."""
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, str(os.getpid())],
@@ -41,7 +44,7 @@ def train_pieces(lines: Iterable[bytes], options: dict[str, Any]) -> bytes:
     try:
         try:
             with child.stdin as stream:
-                _send(stream, [json.dumps(options).encode()])
+                _send(stream, [json.dumps([library, options]).encode()])
                 _send(stream, lines)
         except BrokenPipeError:
             pass  # it has ended, and tells why
@@ -72,13 +75,30 @@ def _received(stream: IO[bytes]) -> Iterator[bytes]:
         yield stream.read(int.from_bytes(size, "little"))
 
 
+def _sentencepiece(texts: Iterator[bytes], options: dict[str, Any]) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **options)
+    return model.getvalue()
+
+
+def _tokenizers(texts: Iterator[bytes], options: dict[str, Any]) -> bytes:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False, **options)
+    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
+    return tokenizer.to_str().encode()
+
+
 def _serve(parent: int) -> None:
     when_parent_dies(parent, lambda: os._exit(1))
     texts = _received(sys.stdin.buffer)
-    options, model = json.loads(next(texts)), io.BytesIO()
+    library, options = json.loads(next(texts))
+    train = {"sentencepiece": _sentencepiece, "tokenizers": _tokenizers}[library]
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **options)
-        answer = MODEL + model.getvalue()
+        answer = MODEL + train(texts, options)
     except RuntimeError as error:
         answer = FAULT + str(error).encode()
     except MemoryError:

@@ -36,6 +36,8 @@ SPACE = "\u2581"  # what SentencePiece writes for a space inside its pieces
 THREADS = 16  # SentencePiece's default; its sums, and so its pieces, depend on this number alone
 SHARED_FILE = "tokenizer.model"
 SIDE_FILES = ("tokenizer.source.model", "tokenizer.target.model")
+BYTE_BPE_FILE = "tokenizer.json"
+LEAST_BYTE_BPE = END + 1 + 256  # tokens: the special ones and every byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +45,11 @@ class TokenizerConfig:
     """`[tokenizer]`: how text is cut into tokens."""
 
     path: str | None = None
-    """A SentencePiece model to use. Absent: one is trained on the training text."""
-    kind: Literal["unigram", "bpe", "bytes"] = "unigram"
-    """How the pieces are chosen; bytes: each byte is a token, for language models."""
+    """A SentencePiece model to use; with kind = "byte_bpe", a tokenizer.json, or the folder of a vocab.json and a merges.txt.
+    Absent: one is trained on the training text."""
+    kind: Literal["unigram", "bpe", "byte_bpe", "bytes"] = "unigram"
+    """How the pieces are chosen: SentencePiece's unigram or bpe, or, for language models, GPT-2's byte_bpe, or bytes: each byte
+    is a token."""
     vocab_size: int = bounded(8000, least=8, most=2**24)
     """Pieces in the vocabulary, special tokens and tags included; 8000 suits tens of thousands of pairs."""
     byte_fallback: bool = True
@@ -61,13 +65,24 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, given, what in (
-            ("path", self.path is not None, "a vocabulary that exists"),
-            ("kind", self.of_bytes, "bytes"),
+        byte_bpe = self.kind == "byte_bpe"
+        # Byte-level BPE is what normalization = "identity" asks for.
+        trained = {"kind", "path", "vocab_size", "sentences"} | (
+            {"normalization"} if self.normalization == "identity" else set()
+        )
+        for name, given, what, used in (
+            ("path", self.path is not None, "a vocabulary that exists", {"path", "kind"} if byte_bpe else {"path"}),
+            ("kind", self.of_bytes, "bytes", {"kind"}),
+            ("kind", byte_bpe, "byte-level BPE", trained),
         ):
             for field in dataclasses.fields(self):
-                if given and field.name != name and getattr(self, field.name) != field.default:
+                if given and field.name not in used and getattr(self, field.name) != field.default:
                     raise OptionError(f"{field.name} has no effect on {what}", fix=f"remove it, or {name}")
+        if byte_bpe and self.vocab_size < LEAST_BYTE_BPE:
+            raise OptionError(
+                f"vocab_size is {self.vocab_size}",
+                fix=f"byte-level BPE has {END + 1} special tokens and 256 bytes: {LEAST_BYTE_BPE} or more",
+            )
 
     @property
     def of_bytes(self) -> bool:

@@ -1,4 +1,4 @@
-"""Vocabularies of language models: bytes, or SentencePiece pieces that give every text back as it was.
+"""Vocabularies of language models: bytes, SentencePiece pieces, or byte-level BPE's, that give every text back as it was.
 
 Since nothing of the text is lost, a token stands for a fixed number of its bytes, and so a loss can be told in bits per byte.
 Ids: padding 0, unknown 1, start 2, end 3, as in tokenizer.py.
@@ -16,10 +16,12 @@ from typing import Protocol
 import numpy as np
 import sentencepiece
 
+from kilolayer.data.byte_pieces import BytePieceVocabulary, byte_pieces_for
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
-from kilolayer.data.tokenizer import END, SHARED_FILE, SPACE, Tokenizer, TokenizerConfig, train_tokenizer
-from kilolayer.errors import InputError
+from kilolayer.data.tokenizer import BYTE_BPE_FILE, END, SHARED_FILE, SPACE, Tokenizer, TokenizerConfig, train_tokenizer
+from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import kind_of
 
 FIRST_BYTE = END + 1
 LONGEST_LINE = 1000  # characters; SentencePiece leaves out lines of more than 4,192 bytes
@@ -110,7 +112,11 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
     """The vocabulary for some training text: bytes, the given one, or one that is trained on it, once."""
     if config.of_bytes:
         return ByteVocabulary()
+    if config.kind == "byte_bpe":
+        return byte_pieces_for(text, config, cache)
     if config.path is not None:
+        if Path(config.path).suffix == ".json" or kind_of(Path(config.path)) == "folder":
+            raise OptionError(f"{config.path} is no SentencePiece model", where="tokenizer.path", fix='set kind = "byte_bpe"')
         options = "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"
         fix = f"train it with {options} --byte_fallback, or let it be trained here: remove tokenizer.path"
         return PieceVocabulary.load(Path(config.path), fix)
@@ -136,6 +142,8 @@ def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:
     """The vocabulary that a run keeps in its folder."""
     if config.of_bytes:
         return ByteVocabulary()
+    if config.kind == "byte_bpe":
+        return BytePieceVocabulary.load(folder / BYTE_BPE_FILE)
     return PieceVocabulary.load(folder / SHARED_FILE, "put the run's own vocabulary back in its place")
 
 

@@ -19,6 +19,7 @@ from kilolayer.operators.random_bits_kernel import is_kept
 VECTOR: tl.constexpr = tl.constexpr(4)
 """Elements that a thread reads at once, fp32 or half: with one layout for both, threads exchange nothing but sums."""
 FORWARD = {"per_warp": 512, "fewest": 1, "per_thread": 16}  # few warps on a row: they need not wait for each other's sums
+INNER_FORWARD = {**FORWARD, "per_thread": 32}  # half is half as much to hold
 BACKWARD = {"per_warp": 256, "fewest": 4}  # more: each thread holds the sums of few columns
 RESIDUAL_BACKWARD = {**BACKWARD, "per_thread": 8}
 INNER_BACKWARD = {**BACKWARD, "per_thread": 16}
@@ -136,7 +137,7 @@ def _rows_of_sample(rows: int, samples: Tensor | None) -> int:
 def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: Tensor, statistics: Tensor) -> None:
     """Write N(x) into `normed`, and what each row was shifted and scaled by."""
     rows, width = x.shape
-    shape = tile(width, **FORWARD)
+    shape = tile(width, **INNER_FORWARD)
     _normalise[(triton.cdiv(rows, shape["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **shape)
 
 

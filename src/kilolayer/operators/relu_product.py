@@ -30,6 +30,10 @@ def can_fuse_relu_product(device: torch.device, dtype: torch.dtype) -> bool:
 @torch.library.custom_op("kilolayer::relu_product", mutates_args=(), device_types="cuda")
 def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(x W^T + b): [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]."""
+    return _rectified(x, weight, bias)
+
+
+def _rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     hidden = torch.ops.aten._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t())
     return hidden.view(*x.shape[:-1], weight.shape[0])
 
@@ -39,7 +43,7 @@ def relu_dropout_product(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, 
     """drop(relu(x W^T + b)), as `relu_product`, with dropout by `seed`, int64 of one element, as random_bits.py draws it."""
     from kilolayer.operators.relu_product_kernel import drop_in_place
 
-    hidden = relu_product(x, weight, bias)
+    hidden = _rectified(x, weight, bias)
     if dropout > 0:
         drop_in_place(hidden, draw_of(seed, dropout))
     return hidden

@@ -95,14 +95,18 @@ class Recorder:
             self.warm.discard(piece.key)
             self.recordings.pop(piece.key, None)
 
+    def forget_all(self) -> None:
+        """Drop all recordings."""
+        self.warm.clear()
+        self.recordings.clear()
+
     def follow(self, model: nn.Module) -> None:
         """Drop all recordings unless they read the weights of this model where they are now."""
         if self.pool is None:
             return
         followed = weakref.ref(model), memory_key(model)
         if followed != self._followed:
-            self.warm.clear()
-            self.recordings.clear()
+            self.forget_all()
             self._followed = followed
 
     def _run_plainly(self, pieces: Sequence[Piece]) -> Any:
@@ -140,8 +144,7 @@ class Recorder:
             reason = str(error).partition("\n")[0]
             self.say(f"{self.subject} one operation at a time, because recording failed: {reason}")
             self.pool = None
-            self.warm.clear()
-            self.recordings.clear()
+            self.forget_all()
             if restart is not None:
                 restart()
             return False

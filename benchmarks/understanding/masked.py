@@ -1,0 +1,136 @@
+"""Masked language models by recipe and learning rate: the largest rate that each survives, and the loss there.
+
+    python benchmarks/understanding/masked.py sweep OUT     # every recipe at every rate, few steps
+    python benchmarks/understanding/masked.py train OUT     # each recipe at its best rate of the sweep, more steps
+
+KILOLAYER_DATA names the folder with the books. Runs go side by side (--parallel), best under nvidia-cuda-mps-control; OUT gets
+masked-sweep.json and masked-train.json. The runs of `train` stay in --work, to be fine-tuned by glue.py. Options of
+`kilolayer train` (--model.dim 16) go to all runs.
+
+A run survives when its loss is finite, below that of the single tokens' frequencies, and within 0.2 of the best of its recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from training_queue import hardware, read_run, run_queue  # noqa: E402
+
+RECIPES = ("post_ln", "pre_ln", "normformer", "sub_ln", "deepnorm")
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+STEPS = {"sweep": 1500, "train": 6000}
+WARMUP = 0.08  # of the steps, as in the authors' release: 10,000 of 125,000
+
+
+def words(recipe: str, rate: float, steps: int, seed: int) -> list[str]:
+    books = Path(os.environ["KILOLAYER_DATA"]) / "books"
+    parts = [f"--text.{part}={books / f'{part}.jsonl.xz'}" for part in ("train", "valid", "test")]
+    options = {"model.recipe": recipe, "train.lr": rate, "train.steps": steps, "train.seed": seed}
+    options["train.warmup_steps"] = round(WARMUP * steps)
+    return [str(HERE / "masked.toml"), *parts, *(f"--{name}={value}" for name, value in options.items())]
+
+
+def best_rates(path: Path, recipes: Sequence[str]) -> dict[str, float]:
+    """The rate of each recipe's lowest validation loss in the sweep."""
+    runs = json.loads(path.read_text())["runs"]
+    finished = {name: run for name, run in runs.items() if run.get("valid")}
+    best: dict[str, float] = {}
+    for recipe in recipes:
+        own = [run for run in finished.values() if run["recipe"] == recipe and math.isfinite(lowest(run))]
+        best[recipe] = min(own, key=lowest)["rate"]
+    return best
+
+
+def lowest(run: dict[str, Any]) -> float:
+    return min((row["loss"] for row in run["valid"]), default=math.inf)
+
+
+def unigram_loss(work: Path) -> float:
+    """Nats of a token of the validation part under the training part's frequencies, with one added to each count."""
+    from kilolayer.data.documents import find_text
+    from kilolayer.data.token_text import encode_documents
+    from kilolayer.training.run import Run, cache_folder
+
+    run = Run.open(next(path.parent for path in sorted(work.glob("*/config.toml"))))
+    text, vocabulary = find_text(run.config.text, cache_folder()), run.vocabulary()
+    counts: list[Counter[int]] = []
+    for part in (text.train, text.valid):
+        tokens = encode_documents(part, vocabulary, cache_folder())
+        found: Counter[int] = Counter()
+        for first in range(0, len(tokens), 1 << 20):
+            found.update(tokens.read([first], min(1 << 20, len(tokens) - first))[0].tolist())
+        counts.append(found)
+    seen, held_out = counts
+    total = sum(seen.values()) + vocabulary.vocab_size
+    return -sum(n * math.log((seen[token] + 1) / total) for token, n in held_out.items()) / sum(held_out.values())
+
+
+def judged(runs: dict[str, dict[str, Any]], unigram: float) -> dict[str, dict[str, Any]]:
+    """Each run with whether it survived."""
+    best = {
+        recipe: min(lowest(run) for run in runs.values() if run["recipe"] == recipe and run.get("valid"))
+        for recipe in RECIPES
+        if any(run["recipe"] == recipe and run.get("valid") for run in runs.values())
+    }
+    for run in runs.values():
+        last = run["valid"][-1]["loss"] if run.get("valid") else math.nan
+        run["survives"] = bool(math.isfinite(last) and last < unigram and last < best.get(run["recipe"], math.inf) + 0.2)
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Masked language models by recipe and learning rate.")
+    parser.add_argument("stage", choices=STEPS)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--parallel", type=int, default=13)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--work", type=Path, default=Path("runs/masked"))
+    chosen, others = parser.parse_known_args()
+    steps = chosen.steps or STEPS[chosen.stage]
+    if chosen.stage == "sweep":
+        wanted = [(recipe, rate, seed) for recipe in chosen.recipes for rate in chosen.rates for seed in chosen.seeds]
+    else:
+        best = best_rates(chosen.out / "masked-sweep.json", chosen.recipes)
+        wanted = [(recipe, best[recipe], seed) for recipe in chosen.recipes for seed in chosen.seeds]
+    work = chosen.work / chosen.stage
+    names = {f"{recipe}-lr{rate:g}-seed{seed}": (recipe, rate, seed) for recipe, rate, seed in wanted}
+    commands = {name: [*words(recipe, rate, steps, seed), *others] for name, (recipe, rate, seed) in names.items()}
+    run_queue(commands, work, chosen.seconds, chosen.parallel)
+    runs = {
+        name: {"recipe": recipe, "rate": rate, "seed": seed, **read_run(work / name)}
+        for name, (recipe, rate, seed) in names.items()
+    }
+    unigram = unigram_loss(work)
+    document = {
+        "command": " ".join(["python benchmarks/understanding/masked.py", *sys.argv[1:]]),
+        "hardware": hardware(),
+        "text": "books",
+        "unigram_loss": unigram,
+        "runs": judged(runs, unigram),
+    }
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    (chosen.out / f"masked-{chosen.stage}.json").write_text(json.dumps(document, indent=1) + "\n")
+    for name, run in runs.items():
+        shown = f"{lowest(run):.3f}" if run.get("valid") else run.get("told")
+        print(
+            name, "steps", run["steps"], "seconds", run.get("seconds"), "valid", shown, "survives", run["survives"], flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Byte-level BPE on disk: the tokenizers library's tokenizer.json, or GPT-2's vocab.json and merges.txt.
+
+What is taken from them are the merges, and the pieces that text can be cut into: the 256 bytes and what merges make of them, in
+the order of their ids. Other entries, as "<|endoftext|>", are special tokens, of which Kilolayer has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kilolayer.data.tokenizer import BYTE_BPE_FILE
+from kilolayer.errors import InputError, shown
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import parse_json, read_json, read_text
+
+VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
+SPECIAL = ("<pad>", "<unk>", "<s>", "<|endoftext|>")
+"""Padding, unknown, start and end, as tokenizer.json calls them."""
+FIX = f"put a {BYTE_BPE_FILE} of GPT-2's form, or GPT-2's {VOCABULARY_FILE} and {MERGES_FILE}, in its place"
+
+# GPT-2 writes a byte as a character that can be seen: those that Latin-1 shows as themselves, the others from U+0100 on.
+_SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_UNSEEN = sorted({*range(256)} - {*_SEEN})
+BYTE_OF = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for place, byte in enumerate(_UNSEEN)}
+"""The byte that a character of a piece stands for."""
+
+
+@dataclass(frozen=True)
+class BytePieces:
+    """pieces: in the order of their ids; merges: pairs of pieces, the one to be made first at the front."""
+
+    pieces: list[str]
+    merges: list[tuple[str, str]]
+
+
+def read_byte_pieces(path: Path) -> BytePieces:
+    """What stands in a tokenizer.json, or in a folder that has one, or that has GPT-2's two files."""
+    if kind_of(path) != "folder":
+        return _of_tokenizer(read_json(path), str(path))
+    if kind_of(path / BYTE_BPE_FILE) is not None:
+        return _of_tokenizer(read_json(path / BYTE_BPE_FILE), str(path / BYTE_BPE_FILE))
+    for name in (VOCABULARY_FILE, MERGES_FILE):
+        if kind_of(path / name) is None:
+            raise InputError(f"the folder has no {name}, and no {BYTE_BPE_FILE}", where=str(path), fix=FIX)
+    lines = read_text(path / MERGES_FILE).split("\n")
+    header = lines[0].startswith("#version")
+    numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.rstrip("\r")]
+    merges = [(f"{path / MERGES_FILE}, line {number}", line.split(" ")) for number, line in numbered[header:]]
+    return _checked(read_json(path / VOCABULARY_FILE), str(path / VOCABULARY_FILE), merges)
+
+
+def parse_byte_pieces(text: bytes, where: str) -> BytePieces:
+    """What stands in the text of a tokenizer.json."""
+    return _of_tokenizer(parse_json(text), where)
+
+
+def _of_tokenizer(table: Any, where: str) -> BytePieces:
+    model = table.get("model") if isinstance(table, dict) else None
+    if not isinstance(model, dict):
+        raise InputError("the file has no model: it is no tokenizer.json", where=where, fix=FIX)
+    for wrong, what in _faults(table, model):
+        if wrong:
+            raise InputError(what, where=where, fix=FIX)
+    # Older files write a merge as one text.
+    merges = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
+    return _checked(model.get("vocab"), where, [(f"{where}, merge {number}", each) for number, each in enumerate(merges, 1)])
+
+
+def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, str]]:
+    """What would cut text otherwise than GPT-2 does, or would not give it back."""
+    kind, splitter, added = model.get("type", "BPE"), table.get("pre_tokenizer"), table.get("added_tokens") or []
+    split = splitter if isinstance(splitter, dict) else {}
+    affixes = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    tokens = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    texts = [each.get("content") for each in tokens if not each.get("special")]
+    return [
+        (kind != "BPE", f"its model is {shown(kind)}, not BPE"),
+        (table.get("normalizer") is not None, "it normalises text, which would not come back as it was"),
+        (
+            split.get("type") != "ByteLevel",
+            f"it is not byte-level: its pre_tokenizer is {shown(split.get('type'))}, not ByteLevel",
+        ),
+        (split.get("use_regex", True) is not True, "it does not cut words as GPT-2 does: its pre_tokenizer has no use_regex"),
+        (bool(split.get("add_prefix_space", True)), "it puts a space before text, which would not come back as it was"),
+        (bool(affixes), f"it marks the parts of words by {', '.join(affixes)}, which byte-level BPE does not"),
+        (bool(model.get("ignore_merges")), "it cuts words into pieces that no merge makes: ignore_merges"),
+        (bool(texts), f"it adds tokens for ordinary text, as {shown((texts or [''])[0])}"),
+        (not isinstance(model.get("merges"), list), "the model has no merges"),
+    ]
+
+
+def _checked(vocabulary: Any, where: str, merges: Sequence[tuple[str, Any]]) -> BytePieces:
+    """The pieces, where all of them are there and stand for bytes. vocabulary: piece to id; merges: each with its place."""
+    if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
+        raise InputError("the vocabulary is no table from pieces to ids", where=where, fix=FIX)
+    if len({*vocabulary.values()}) < len(vocabulary):
+        raise InputError("two pieces have one id", where=where, fix=FIX)
+    if missing := sorted(byte for letter, byte in BYTE_OF.items() if letter not in vocabulary):
+        raise InputError(f"the vocabulary is not byte-level: byte 0x{missing[0]:02x} has no piece", where=where, fix=FIX)
+    pairs = [_pair(place, merge) for place, merge in merges]
+    made = BYTE_OF.keys() | {first + second for first, second in pairs}
+    for (place, _), (first, second) in zip(merges, pairs, strict=True):
+        for part in (first, second):
+            if part not in made:
+                raise InputError(f"the merge needs {shown(part)}, which is no byte and no merge makes", where=place, fix=FIX)
+        if first + second not in vocabulary:
+            raise InputError(f"the merge makes {shown(first + second)}, which has no id", where=place, fix=FIX)
+        if first + second in SPECIAL:
+            raise InputError(f"the merge makes {first + second}, which is a special token", where=place, fix=FIX)
+    return BytePieces(sorted(made, key=vocabulary.__getitem__), pairs)
+
+
+def _pair(place: str, merge: Any) -> tuple[str, str]:
+    match merge:
+        case [str(first), str(second)] if first and second:
+            return first, second
+        case _:
+            raise InputError("this is not a merge of two pieces", where=place, fix=FIX)

@@ -1,0 +1,137 @@
+"""Vocabularies of byte-level BPE, as GPT-2's, by the tokenizers library, which is imported when one is used.
+
+Any bytes come back from their ids, also those that are no UTF-8: text is cut by GPT-2's pattern into words, and those by merges
+into pieces; a byte outside of any character is a token by itself. Ids: the four special ones of tokenizer.py, then the pieces.
+GPT-2's own tokens get their ids and 4 more, and its <|endoftext|> is END.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from kilolayer.data.byte_piece_files import BYTE_OF, SPECIAL, BytePieces, parse_byte_pieces, read_byte_pieces
+from kilolayer.data.cache_folder import built, content_key
+from kilolayer.data.documents import TextPart
+from kilolayer.data.piece_trainer import train_pieces
+from kilolayer.data.tokenizer import BYTE_BPE_FILE, TokenizerConfig
+from kilolayer.errors import OptionError
+from kilolayer.files.writing import write
+
+LEAST_FREQUENCY = 2  # of a pair that becomes a piece
+CHARACTERS = 1000  # of a chunk, at least; the library encodes chunks side by side
+CHUNKS = 1024  # at once: a token takes a hundred bytes of memory until its id is read
+
+# How Python shows bytes that are no UTF-8, with errors="surrogateescape".
+BROKEN = "\udc80-\udcff"
+# No word of GPT-2's pattern goes on from a character that is no white space into white space, and none looks back: there text
+# can be cut, and its tokens stay the same.
+LINE_END = re.compile(r"(?<=\S)(?=\n)")
+
+
+def _chunks(text: str) -> list[str]:
+    """Parts that can be encoded one by one; bytes that are no UTF-8 stand in parts of their own."""
+    pattern = rf"[{BROKEN}]+|[^{BROKEN}]{{{CHARACTERS}}}[^{BROKEN}]*?[^\s{BROKEN}](?=[ \n])|[^{BROKEN}]+"
+    return re.findall(pattern, text)
+
+
+class BytePieceVocabulary:
+    """Byte-level BPE."""
+
+    utf8 = False
+
+    def __init__(self, given: BytePieces) -> None:
+        library = import_library()
+        ids = {piece: token for token, piece in enumerate([*SPECIAL, *given.pieces])}
+        self._library = library.Tokenizer(library.models.BPE(vocab=ids, merges=given.merges))
+        self._library.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._library.decoder = library.decoders.ByteLevel()
+        self._library.add_special_tokens(list(SPECIAL))
+        self._library.encode_special_tokens = True  # text that spells one is ordinary text
+        self._bytes = [*(b"" for _ in SPECIAL), *(bytes(BYTE_OF[letter] for letter in piece) for piece in given.pieces)]
+        self._byte_ids = [ids[letter] for letter, _ in sorted(BYTE_OF.items(), key=lambda item: item[1])]
+        self.vocab_size = len(ids)
+        self.byte_lengths = np.array([len(piece) for piece in self._bytes], np.int64)
+        self.digest = hashlib.sha256(json.dumps([given.pieces, given.merges]).encode()).hexdigest()
+
+    @classmethod
+    def load(cls, path: Path) -> BytePieceVocabulary:
+        """The vocabulary in a tokenizer.json, or in a folder with GPT-2's files."""
+        import_library()
+        return cls(read_byte_pieces(path))
+
+    def encode(self, data: bytes) -> np.ndarray:
+        """The ids of a text, int64 [tokens], without an end."""
+        chunks = _chunks(data.decode("utf-8", "surrogateescape"))
+        return np.fromiter(chain.from_iterable(self._ids_of(chunks)), np.int64)
+
+    def _ids_of(self, chunks: list[str]) -> Iterator[list[int]]:
+        """The ids of each chunk."""
+        for start in range(0, len(chunks), CHUNKS):
+            some = chunks[start : start + CHUNKS]
+            broken = ["\udc80" <= chunk[0] <= "\udcff" for chunk in some]
+            texts = ["" if apart else chunk for chunk, apart in zip(some, broken, strict=True)]
+            found = self._library.encode_batch_fast(texts, add_special_tokens=False)
+            for chunk, apart, encoding in zip(some, broken, found, strict=True):
+                yield [self._byte_ids[byte] for byte in chunk.encode("utf-8", "surrogateescape")] if apart else encoding.ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; special tokens leave no trace, and bytes that are no UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of some ids, as they were; special tokens leave no trace, and neither do ids out of range."""
+        return b"".join(self._bytes[token] for token in ids if 0 <= token < self.vocab_size)
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
+        write(folder / BYTE_BPE_FILE, self._library.to_str(pretty=True).encode())
+
+
+def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> BytePieceVocabulary:
+    """The given vocabulary, or one that is trained on some text, once. Equal text and settings give equal files."""
+    library = import_library()
+    if config.path is not None:
+        return BytePieceVocabulary.load(Path(config.path))
+    settings = ["byte_bpe 1", config.vocab_size, config.sentences, LEAST_FREQUENCY, text.identity, library.__version__]
+    folder = cache / f"tokenizer-{content_key(settings, text.files)}"
+
+    def build(draft: Path) -> None:
+        every = -(-sum(1 for _ in _lines(text)) // config.sentences)
+        lines = (line.encode() for line in islice(_lines(text), 0, None, every or 1))
+        options = {"vocab_size": config.vocab_size - len(SPECIAL), "min_frequency": LEAST_FREQUENCY}
+        given = parse_byte_pieces(train_pieces(lines, options, "tokenizers"), str(draft))
+        if (size := len(SPECIAL) + len(given.pieces)) < config.vocab_size:
+            raise OptionError(
+                f"no vocabulary of {config.vocab_size} pieces can be made of this text",
+                where="tokenizer",
+                fix=f"set tokenizer.vocab_size to {size} or less, or give more text",
+            )
+        BytePieceVocabulary(given).save(draft)
+
+    return BytePieceVocabulary.load(built(folder, build) / BYTE_BPE_FILE)
+
+
+def import_library() -> ModuleType:
+    """The package tokenizers; refuses where it is missing."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise OptionError(
+            'kind = "byte_bpe" needs the package tokenizers', where="tokenizer", fix="pip install 'kilolayer[bpe]'"
+        ) from None
+    return tokenizers
+
+
+def _lines(text: TextPart) -> Iterator[str]:
+    """The lines, each with the line feeds before it; bytes that are no UTF-8 are left out."""
+    for piece in text.pieces(utf8=False):
+        if piece is not None:
+            yield from LINE_END.split(piece.decode("utf-8", "ignore"))

@@ -1,0 +1,117 @@
+"""A step of a training loop of one's own, recorded: from its third call on it is launched as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from kilolayer.errors import InputError, OptionError
+from kilolayer.layers.modules import tensors_of
+from kilolayer.moe.shard import expert_group
+from kilolayer.speed.graph import GraphPool
+from kilolayer.speed.recorder import Piece, Recorder
+
+logger = logging.getLogger(__name__)
+
+
+def record(step: Callable[..., Any], model: nn.Module, optimizer: Optimizer) -> RecordedStep:
+    """`step`, which on a GPU is recorded once for each shape of its inputs and then launched as one.
+
+    step: a function of tensors that does all of a training step: forward, backward, `optimizer.step()` and
+    `optimizer.zero_grad()`. It reads nothing back from the device. In a replay none of its Python runs: what changes between
+    steps, such as the learning rate, must be a tensor, and hooks are not called. model: what it trains, or the fast form of
+    that. optimizer: made with `capturable=True` where it has that option.
+    Elsewhere, or where recording fails, which is logged, the step runs as it is.
+    """
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        for group in optimizer.param_groups:
+            if group.get("capturable") is False:
+                raise OptionError("the optimizer cannot be recorded", fix="make it with capturable=True")
+    return RecordedStep(step, model, optimizer, _pool(model, device))
+
+
+def _pool(model: nn.Module, device: torch.device) -> GraphPool | None:
+    if device.type != "cuda":
+        return None
+    if expert_group(model) is not None:
+        logger.warning("steps run one operation at a time, because processes share experts")
+        return None
+    torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
+    return GraphPool(device)
+
+
+class RecordedStep:
+    """A step that can be called as the function that it was made from; what it returns is the caller's, without a gradient.
+
+    pool: where recordings lie; None where nothing is recorded.
+    """
+
+    def __init__(self, step: Callable[..., Any], model: nn.Module, optimizer: Optimizer, pool: GraphPool | None) -> None:
+        self.step, self.model, self.optimizer = step, model, optimizer
+        self.tensors = tensors_of(model)
+        self.weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self.recorder = Recorder(self.tensors[0].device, "steps run", logger.warning, pool)
+        self._updated = False
+        self._followed: Hashable = None
+        self._gradients: list[Tensor] = []  # that recordings add to, which live on whatever becomes of `.grad`
+        optimizer.register_step_pre_hook(self._note_update)
+        optimizer.register_load_state_dict_post_hook(self._forget)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if not all(isinstance(each, Tensor) for each in inputs):
+            raise InputError("a recorded step takes tensors alone", fix="make tensors of numbers that change between steps")
+        self._follow()
+        self._updated = False
+        piece = Piece((self.model.training, *(each.dtype for each in inputs)), self.step, inputs)
+        is_warm = piece.key in self.recorder.warm
+        found = self.recorder.run([piece], gradients=True, restart=self._restart, around_capture=self._around_capture)
+        if not (is_warm or self._updated):
+            raise InputError("the step makes no update", fix="call optimizer.step() and optimizer.zero_grad() inside of it")
+        return tree_map(lambda each: each.detach().clone() if isinstance(each, Tensor) else each, found)
+
+    def _follow(self) -> None:
+        """Drop all recordings where they would read weights, or options of the optimizer, that are no longer these."""
+        options = [item for group in self.optimizer.param_groups for item in group.items() if item[0] != "params"]
+        # A tensor is read by each replay; that it is still the same one is what counts.
+        values = [(name, value.data_ptr() if isinstance(value, Tensor) else value) for name, value in options]
+        now = (tuple(map(Tensor.data_ptr, self.tensors)), repr(values))
+        if now != self._followed:
+            if self.recorder.recordings:
+                logger.warning("steps are recorded anew, because weights moved or an option of the optimizer changed")
+            self._forget()
+            self._followed = now
+
+    def _forget(self, *_: Any) -> None:
+        self.recorder.forget_all()
+        self._gradients.clear()
+
+    def _note_update(self, *_: Any) -> None:
+        self._updated = True
+
+    def _restart(self) -> bool:
+        """Undo what was done of a step; False where it is too late for that."""
+        if not self._updated:
+            for weight in self.weights:
+                weight.grad = None
+        return not self._updated
+
+    @contextmanager
+    def _around_capture(self) -> Iterator[None]:
+        before = [weight.grad for weight in self.weights]
+        try:
+            yield
+        finally:
+            self._updated = False
+            for weight, gradient in zip(self.weights, before, strict=True):
+                if weight.grad is not gradient:
+                    weight.grad = None  # what a capture leaves has a place in the pool but no value
+                elif gradient is not None:
+                    self._gradients.append(gradient)
