@@ -97,3 +97,16 @@ def test_each_process_takes_every_second_batch(tmp_path: Path, corpus: Path) -> 
         for ours, theirs in zip(taken, batches[rank::2], strict=True):
             assert [bytes_of(part) for part in ours.parts] == [bytes_of(part) for part in theirs.parts]
         assert trainer.batches.epoch > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler warns about itself
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recorded_steps_follow_eager_ones(tmp_path: Path, corpus: Path, precision: str) -> None:
+    losses = []
+    for eager in (False, True):
+        options = {"device": "cuda", "eager": eager, "steps": 40, "precision": precision, "lr": 1e-3}
+        run = new_run_of("masked_lm", tmp_path / str(eager), corpus, model={"dropout": 0.0}, train=options)
+        assert train(run, task_of(run)) == 0
+        losses.append([row["loss"] for row in read_metrics(run.folder) if row["kind"] == "train"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02 if precision == "bf16" else 1e-3)

@@ -68,11 +68,7 @@ class MaskedLMTask(Task[MaskedLMConfig]):
 
     def loss(self, model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """Of the hidden tokens alone; parts: those of a `MaskedBatch`."""
-        inputs, labels = inputs_of(parts)
-        output = model(**inputs, hidden_states=hidden_states)
-        assert output.logits is not None
-        total, nll = token_losses(output.logits, labels, self.config.train.label_smoothing)
-        return Loss(total, nll, (labels != PAD).sum(), output)
+        return masked_loss(model, parts, hidden_states=hidden_states, smoothing=self.config.train.label_smoothing)
 
     def model_inputs(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         inputs, _ = inputs_of(parts)
@@ -131,3 +127,12 @@ class MaskedLMTask(Task[MaskedLMConfig]):
         before = before[len(before) - before[::-1].index(START) :] if START in before else before
         after = after[: after.index(END)] if END in after else after
         return spell(before + after, self.vocabulary).strip("\ufffd")
+
+
+def masked_loss(model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool, smoothing: float) -> Loss:
+    """The loss of the hidden tokens of a `MaskedBatch`, by its parts."""
+    inputs, labels = inputs_of(parts)
+    output = model(**inputs, hidden_states=hidden_states)
+    assert output.logits is not None
+    total, nll = token_losses(output.logits, labels, smoothing)
+    return Loss(total, nll, (labels != PAD).sum(), output)
