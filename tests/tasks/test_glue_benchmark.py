@@ -60,12 +60,12 @@ def test_all_tasks_that_are_there_are_fine_tuned_and_what_is_done_is_not_done_ag
     glue: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "glue.json"
-    words = options(folder, out, tasks="CoLA,STS-B,MNLI", lrs="1e-3,1e-2", seeds="1")
+    words = options(folder, out, tasks="CoLA,STS-B,MNLI", lrs="1e-2", seeds="1")
     glue.main(words)
     printed = capsys.readouterr().out
     document = json.loads(out.read_text())
     found = {(each["task"], each["lr"], each["seed"]): each for each in document["results"]}
-    assert len(found) == len(document["results"]) == 2 * 2
+    assert len(found) == len(document["results"]) == 2
     assert document["absent"] == ["MNLI"]
     for each in found.values():
         values = [epoch["metric"] for epoch in each["epochs"]]
