@@ -14,7 +14,8 @@ from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
 from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 
-# Usual for BERT's kind: 2e-5 to 5e-5, a warm-up of 6%, then linearly to 0, weight decay 0.1 (RoBERTa, table 10).
+# Convention for models of BERT's kind: learning rates of 1e-5 to 3e-5, a warm-up of 6%, then linearly to 0, weight decay 0.1.
+# The epochs and the rate from scratch are ours.
 FINE_TUNING: Table = {
     "optimizer": "adamw",
     "schedule": "linear",
