@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from small_classifiers import classify_table
 from small_runs import masked_table, table, text_table
 
 Table = dict[str, Any]
@@ -34,6 +35,7 @@ class Form:
 TRANSLATE = ("translate", "RUN"), b"the dog sees a cat\n", ("scores.json", "samples.json", "test.en-de.txt")
 GENERATE = ("generate", "RUN", "--max-tokens", "8"), b"the dog\n", ("scores.json", "samples.json")
 FILL = ("fill", "RUN"), b"the <mask> sees a cat\n", ("scores.json", "samples.json")
+PREDICT = ("predict", "RUN"), b"we go to sea\n", ("scores.json", "samples.json")
 FORMS: dict[str, Form] = {
     "translation": Form(table, *TRANSLATE, {"train": {"valid_bleu": True}}),
     "translation with experts": Form(table, *TRANSLATE, {"model": {"moe": {"experts": 4}}}),
@@ -42,6 +44,7 @@ FORMS: dict[str, Form] = {
     "language model of pieces": Form(text_table, *GENERATE, {"tokenizer": {"kind": "bpe", "vocab_size": 330}}),
     "language model of byte-level BPE": Form(text_table, *GENERATE, {"tokenizer": {"kind": "byte_bpe", "vocab_size": 330}}),
     "masked language model": Form(masked_table, *FILL, line=lambda text: f"{text[:8]}<mask>"),
+    "classifier": Form(classify_table, *PREDICT, line=lambda text: f"a {text}".replace("\t", " ")),
 }
 QUICK = ("translation", "language model of bytes")
 """Those that every attack of the quick tests meets; the others meet it in the slow ones."""

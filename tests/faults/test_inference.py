@@ -36,7 +36,7 @@ def answers(form: str, folder: Path, typed: bytes, finished: Callable[..., Path]
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_lines_have_as_many_answers(tmp_path: Path, finished: Callable[..., Path], form: str, count: int) -> None:
     lines = [FORMS[form].line(line) for line in lines_of(count, count)]
-    more = {"translate": [], "generate": ["--greedy", "--json"], "fill": ["--json"]}[FORMS[form].verb[0]]
+    more = {"translate": [], "generate": ["--greedy", "--json"], "fill": ["--json"], "predict": []}[FORMS[form].verb[0]]
     code, out, err = answers(form, tmp_path, "".join(f"{line}\n" for line in lines).encode(), finished, *more)
     assert code == 0, err
     assert "Traceback" not in err
@@ -61,7 +61,7 @@ def test_odd_input_has_an_answer_or_an_error(tmp_path: Path, finished: Callable[
     code, out, err = answers(form, tmp_path, typed, finished)
     assert code in (0, 2), err
     assert "Traceback" not in err
-    refused = {"translate": False, "generate": b"\xff" in typed, "fill": bool(typed)}  # no mask
+    refused = {"translate": False, "generate": b"\xff" in typed, "fill": bool(typed), "predict": b"\xff" in typed}  # no mask
     assert (code == 2) == refused[FORMS[form].verb[0]], err
     assert bool(out) == (code == 0 and bool(typed))
 

@@ -217,8 +217,8 @@ def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
     fields = kl.ModelConfig.__dataclass_fields__
     for cls, absent in (
         (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
-        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
-        (kl.EncoderDecoder, {"shape", "layers"}),
+        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size", "head"}),
+        (kl.EncoderDecoder, {"shape", "layers", "head"}),
     ):
         parameters = inspect.signature(cls).parameters
         of_folded_models = {"encoder_first_eps", "decoder_first_eps"}

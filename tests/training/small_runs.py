@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_classifiers import classify_table, write_examples
 
 from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
@@ -26,7 +27,7 @@ TIMES = {"seconds", "tokens_per_second"}
 
 
 def write_corpus(folder: Path) -> Path:
-    """train, valid and test of English and German; the test part is small."""
+    """train, valid and test of English and German, of documents, and of labelled sentences; the test part is small."""
     sentences = list(pairs(240, seed=1, unseen=False))
     for part, chosen in {"train": sentences[:200], "valid": sentences[200:220], "test": sentences[220:228]}.items():
         for side, language in enumerate(("en", "de")):
@@ -35,7 +36,7 @@ def write_corpus(folder: Path) -> Path:
         # Documents of one word, of one sentence, of two.
         documents = [text for english, _ in chosen for text in (english.split()[-1], english, f"{english} {english}")]
         (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    return folder
+    return write_examples(folder)
 
 
 def table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +95,7 @@ SMALL: dict[str, Callable[..., dict[str, Any]]] = {
     "translation": table,
     "causal_lm": text_table,
     "masked_lm": masked_table,
+    "classify": classify_table,
 }
 """The configuration of a small run of each task on the corpus, with tables laid over it. Every registered task has one."""
 

@@ -10,8 +10,10 @@ from kilolayer.config import strict
 from kilolayer.errors import InputError
 from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.head import Head
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import EncoderOutput
+from kilolayer.models.sequence_head import SequenceHead
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
@@ -44,6 +46,7 @@ class Encoder(Model):
         scale_embeddings: bool = True,
         final_norm: bool | None = None,
         moe: MoE | None = None,
+        head: Head | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -54,6 +57,7 @@ class Encoder(Model):
         self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
         self.encoder = self._stack("encoder")
         self.vocabulary = None if vocab_size is None or config.tie_embeddings else self._vocabulary(vocab_size)
+        self.head = None if config.head is None else SequenceHead(config.dim, config.head)
 
     def forward(
         self,
@@ -76,12 +80,16 @@ class Encoder(Model):
         if places is not None:
             self._check_places(places, inputs.states)
         out = self.encoder(inputs, hidden_states=hidden_states)
-        logits = self._logits(out.states if places is None else states_at(out.states, places))
+        if self.head is not None:
+            logits = self.head(out.states, inputs.real)
+        else:
+            logits = self._scores(out.states if places is None else states_at(out.states, places))
         return EncoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing)
 
     def _check_places(self, places: Tensor, states: Tensor) -> None:
-        if self.embedding is None:
-            raise InputError("places has no effect on a model without a vocabulary", fix="read .states at these places")
+        if self.embedding is None or self.head is not None:
+            absent = "without a vocabulary" if self.embedding is None else "with a head"
+            raise InputError(f"places has no effect on a model {absent}", fix="read .states at these places")
         if places.dtype != torch.int64 or places.dim() != 2 or len(places) != len(states):
             raise InputError(
                 f"places are {places.dtype} of shape {list(places.shape)}",
@@ -93,7 +101,7 @@ class Encoder(Model):
             if low < 0 or high >= states.shape[1]:
                 raise InputError(f"places reach from {low} to {high}", fix=f"allowed: 0 to {states.shape[1] - 1}")
 
-    def _logits(self, states: Tensor) -> Tensor | None:
+    def _scores(self, states: Tensor) -> Tensor | None:
         if self.vocabulary is not None:
             return self.vocabulary(states)
         return None if self.embedding is None else self.embedding.scores(states)

@@ -146,7 +146,7 @@ def _budget(config: ModelConfig, work: Work) -> Budget:
     master = 0 if work.precision == "fp32" else 4
     flops = _forward_flops(model.stacks(), config, work)
     kept, recomputed = _activations(model, config, work)
-    logits = work.scores * (config.vocab_size or 0)
+    logits = work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs
     training = Training(
         weights=total * size,
         gradients=total * size,
@@ -182,6 +182,8 @@ def _parts(model: nn.Module) -> dict[str, int]:
 def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> float:
     tokens = work.batch * work.length
     flops = 2.0 * work.scores * config.dim * (config.vocab_size or 0)
+    if config.head is not None:
+        flops = 2.0 * work.batch * config.dim * (config.dim + config.head.outputs)
     # Scores and mixing: 4 x dim a query and key; a causal query sees half of the keys on average.
     attention = 4.0 * tokens * config.dim * work.length
     for stack in stacks:

@@ -64,6 +64,12 @@ class RunConfig:
         """What the task lays under a table."""
         return {}
 
+    @classmethod
+    def from_start(cls, start: RunConfig) -> Table:
+        """What a run takes of the one that it starts from, where its own configuration says nothing: model and vocabulary."""
+        tables = start.table()
+        return {name: tables[name] for name in ("model", "tokenizer") if name in tables}
+
     def __post_init__(self) -> None:
         check(self)
         if self.train.freeze == "experts" and self.model.moe is None:
