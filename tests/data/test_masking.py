@@ -143,6 +143,17 @@ def test_masks_are_drawn_anew_each_epoch_and_a_resumed_run_draws_the_same(tmp_pa
             other.load_state(state)
 
 
+def test_the_same_row_is_masked_otherwise_in_the_next_epoch_and_under_another_seed(tmp_path: Path) -> None:
+    text, _ = made_text(tmp_path / "a", [14])  # one row, the same in each epoch
+    masker = Masker(MaskingConfig(), 16, 200)
+    by_seed = [
+        [next(batches).places[0].tolist() for _ in range(12)]
+        for batches in (MaskedText(PackedText(Documents(text), 1, 16, seed), masker) for seed in (0, 1))
+    ]
+    assert all(len(set(map(tuple, epochs))) > 6 for epochs in by_seed)
+    assert by_seed[0] != by_seed[1]
+
+
 def test_parts_tell_by_their_number_what_rows_have(tmp_path: Path) -> None:
     text, _ = made_text(tmp_path / "a", [14, 14, 14, 3, 4, 9])
     batches = MaskedText(PackedText(Documents(text), 1, 16), Masker(MaskingConfig(), 16, 200))

@@ -87,16 +87,15 @@ class Masker:
 
     def hide(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of rows, int64 [rows, length]: the rows with masks, and places and labels, int64 [rows, most] each."""
-        rows = np.arange(len(tokens))[:, None]
-        ordinary = tokens > END
-        hidden = self._draw(ordinary, rng)
-        # Hidden ones first, in their order.
-        places = np.argsort(~hidden, axis=1, kind="stable")[:, : self.most]
-        used = hidden[rows, places]
-        labels = np.where(used, tokens[rows, places], PAD)
+        hidden = self._draw(tokens > END, rng)
+        counts = hidden.sum(axis=1)
+        at = np.nonzero(hidden)
+        used = np.arange(self.most) < counts[:, None]
+        places, labels = (np.zeros((len(tokens), self.most), np.int64) for _ in range(2))
+        places[used], labels[used] = at[1], tokens[at]
         masked = tokens.copy()
-        masked[rows, places] = np.where(used, self._replacements(labels, rng), tokens[rows, places])
-        return masked, np.where(used, places, 0), labels
+        masked[at] = self._replacements(tokens[at], rng)
+        return masked, places, labels
 
     def _draw(self, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """bool [rows, length]: what is hidden of the tokens that may be, bool [rows, length].
@@ -111,7 +110,8 @@ class Masker:
         # The places of the spans among all units: so many, drawn without repetition, in random order.
         keys = rng.random(ordinary.shape)
         keys[np.arange(ordinary.shape[1]) >= (tokens - hidden + spans)[:, None]] = 2.0
-        units = np.argsort(keys, axis=1)[:, : self.most]
+        units = np.argpartition(keys, self.most - 1, axis=1)[:, : self.most]
+        units = np.take_along_axis(units, np.argsort(np.take_along_axis(keys, units, 1), axis=1), 1)
         units[np.arange(self.most) >= spans[:, None]] = ordinary.shape[1]
         order = np.argsort(units, axis=1)
         units, lengths = np.take_along_axis(units, order, 1), np.take_along_axis(lengths, order, 1)
@@ -136,7 +136,7 @@ class Masker:
         return np.clip(hidden[:, None] - before, 0, drawn)
 
     def _replacements(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What stands in the place of hidden tokens."""
+        """What stands in the place of hidden tokens, int64 [n]."""
         found = np.full_like(labels, self.mask)
         keep, random = self.config.keep, self.config.random
         if keep or random:
