@@ -116,10 +116,10 @@ IMPORT_EVERYTHING = """
 import importlib, importlib.util, inspect, pkgutil
 import kilolayer as kl
 
-has_triton = importlib.util.find_spec("triton") is not None
+needs = {"_kernel": "triton", ".harness": "lm_eval"}
+absent = tuple(name for name, package in needs.items() if importlib.util.find_spec(package) is None)
 for module in pkgutil.walk_packages(kl.__path__, "kilolayer."):
-    is_program = module.name.endswith("__main__")
-    if not is_program and (has_triton or not module.name.endswith("_kernel")):
+    if not module.name.endswith(("__main__", *absent)):
         importlib.import_module(module.name)
 for name in kl.__all__:
     public = getattr(kl, name)

@@ -18,6 +18,7 @@ import math
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,12 @@ def words(recipe: str, rate: float, steps: int, seed: int) -> list[str]:
     return [str(HERE / "masked.toml"), *parts, *(f"--{name}={value}" for name, value in options.items())]
 
 
-def best_rates(path: Path) -> dict[str, float]:
+def best_rates(path: Path, recipes: Sequence[str]) -> dict[str, float]:
     """The rate of each recipe's lowest validation loss in the sweep."""
     runs = json.loads(path.read_text())["runs"]
     finished = {name: run for name, run in runs.items() if run.get("valid")}
     best: dict[str, float] = {}
-    for recipe in RECIPES:
+    for recipe in recipes:
         own = [run for run in finished.values() if run["recipe"] == recipe and math.isfinite(lowest(run))]
         best[recipe] = min(own, key=lowest)["rate"]
     return best
@@ -104,7 +105,7 @@ def main() -> None:
     if chosen.stage == "sweep":
         wanted = [(recipe, rate, seed) for recipe in chosen.recipes for rate in chosen.rates for seed in chosen.seeds]
     else:
-        best = best_rates(chosen.out / "masked-sweep.json")
+        best = best_rates(chosen.out / "masked-sweep.json", chosen.recipes)
         wanted = [(recipe, best[recipe], seed) for recipe in chosen.recipes for seed in chosen.seeds]
     work = chosen.work / chosen.stage
     names = {f"{recipe}-lr{rate:g}-seed{seed}": (recipe, rate, seed) for recipe, rate, seed in wanted}

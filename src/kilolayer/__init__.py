@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kilolayer.models.decoder import Decoder as Decoder
     from kilolayer.models.encoder import Encoder as Encoder
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+    from kilolayer.models.head import Head as Head
     from kilolayer.moe.balance import update_balance as update_balance
     from kilolayer.moe.clip import clip_grad_norm_ as clip_grad_norm_
     from kilolayer.moe.config import MoE as MoE
@@ -35,6 +36,7 @@ _HOMES = {
     "Decoder": "kilolayer.models.decoder",
     "Encoder": "kilolayer.models.encoder",
     "EncoderDecoder": "kilolayer.models.encoder_decoder",
+    "Head": "kilolayer.models.head",
     "MoE": "kilolayer.moe.config",
     "ModelConfig": "kilolayer.models.config",
     "build_model": "kilolayer.models.build",
@@ -55,6 +57,7 @@ __all__ = [
     "Decoder",
     "Encoder",
     "EncoderDecoder",
+    "Head",
     "MoE",
     "ModelConfig",
     "build_model",

@@ -35,12 +35,12 @@ def answers(form: str, folder: Path, typed: bytes, finished: Callable[..., Path]
 @pytest.mark.parametrize("form", FORM)
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_lines_have_as_many_answers(tmp_path: Path, finished: Callable[..., Path], form: str, count: int) -> None:
-    lines = lines_of(count, count)
-    more = [] if FORMS[form].verb[0] == "translate" else ["--greedy", "--json"]
+    lines = [FORMS[form].line(line) for line in lines_of(count, count)]
+    more = {"translate": [], "generate": ["--greedy", "--json"], "fill": ["--json"], "predict": []}[FORMS[form].verb[0]]
     code, out, err = answers(form, tmp_path, "".join(f"{line}\n" for line in lines).encode(), finished, *more)
     assert code == 0, err
     assert "Traceback" not in err
-    found = out.count("\n") if not more else out.count('"prompt":')
+    found = out.count("\n") if not more else out.count('"prompt":') + out.count('"masks":')
     assert found == count
 
 
@@ -61,7 +61,8 @@ def test_odd_input_has_an_answer_or_an_error(tmp_path: Path, finished: Callable[
     code, out, err = answers(form, tmp_path, typed, finished)
     assert code in (0, 2), err
     assert "Traceback" not in err
-    assert (code == 2) == (b"\xff" in typed and FORMS[form].verb[0] == "generate"), err
+    refused = {"translate": False, "generate": b"\xff" in typed, "fill": bool(typed), "predict": b"\xff" in typed}  # no mask
+    assert (code == 2) == refused[FORMS[form].verb[0]], err
     assert bool(out) == (code == 0 and bool(typed))
 
 

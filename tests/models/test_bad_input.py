@@ -153,6 +153,12 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 3).bool()), r"mask has shape \[1, 3\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 2)), "give bool"),
     (lambda: encoder()(torch.tensor([[1, 2]]), segments=torch.ones(2, 2).long()), "segments has shape"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[2]])), r"reach from 2 to 2[\s\S]*0 to 1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[-1]])), "reach from -1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([1])), r"shape \[1\][\s\S]*\[1, k\]"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[1], [0]])), r"shape \[2, 1\]"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[True]])), "places are torch.bool"),
+    (lambda: encoder(vocab_size=None)(embeddings=torch.ones(1, 2, 16), places=torch.tensor([[1]])), "without a vocabulary"),
     (
         lambda: translator(positions="learned", max_length=4)(torch.ones(1, 5).long(), torch.ones(1, 2).long()),
         "5 positions is longer than the 4",
@@ -211,8 +217,8 @@ def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
     fields = kl.ModelConfig.__dataclass_fields__
     for cls, absent in (
         (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
-        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
-        (kl.EncoderDecoder, {"shape", "layers"}),
+        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size", "head"}),
+        (kl.EncoderDecoder, {"shape", "layers", "head"}),
     ):
         parameters = inspect.signature(cls).parameters
         of_folded_models = {"encoder_first_eps", "decoder_first_eps"}

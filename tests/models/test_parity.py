@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
@@ -215,6 +216,46 @@ def test_post_ln_encoder_has_berts_gradients() -> None:
     (bert(tokens, attention_mask=mask.long()).last_hidden_state * direction).sum().backward()
     (ours(embeddings=embedded, mask=mask).states * direction).sum().backward()
     assert_same_gradients(ours, bert_in_our_names(bert, gradient))
+
+
+@pytest.mark.parametrize("outputs", [1, 3], ids=["number", "classes"])
+def test_fine_tuning_has_berts_gradients(outputs: int) -> None:
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=DIM,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=FFN_DIM,
+        max_position_embeddings=16,
+        hidden_act="gelu",
+        num_labels=outputs,
+        attn_implementation="eager",
+    )
+    bert = perturbed(BertForSequenceClassification(config))
+    head = kl.Head(outputs=outputs, dropout=0.1)  # off, as BERT's, outside of training
+    options = {"activation": "gelu", "positions": "none", "norm_eps": config.layer_norm_eps}
+    ours = kl.Encoder(None, DIM, HEADS, FFN_DIM, LAYERS, "post_ln", head=head, **options)  # pyright: ignore[reportArgumentType]
+
+    def in_our_names(read: Read) -> Tensors:
+        tensors = bert_in_our_names(bert.bert, read) | joined("head.dense", [bert.bert.pooler.dense], read)
+        return tensors | joined("head.output", [bert.classifier], read)
+
+    with_weights(ours, in_our_names(value))
+    tokens, mask = random_tokens(3, 9), right_padded([9, 5, 2])
+    labels = torch.tensor([0.25, 4.5, 3.0]).double() if outputs == 1 else torch.tensor([2, 0, 1])
+    expected = bert(tokens, attention_mask=mask.long(), labels=labels)
+    expected.loss.backward()
+    gradients = in_our_names(gradient)
+    of_embeddings = {name: gradient(each) for name, each in bert.bert.embeddings.named_parameters()}
+    bert.zero_grad()
+
+    logits = ours(embeddings=bert.bert.embeddings(tokens), mask=mask).logits
+    torch.testing.assert_close(logits, expected.logits, **FP64)
+    loss = F.mse_loss(logits[:, 0], labels) if outputs == 1 else F.cross_entropy(logits, labels)
+    loss.backward()
+    assert_same_gradients(ours, gradients)
+    found = {name: gradient(each) for name, each in bert.bert.embeddings.named_parameters()}
+    torch.testing.assert_close(found, of_embeddings, **FP64)
 
 
 # --- Pre-LN decoder: GPT-2 ---

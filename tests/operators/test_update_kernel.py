@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training import optimizer
 from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 
 
@@ -17,7 +19,13 @@ from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 @pytest.mark.parametrize("kind", ["adam", "adamw", "radam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sums", [False, True])
-def test_the_kernel_does_what_the_lists_do(kind: Any, dtype: torch.dtype, sums: bool) -> None:
+@pytest.mark.parametrize("rates", [[1.0], [1.0, 0.5, 0.01]], ids=["even", "uneven"])
+def test_the_kernel_does_what_the_lists_do(
+    kind: Any, dtype: torch.dtype, sums: bool, rates: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        optimizer, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 90), nn.LayerNorm(90), nn.Linear(90, 33, bias=False)).to("cuda")
     peer = copy.deepcopy(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -200,3 +201,15 @@ def test_dropout_masks_are_counted() -> None:
 def test_the_loss_is_part_of_the_budget() -> None:
     logits = run(small("encoder"))
     assert budget(small("encoder"), WORK).training.logits == logits.nbytes  # their gradient takes their place
+
+
+def test_scores_at_some_places_alone_cost_less() -> None:
+    config, work = small("encoder"), replace(WORK, scored=4)
+    places = torch.arange(4).expand(WORK.batch, 4)
+    with FlopCounterMode(display=False) as counter:
+        logits = kl.build_model(config)(torch.randint(1, 40, (WORK.batch, WORK.length)), places=places).logits
+    assert logits is not None
+    assert budget(config, work).training.logits == logits.nbytes
+    tokens = WORK.batch * WORK.length
+    counted = counter.get_total_flops() + 4 * tokens * config.dim * WORK.length * 3  # fused attention, which torch leaves out
+    assert budget(config, work).forward_flops_per_token * tokens == pytest.approx(counted)

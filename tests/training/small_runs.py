@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_classifiers import classify_table, write_examples
 
 from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
@@ -26,13 +27,16 @@ TIMES = {"seconds", "tokens_per_second"}
 
 
 def write_corpus(folder: Path) -> Path:
-    """train, valid and test of English and German; the test part is small."""
+    """train, valid and test of English and German, of documents, and of labelled sentences; the test part is small."""
     sentences = list(pairs(240, seed=1, unseen=False))
     for part, chosen in {"train": sentences[:200], "valid": sentences[200:220], "test": sentences[220:228]}.items():
         for side, language in enumerate(("en", "de")):
             text = "".join(f"{pair[side]}\n" for pair in chosen)
             (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
-    return folder
+        # Documents of one word, of one sentence, of two.
+        documents = [text for english, _ in chosen for text in (english.split()[-1], english, f"{english} {english}")]
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return write_examples(folder)
 
 
 def table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +78,25 @@ def text_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return merge({**shared, **small}, sections)
 
 
-SMALL: dict[str, Callable[..., dict[str, Any]]] = {"translation": table, "causal_lm": text_table}
+def masked_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a small masked language model of the corpus's documents, with `sections` laid over it."""
+    text = {part: str(corpus / f"{part}.jsonl") for part in ("train", "valid", "test")}
+    small = {
+        "task": "masked_lm",
+        "text": {**text, "length": 48},
+        "tokenizer": {"kind": "bytes"},
+        "batches": {"tokens": 8 * 48},
+    }
+    shared = {name: table(corpus)[name] for name in ("model", "train")}
+    return merge({**shared, **small}, sections)
+
+
+SMALL: dict[str, Callable[..., dict[str, Any]]] = {
+    "translation": table,
+    "causal_lm": text_table,
+    "masked_lm": masked_table,
+    "classify": classify_table,
+}
 """The configuration of a small run of each task on the corpus, with tables laid over it. Every registered task has one."""
 
 

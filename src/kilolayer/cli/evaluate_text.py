@@ -1,4 +1,4 @@
-"""kilolayer evaluate of a language model: bits per byte and perplexity of its test part."""
+"""kilolayer evaluate of a language model: bits per byte and perplexity of its test part, or answers to sets of questions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.cli import evaluate_shots
 from kilolayer.cli.configuration import Flags, whole
 from kilolayer.cli.output import show_scores, show_scores_json
 from kilolayer.errors import InputError, OptionError
@@ -18,11 +19,18 @@ if TYPE_CHECKING:
 def add_flags(parser: Flags) -> None:
     """Of language models alone."""
     parser.add_argument("--stride", type=whole(1, 2**24), metavar="N", help="tokens from window to window [text.stride]")
+    evaluate_shots.add_flags(parser)
 
 
 def evaluate(run: Run, options: argparse.Namespace) -> int:
     """Print the scores."""
     from kilolayer.tasks.causal_lm.config import CausalLMConfig
+
+    if options.tasks is not None:
+        if options.stride is not None:
+            raise OptionError("--stride has no effect with --tasks", where="in the typed options", fix="remove one of them")
+        return evaluate_shots.evaluate(run, options)
+    evaluate_shots.refuse_flags(options)
 
     assert isinstance(run.config, CausalLMConfig)
     where, text = str(run.folder), run.config.text

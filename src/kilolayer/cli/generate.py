@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_precision, whole
+from kilolayer.cli.lines import typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
-from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.errors import OptionError, unknown
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
@@ -51,10 +52,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     opened = Run.open(options.run, ["causal_lm"])
     model = opened.load_reader(choose_device(options.device), options.precision)
     writer = Writer(opened, _search(options), model)
-    if options.prompt is not None:
-        prompts = iter([_checked(options.prompt.encode("utf-8", "surrogateescape"), "--prompt")])
-    else:
-        prompts = _lines()
+    typed_texts = typed_lines() if options.prompt is None else iter([typed_argument(options.prompt, "--prompt")])
+    prompts = (each.text for each in typed_texts)
     if options.json:
         show_json([result for some in _some(prompts) for result in writer.results(some)])
     elif options.prompt is not None and writer.search.n_best == 1:
@@ -136,25 +135,6 @@ def _search(options: argparse.Namespace) -> SearchConfig:
         return SearchConfig(method="greedy" if options.greedy else "sample", n_best=given.pop("samples", 1), **given, **length)
     except OptionError as error:
         raise error.at("in the typed options") from None
-
-
-def _lines() -> Iterator[str]:
-    """The lines of standard input."""
-    from kilolayer.data.text import byte_lines
-
-    for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
-        yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
-
-
-def _checked(prompt: bytes, where: str) -> str:
-    try:
-        return prompt.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"the prompt is not valid UTF-8: byte 0x{prompt[error.start]:02x}",
-            where=f"{where}, byte {error.start + 1}",
-            fix="`iconv -f FROM -t UTF-8` converts it",
-        ) from None
 
 
 def _some(prompts: Iterator[str]) -> Iterator[list[str]]:

@@ -50,8 +50,8 @@ def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] 
 
 
 def tables_of_tests(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of what scores.json holds, the scores of each test part."""
-    return {name: entry for name, entry in scores.items() if name.startswith("test")}
+    """Of what scores.json holds, the scores of each test part; or of the validation part, where it is there in its place."""
+    return {name: entry for name, entry in scores.items() if name.startswith("test") or name == "validation"}
 
 
 def show_scores(scores: dict[str, Any]) -> None:

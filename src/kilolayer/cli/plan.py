@@ -78,7 +78,7 @@ def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
     if isinstance(config, PlanConfig):
         return Work(length=length or Work.length)
     usual = config.usual_batch(length)
-    return Work(usual.rows, usual.length, usual.beam)
+    return Work(usual.rows, usual.length, usual.beam, scored=usual.scored)
 
 
 def show(config: ModelConfig, cost: Budget, described: Description) -> None:

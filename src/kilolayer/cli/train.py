@@ -18,6 +18,7 @@ from kilolayer.config import Table, load, merge, option_places, overrides
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import storable
 from kilolayer.tasks import registry
+from kilolayer.tasks.registry import Registration
 from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
 
 if TYPE_CHECKING:
@@ -123,12 +124,12 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     """A run in a locked new folder. Everything that can be refused is refused here, before any work."""
     from kilolayer.data.grammar import write_corpus
     from kilolayer.tasks.config import RunConfig
-    from kilolayer.training.run import Run, cache_folder, check_new, locked, prepare
+    from kilolayer.training.run import Run, cache_folder, check_new, in_steps, locked, prepare
 
     start = _start(path, typed)
     below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
     if start is not None:
-        below = {name: table for name in ("model", "tokenizer") if (table := start.config.table().get(name)) is not None}
+        below = _task(path, typed).load_config().from_start(start.config)
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
     check_new(folder)
@@ -138,7 +139,7 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
         # The same table is the same vocabulary, also on other text.
         same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
         task = prepare(config, cache_folder(), start.vocabulary() if start is not None and same else None)
-        config = task.resolve(config)
+        config = in_steps(task.resolve(config), task, processes.size)
         if start is not None:
             _check_start(start, task, config)
             config = replace(config, train=replace(config.train, start_from=str(start.folder)))
@@ -147,15 +148,21 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
 
 def _start(path: Path, typed: list[str]) -> Run | None:
     """The run that `train.start_from` names, whose model and vocabulary are this run's where the configuration says nothing."""
+    from kilolayer.tasks.train_config import TrainConfig
     from kilolayer.training.run import Run
 
-    table = merge(load(path), overrides(typed))
-    train = table.get("train")
+    train = merge(load(path), overrides(typed)).get("train")
     place = train.get("start_from") if isinstance(train, dict) else None
     if not isinstance(place, str) or place == "none":
         return None
-    task = registry.get(table.get("task", registry.DEFAULT))
+    TrainConfig(start_from=place)  # refuses a text that is no path
+    task = _task(path, typed)
     return Run.open(storable(Path(place)), [task.name, *task.load().starts_from])
+
+
+def _task(path: Path, typed: list[str]) -> Registration:
+    """What is known of the task that the configuration names."""
+    return registry.get(merge(load(path), overrides(typed)).get("task", registry.DEFAULT))
 
 
 def _check_start(start: Run, task: Task, config: RunConfig) -> None:

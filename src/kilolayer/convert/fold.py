@@ -101,7 +101,7 @@ def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max
         epsilons = {f"{side}_first_eps": _first_eps(config, side, scale) for side, scale in firsts.items()}
         config = replace(config, **epsilons)
     else:
-        config = replace(config, tie_embeddings=False)
+        config = replace(config, tie_embeddings=config.head is not None)
         if config.positions == "sinusoidal":
             if max_length is None:
                 raise FoldError(
@@ -132,8 +132,8 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | 
             own = model.source_embedding
             plain.source_embedding.weight.copy_((own or model.embedding).weight * _or_one(scales["encoder"]))
         plain.embedding.weight.copy_(source_table * _or_one(scales[plain.stacks()[-1].side]))
-        assert plain.vocabulary is not None
-        plain.vocabulary.weight.copy_(source_table if model.vocabulary is None else model.vocabulary.weight)
+        if plain.vocabulary is not None:
+            plain.vocabulary.weight.copy_(source_table if model.vocabulary is None else model.vocabulary.weight)
     for stack, plain_stack in zip(model.stacks(), plain.stacks(), strict=True):
         table, ours = plain_stack.positions.at_input, stack.positions.at_input
         if isinstance(table, LearnedPositions):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
@@ -26,8 +26,8 @@ def _paths(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig:
-    """`[text]`: what a language model learns, and how much of it the model reads at once."""
+class DocumentsConfig:
+    """`[text]`: what a model of running text learns, and how much of it the model reads at once."""
 
     train: list[str] = field(default_factory=list, metadata={"parse": _paths})
     """Training text: files, and folders with all files below them. A file, or a line of a .jsonl file, is a document."""
@@ -41,8 +41,6 @@ class TextConfig:
     """Share that is taken from the end to be scored on; it stands behind the validation part."""
     length: int = bounded(512, least=1, most=2**24)
     """Tokens of a window: the most that the model reads at once, in training and later."""
-    stride: int | None = bounded(None, least=1, most=2**24)
-    """Tokens from one window of the test to the next: each token has at least length - stride before it. Absent: length."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -51,10 +49,24 @@ class TextConfig:
                 raise OptionError(f"{part} and {part}_share are both given", fix="remove one of them")
         if self.valid_share + self.test_share >= 1:
             raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(DocumentsConfig):
+    """`[text]` of a model that reads from left to right."""
+
+    stride: int | None = bounded(None, least=1, most=2**24)
+    """Tokens from one window of the test to the next: each token has at least length - stride before it. Absent: length."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.stride is not None and self.stride > self.length:
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
         if self.stride is not None and not self.test and not self.test_share:
             raise OptionError("stride has no effect without a test part", fix="set test or test_share, or remove it")
+
+
+AnyText = TypeVar("AnyText", bound=DocumentsConfig)
 
 
 @dataclass(frozen=True)
@@ -102,13 +114,13 @@ class TextParts:
     test: TextPart | None
 
 
-def absolute(config: TextConfig) -> TextConfig:
+def absolute(config: AnyText) -> AnyText:
     """With absolute paths, that a run can keep."""
     names = ("train", "valid", "test")
     return replace(config, **{name: [str(storable(Path(path))) for path in getattr(config, name)] for name in names})
 
 
-def find_text(config: TextConfig, cache: Path) -> TextParts:
+def find_text(config: DocumentsConfig, cache: Path) -> TextParts:
     """The text that `config` names, with its files checked: present, not empty."""
     if not config.train:
         raise OptionError("no text is named", where="text", fix="set text.train: a file, or a folder of files")

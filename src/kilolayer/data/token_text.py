@@ -51,9 +51,12 @@ class TokenText:
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The `length` tokens from each of the places int [n] on: int64 [n, length]."""
-        width = self._type.itemsize
-        data = self._file.read_spans([(int(start) * width, length * width) for start in starts])
-        return np.frombuffer(data, self._type).reshape(len(starts), length).astype(np.int64)
+        return self.read_spans(starts, np.full(len(starts), length)).reshape(len(starts), length)
+
+    def read_spans(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """So many tokens, int [n], from each of the places int [n] on, one behind the other: int64 [sum of lengths]."""
+        spans = np.stack([starts, lengths], axis=1) * self._type.itemsize
+        return np.frombuffer(self._file.read_spans(spans.tolist()), self._type).astype(np.int64)
 
 
 def encode_documents(text: TextPart, vocabulary: TextVocabulary, cache: Path) -> TokenText:

@@ -38,3 +38,7 @@ class Projection(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{role}: {rows} x {self.weight.shape[1]}" for role, rows in self.parts)
+
+
+class PreciseProjection(Projection):
+    """One that a lowered model leaves as it is."""

@@ -11,6 +11,7 @@ from kilolayer import recipes
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
 from kilolayer.layers.options import LayerOptions
+from kilolayer.models.head import Head
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import DEEPEST, Depths, Kind, Place, Recipe, Side
 
@@ -49,6 +50,8 @@ class ModelConfig(LayerOptions):
     """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
     moe: MoE | None = None
     """Experts in the place of feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
+    head: Head | None = None
+    """What reads a whole sequence off an encoder: the table [model.head]. Absent: scores of the vocabulary at each position."""
     encoder_first_eps: float | None = bounded(None, above=0, most=1e30)
     """The eps of the encoder's first norm, where a folded model needs its own."""
     decoder_first_eps: float | None = bounded(None, above=0, most=1e30)
@@ -61,6 +64,7 @@ class ModelConfig(LayerOptions):
         self._check_final_norm()
         self._check_norm()
         self._check_experts()
+        self._check_head()
         self._check_size()
         self.recipe.check_depths(self.depths)
         if self.positions == "xpos" and self.shape == "encoder":
@@ -130,6 +134,14 @@ class ModelConfig(LayerOptions):
                 f"experts in every {self.moe.every} layers have no place in {deepest}",
                 where="moe",
                 fix=f"every must be at most {deepest}",
+            )
+
+    def _check_head(self) -> None:
+        if self.head is not None and self.shape != "encoder":
+            raise OptionError(f"the shape {self.shape!r} has no place for a head", where="head", fix='set shape = "encoder"')
+        if self.head is not None and not self.tie_embeddings:
+            raise OptionError(
+                "tie_embeddings has no effect: a head stands in the place of the output's table", fix="remove tie_embeddings"
             )
 
     def _check_size(self) -> None:

@@ -7,10 +7,13 @@ from torch import Tensor
 
 from kilolayer import recipes
 from kilolayer.config import strict
+from kilolayer.errors import InputError
 from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.head import Head
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import EncoderOutput
+from kilolayer.models.sequence_head import SequenceHead
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
@@ -43,6 +46,7 @@ class Encoder(Model):
         scale_embeddings: bool = True,
         final_norm: bool | None = None,
         moe: MoE | None = None,
+        head: Head | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -53,6 +57,7 @@ class Encoder(Model):
         self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
         self.encoder = self._stack("encoder")
         self.vocabulary = None if vocab_size is None or config.tie_embeddings else self._vocabulary(vocab_size)
+        self.head = None if config.head is None else SequenceHead(config.dim, config.head)
 
     def forward(
         self,
@@ -61,6 +66,7 @@ class Encoder(Model):
         embeddings: Tensor | None = None,
         mask: Tensor | None = None,
         segments: Tensor | None = None,
+        places: Tensor | None = None,
         hidden_states: bool = False,
     ) -> EncoderOutput:
         """Encode a batch.
@@ -68,11 +74,39 @@ class Encoder(Model):
         tokens: int64 [batch, length]; or embeddings: [batch, length, dim], taken as they are, positions added.
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
+        places: int64 [batch, k], positions to score; logits are then [batch, k, vocabulary], of these alone.
         """
-        out = self.encoder(self._read(self.embedding, tokens, embeddings, mask, segments), hidden_states=hidden_states)
-        return EncoderOutput(out.states, self._logits(out.states), out.router_loss, out.hidden_states, out.routing)
+        inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
+        if places is not None:
+            self._check_places(places, inputs.states)
+        out = self.encoder(inputs, hidden_states=hidden_states)
+        if self.head is not None:
+            logits = self.head(out.states, inputs.real)
+        else:
+            logits = self._scores(out.states if places is None else states_at(out.states, places))
+        return EncoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing)
 
-    def _logits(self, states: Tensor) -> Tensor | None:
+    def _check_places(self, places: Tensor, states: Tensor) -> None:
+        if self.embedding is None or self.head is not None:
+            absent = "without a vocabulary" if self.embedding is None else "with a head"
+            raise InputError(f"places has no effect on a model {absent}", fix="read .states at these places")
+        if places.dtype != torch.int64 or places.dim() != 2 or len(places) != len(states):
+            raise InputError(
+                f"places are {places.dtype} of shape {list(places.shape)}",
+                fix=f"give int64 of shape [batch, k], here [{len(states)}, k]",
+            )
+        # Reading values back from an accelerator would stall it; there the look-up itself asserts the range.
+        if places.device.type == "cpu" and not torch.compiler.is_compiling() and places.numel():
+            low, high = (int(bound) for bound in torch.aminmax(places))
+            if low < 0 or high >= states.shape[1]:
+                raise InputError(f"places reach from {low} to {high}", fix=f"allowed: 0 to {states.shape[1] - 1}")
+
+    def _scores(self, states: Tensor) -> Tensor | None:
         if self.vocabulary is not None:
             return self.vocabulary(states)
         return None if self.embedding is None else self.embedding.scores(states)
+
+
+def states_at(states: Tensor, places: Tensor) -> Tensor:
+    """The states [batch, length, dim] of each row at its own places, int64 [batch, k]: [batch, k, dim]."""
+    return states.gather(1, places[:, :, None].expand(-1, -1, states.shape[-1]))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kilolayer.errors import InputError
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
-from kilolayer.layers.projection import Projection
+from kilolayer.layers.projection import PreciseProjection, Projection
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
@@ -75,7 +75,7 @@ class Model(nn.Module):
     def lower(self, dtype: torch.dtype, residual: torch.dtype = torch.float32) -> dict[nn.Parameter, Tensor]:
         """Hold matrices and tables in `dtype`, so that products are computed in it; return what was changed as it was.
 
-        residual: the dtype of the states between layers, and so of norms and scales. Routers stay as they are.
+        residual: the dtype of the states between layers, and so of norms and scales. Routers and heads stay as they are.
         """
         return lower(self, dtype, residual)
 
@@ -149,7 +149,7 @@ def lower(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -> dict[
     """As `Model.lower`, of any part of a model."""
     precise = {}
     for module in layers.modules():
-        if isinstance(module, Router):
+        if isinstance(module, Router | PreciseProjection):
             continue
         if isinstance(module, Embedding):
             module.states_dtype = residual

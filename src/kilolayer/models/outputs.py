@@ -14,7 +14,8 @@ from kilolayer.layers.routing import Routing
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """states [batch, length, dim]; logits [batch, length, vocabulary], None without a vocabulary.
+    """states [batch, length, dim]; logits [batch, length, vocabulary], or of the places that were asked for alone; None without
+    a vocabulary. With a head, logits are [batch, outputs].
 
     hidden_states, on request: the embedded input and the output of each layer. router_loss: to be added to the loss, 0 in a
     dense model. routing: what each layer with experts tells, from the input on; None in a dense model.

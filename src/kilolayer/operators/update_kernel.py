@@ -28,12 +28,13 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 class WeightGroup(Protocol):
     """Weights of one dtype that are decayed alike, and where their state lies.
 
-    starts: where each weight's part of a flat buffer begins. buffers: fp32 [size], `means` and `squares`, and where they are
-    kept `masters` and `sums`.
+    rates: what the learning rate of each weight is multiplied by. starts: where each weight's part of a flat buffer begins.
+    buffers: fp32 [size], `means` and `squares`, and where they are kept `masters` and `sums`.
     """
 
     weights: list[nn.Parameter]
     decay: float
+    rates: list[float]
     starts: list[int]
     buffers: dict[str, Tensor]
 
@@ -102,6 +103,7 @@ class UpdateKernel:
             chunks.start_of,
             chunks.sizes,
             chunks.places,
+            chunks.rates,
             gradients,
             chunks.weights,
             means,
@@ -142,6 +144,7 @@ class Chunks:
         self.tensor_of, self.start_of = (torch.tensor(column, device=device) for column in zip(*chunks, strict=True))
         self.sizes = torch.tensor([weight.numel() for weight in group.weights], device=device)
         self.places = torch.tensor(group.starts, device=device)
+        self.rates = torch.tensor(group.rates, dtype=torch.float32, device=device)
         self.weights = addresses(list(group.weights)).to(device)
 
 
@@ -244,6 +247,7 @@ def _update_chunk(
     square_at,
     master_at,
     factors,
+    rate,
     beta1,
     beta2,
     decay,
@@ -254,7 +258,7 @@ def _update_chunk(
 ):
     offsets = tl.arange(0, SIZE)
     inside = None if left is None else offsets < left
-    lr, step, root = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+    lr, step, root = tl.load(factors) * rate, tl.load(factors + 1) * rate, tl.load(factors + 2)
     offset, scale = tl.load(factors + 3), tl.load(factors + 4)
 
     gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32) * scale
@@ -281,6 +285,7 @@ def _update(
     start_of,
     sizes,
     places,
+    rates,
     gradients,
     weights,
     means,
@@ -305,6 +310,7 @@ def _update(
         gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
         weight_at = tl.multiple_of(tl.load(weights + index).to(tl.pointer_type(WEIGHT)) + start, 16)
         mean_at, square_at, master_at = means + place, squares + place, masters + place
+        rate = tl.load(rates + index)
         left = tl.load(sizes + index) - start
         if left >= SIZE:
             # Without a mask, loads and stores are 16 bytes wide.
@@ -315,6 +321,7 @@ def _update(
                 square_at,
                 master_at,
                 factors,
+                rate,
                 beta1,
                 beta2,
                 decay,
@@ -331,6 +338,7 @@ def _update(
                 square_at,
                 master_at,
                 factors,
+                rate,
                 beta1,
                 beta2,
                 decay,

@@ -32,6 +32,7 @@ class Role(StrEnum):
     FFN_IN = "ffn_in"
     FFN_OUT = "ffn_out"
     ROUTER = "router"
+    HEAD = "head"
 
 
 # The projections that DeepNorm, Sub-LN and T-Fixup scale: all but query and key, which only set where attention looks.

@@ -40,12 +40,21 @@ RESIDUAL = torch.float32  # of the states between layers, whatever products are 
 
 @dataclass(frozen=True)
 class Work:
-    """The batch that is budgeted: `batch` sequences of `length` tokens a side; decoding keeps `beam` hypotheses of each."""
+    """The batch that is budgeted: `batch` sequences of `length` tokens a side; decoding keeps `beam` hypotheses of each.
+
+    scored: the positions of a sequence that the vocabulary is scored at, fewer than `length` in a masked language model.
+    """
 
     batch: int = 64
     length: int = 64
     beam: int = 5
     precision: Precision = "bf16"
+    scored: int | None = None
+
+    @property
+    def scores(self) -> int:
+        """Positions of the batch that the vocabulary is scored at."""
+        return self.batch * (self.length if self.scored is None else self.scored)
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ def _budget(config: ModelConfig, work: Work) -> Budget:
     master = 0 if work.precision == "fp32" else 4
     flops = _forward_flops(model.stacks(), config, work)
     kept, recomputed = _activations(model, config, work)
-    logits = work.batch * work.length * (config.vocab_size or 0)
+    logits = work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs
     training = Training(
         weights=total * size,
         gradients=total * size,
@@ -172,7 +181,9 @@ def _parts(model: nn.Module) -> dict[str, int]:
 
 def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> float:
     tokens = work.batch * work.length
-    flops = 2.0 * tokens * config.dim * (config.vocab_size or 0)
+    flops = 2.0 * work.scores * config.dim * (config.vocab_size or 0)
+    if config.head is not None:
+        flops = 2.0 * work.batch * config.dim * (config.dim + config.head.outputs)
     # Scores and mixing: 4 x dim a query and key; a causal query sees half of the keys on average.
     attention = 4.0 * tokens * config.dim * work.length
     for stack in stacks:

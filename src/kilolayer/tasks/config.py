@@ -18,11 +18,15 @@ Fault = tuple[bool, str, str, str]
 
 @dataclass(frozen=True)
 class UsualBatch:
-    """A batch as a task trains on it: sequences, tokens a sequence and side; beam: hypotheses of its search."""
+    """A batch as a task trains on it: sequences, tokens a sequence and side; beam: hypotheses of its search.
+
+    scored: positions of a sequence that the vocabulary is scored at, where these are fewer than `length`.
+    """
 
     rows: int
     length: int
     beam: int = 1
+    scored: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,12 @@ class RunConfig:
     def defaults(cls, table: Mapping[str, Any]) -> Table:
         """What the task lays under a table."""
         return {}
+
+    @classmethod
+    def from_start(cls, start: RunConfig) -> Table:
+        """What a run takes of the one that it starts from, where its own configuration says nothing: model and vocabulary."""
+        tables = start.table()
+        return {name: tables[name] for name in ("model", "tokenizer") if name in tables}
 
     def __post_init__(self) -> None:
         check(self)

@@ -11,6 +11,8 @@ from kilolayer.errors import InputError
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 
+VALIDATION = "validation"
+"""The scores of the validation part, where there is no test part that could be scored."""
 # The counts of a bucket, and then its score.
 BUCKETS = {"frequency_buckets": ("matched", "reference", "hypothesis", "f1"), "length_buckets": ("sentences", "bleu")}
 
@@ -39,7 +41,7 @@ def _is_sample(sample: Any) -> bool:
 
 def _fits(name: str, entry: Any) -> bool:
     """Whether an entry of scores.json has the form that `write_results` gives it."""
-    if name.startswith("test"):
+    if name.startswith("test") or name == VALIDATION:
         return isinstance(entry, dict) and all(_is_score(each) for each in entry.values())
     if name == "averages":
         means = list(entry.values()) if isinstance(entry, dict) else [None]

@@ -36,8 +36,15 @@ class Batch(Protocol):
 class Batches(Protocol):
     """Endless batches of few fixed shapes, with a position that can be saved."""
 
-    epoch: int
-    index: int
+    @property
+    def epoch(self) -> int:
+        """Which one the next batch belongs to, unless the last of it was read."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Batches of the epoch that were read."""
+        ...
 
     @property
     def summary(self) -> str:
@@ -143,8 +150,11 @@ class Task(ABC, Generic[Config]):
         """The loss of a batch's parts; hidden_states: ask the model for them too. It reads nothing back from the device."""
 
     @abstractmethod
-    def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the model is called with, rows that only fill up a batch left out: a recipe may be calibrated on it."""
+    def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...] | Mapping[str, Tensor]:
+        """What the model is called with, in its order or by name: a recipe may be calibrated on it.
+
+        Rows that only fill up a batch are left out.
+        """
 
     @abstractmethod
     def validate(self, model: Any, most: int, recorder: Recorder | None = None) -> Validation | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kilolayer.config import Table
-from kilolayer.data.documents import TextConfig
+from kilolayer.data.documents import DocumentsConfig
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.models.config import ModelConfig
@@ -48,7 +48,7 @@ def vocabulary_faults(model: ModelConfig, tokenizer: TokenizerConfig, more: int 
     )
 
 
-def text_faults(model: ModelConfig, text: TextConfig, train: TrainConfig, tokens: int) -> Iterator[Fault]:
+def text_faults(model: ModelConfig, text: DocumentsConfig, train: TrainConfig, tokens: int) -> Iterator[Fault]:
     """Of the table [text]; tokens: of a batch."""
     short = model.max_length is not None and model.max_length < text.length
     unvalidated = not text.valid and not text.valid_share

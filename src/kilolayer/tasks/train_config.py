@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from kilolayer.config import bounded, check
 from kilolayer.errors import OptionError
 
+EVERY = 1000
+"""Steps between validations, and between checkpoints, where nothing else is said."""
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "constant"]
 
 
@@ -17,6 +20,8 @@ class TrainConfig:
 
     steps: int = bounded(100_000, least=1, most=10**12)
     """Optimizer steps."""
+    epochs: float | None = bounded(None, above=0, most=10**6)
+    """Passes over the training data, in the place of steps: the run keeps the steps that they are."""
     start_from: str | None = None
     """A run whose weights and vocabulary are the start, as in fine-tuning; same model and [tokenizer]. Absent: as the recipe
     says."""
@@ -30,6 +35,8 @@ class TrainConfig:
     """AdamW decays weights apart from the gradient, the others as a part of it."""
     lr: float = bounded(7e-4, above=0, most=1000)
     """Highest learning rate."""
+    layer_decay: float = bounded(1.0, above=0, most=1)
+    """What the learning rate is multiplied by from each layer to the one below it; the top layer and a head have all of it."""
     beta1: float = bounded(0.9, least=0, below=1)
     """Decay of the gradient's mean."""
     beta2: float = bounded(0.98, least=0, below=1)
@@ -42,6 +49,8 @@ class TrainConfig:
     """How the learning rate falls after the warm-up."""
     warmup_steps: int = bounded(4000, least=0, most=10**12)
     """Steps in which the learning rate rises linearly from 0."""
+    warmup_share: float | None = bounded(None, least=0, most=1)
+    """Share of all steps in which it rises, in the place of warmup_steps: the run keeps the steps that it is."""
     decay_steps: int = bounded(0, least=0, most=10**12)
     """Length of the fall at the end of warmup_stable_decay."""
     min_lr: float = bounded(0.0, least=0, most=1000)
@@ -70,14 +79,14 @@ class TrainConfig:
     layers_every: int | Literal["auto"] = bounded("auto", least=0, most=10**12)
     """Steps between measurements of gradient, update and residual norms by layer; 0: never; auto: a hundredth of all steps, and
     at least 10."""
-    valid_every: int = bounded(1000, least=1, most=10**12)
-    """Steps between validations; one more at the end."""
+    valid_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
+    """Steps between validations; one more at the end. auto: 1,000, or an epoch where epochs are given."""
     valid_sentences: int = bounded(2000, least=1, most=10**9)
     """At most this many validation pairs a direction, windows of a text, or examples."""
     patience: int = bounded(0, least=0, most=10**9)
     """Stop after this many validations without a better loss, or score where one is measured; 0: never."""
-    save_every: int = bounded(1000, least=1, most=10**12)
-    """Steps between checkpoints; one more at the end."""
+    save_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
+    """Steps between checkpoints; one more at the end. auto: 1,000, or an epoch where epochs are given."""
     save_best: bool = True
     """Also write a checkpoint after each validation that is the best so far; without, the newest one is tested and used."""
     keep: int = bounded(3, least=1, most=10**6)
@@ -91,6 +100,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        self._check_length()
         self._check_schedule()
         if self.residual == "bf16" and self.precision != "bf16":
             raise OptionError(f'residual = "bf16" has no effect on precision {self.precision!r}', fix='set precision = "bf16"')
@@ -101,6 +111,29 @@ class TrainConfig:
         if self.average > self.keep:
             raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
 
+    def in_steps(self, epoch: float) -> Self:
+        """With nothing told in epochs or shares any more; epoch: the steps of one."""
+        steps = self.steps if self.epochs is None else max(1, round(self.epochs * epoch))
+        share = self.warmup_share
+        usual = EVERY if self.epochs is None else max(1, round(epoch))
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            epochs=None,
+            warmup_steps=self.warmup_steps if share is None else round(share * steps),
+            warmup_share=None,
+            valid_every=usual if self.valid_every == "auto" else self.valid_every,
+            save_every=usual if self.save_every == "auto" else self.save_every,
+        )
+
+    def validates(self, step: int) -> bool:
+        """Whether there is a validation after this step, counted from 1."""
+        return step % (EVERY if self.valid_every == "auto" else self.valid_every) == 0 or step == self.steps
+
+    def saves(self, step: int) -> bool:
+        """Whether there is a checkpoint on the schedule after this step, the last one aside."""
+        return step % (EVERY if self.save_every == "auto" else self.save_every) == 0
+
     def measures_layers(self, step: int) -> bool:
         """Whether the norms of each layer are measured in this step, counted from 1."""
         every = self.layers_distance
@@ -110,6 +143,11 @@ class TrainConfig:
     def layers_distance(self) -> int:
         """Steps from one measurement of the layers to the next; 0 where there is none."""
         return max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
+
+    def _check_length(self) -> None:
+        for name, other in (("epochs", "steps"), ("warmup_share", "warmup_steps")):
+            if getattr(self, name) is not None and getattr(self, other) != type(self).__dataclass_fields__[other].default:
+                raise OptionError(f"{name} and {other} are both given", fix="remove one of them")
 
     def _check_schedule(self) -> None:
         if self.schedule == "warmup_stable_decay":

@@ -92,7 +92,7 @@ def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tu
     best = checkpoint.path_of(newest.parent, step)
     if best == newest:
         return "best", [best]
-    if not config.save_best and step % config.save_every:
+    if not config.save_best and not config.saves(step):
         return "newest", [newest]  # what may be there was left by a stop
     if best not in checkpoint.steps(newest.parent):
         faults[step] = "missing, and it is the best"

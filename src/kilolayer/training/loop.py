@@ -189,7 +189,7 @@ def _validate_and_save(
             trainer.set_random_state(random)
             progress.say(f"step {trainer.step}: its validation was ended by a signal; a resumed run begins with it")
             return
-    if (improved and trainer.config.save_best) or (trainer.step and trainer.step % trainer.config.save_every == 0):
+    if (improved and trainer.config.save_best) or (trainer.step and trainer.config.saves(trainer.step)):
         _save(trainer, saver)
 
 

@@ -19,6 +19,7 @@ from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.collectives import sum_over
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.checkpoint import check_alike
+from kilolayer.training.layer_rates import layer_rates
 
 if TYPE_CHECKING:
     from kilolayer.operators.update_kernel import UpdateKernel
@@ -31,12 +32,14 @@ ALIGNMENT = 64  # elements: each tensor's part of a flat buffer starts where wid
 class Group:
     """Weights of one dtype that are decayed alike. Moments and masters lie in one buffer each, in the weights' order.
 
-    of_experts: weights of which each expert of a sparse model has its own.
+    rates: what the learning rate of each weight is multiplied by. of_experts: weights of which each expert of a sparse model
+    has its own.
     """
 
     names: list[str]
     weights: list[nn.Parameter]
     decay: float
+    rates: list[float]
     of_experts: bool = False
     starts: list[int] = field(init=False)
     means: list[Tensor] = field(init=False)
@@ -66,6 +69,11 @@ class Group:
             weight.data = place.copy_(weight.data)
 
     @property
+    def even(self) -> bool:
+        """Whether all weights have the same learning rate."""
+        return all(rate == 1 for rate in self.rates)
+
+    @property
     def gradients(self) -> list[Tensor | None]:
         """What the next update reads: the sums over batches where they are kept, else the last backward's."""
         return list(self.sums) if self.sums is not None else [weight.grad for weight in self.weights]
@@ -86,7 +94,7 @@ class Optimizer:
     mean and square are the running means of the gradient and of its square. With t updates, Adam has step = lr / (1 - beta1^t),
     root = 1 / sqrt(1 - beta2^t), offset = eps. RAdam multiplies by its rectification and leaves the denominator out until that
     is defined. AdamW decays as written; the others add decay * w to the gradient.
-    `lr` is a tensor, so that a captured step reads its value of the moment.
+    `lr` is a tensor, so that a captured step reads its value of the moment; each weight has its own factor on lr and step.
     """
 
     def __init__(
@@ -186,10 +194,13 @@ class Optimizer:
         torch.ops.aten._foreach_add_.Tensor(roots, offset)  # by its short name it reads the number, which a recording must not
         changes = torch._foreach_div(means, roots)
         torch._foreach_mul_(changes, step)
+        rates = group.rates[few]
+        if not group.even:
+            torch._foreach_mul_(changes, rates)
         if group.decay and self.config.optimizer == "adamw":
             # w' = (1 - lr decay) w - change, so that w - w' = (change + lr decay w') / (1 - lr decay).
-            for change, weight in zip(changes, weights, strict=True):
-                change.add_(weight.detach() * (lr * group.decay)).div_(1 - lr * group.decay)
+            for change, weight, rate in zip(changes, weights, rates, strict=True):
+                change.add_(weight.detach() * (lr * rate * group.decay)).div_(1 - lr * rate * group.decay)
         return torch.stack(torch._foreach_norm(changes, 2))
 
     def coefficients(self, scale: Tensor) -> Tensor:
@@ -263,18 +274,20 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
     if not present:
         return
     joined = group.buffers.get("masters", group.buffers.get("weights"))
-    if group.sums is not None and joined is not None:
+    if group.sums is not None and joined is not None and group.even:
         weights, means, squares, gradients = ([joined], *([group.buffers[name]] for name in ("means", "squares", "sums")))
+        rates = [1.0]
     else:
         weights, means, squares = (
             [tensors[index] for index in present] for tensors in (group.masters or group.weights, group.means, group.squares)
         )
         gradients = [gradient.to(group.means[0].dtype) for gradient in group.gradients if gradient is not None]
+        rates = [group.rates[index] for index in present]
     with torch.no_grad():
         if scale != 1.0:
             gradients = torch._foreach_mul(gradients, scale)
         if group.decay and config.optimizer == "adamw":
-            torch._foreach_mul_(weights, 1 - lr * group.decay)
+            torch._foreach_mul_(weights, [1 - lr * rate * group.decay for rate in rates])
         elif group.decay:
             gradients = torch._foreach_add(gradients, weights, alpha=group.decay)
         torch._foreach_lerp_(means, gradients, 1 - config.beta1)
@@ -283,7 +296,7 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
         roots = torch._foreach_sqrt(squares)
         torch._foreach_mul_(roots, root)
         torch._foreach_add_(roots, offset)
-        torch._foreach_addcdiv_(weights, means, roots, -step)
+        torch._foreach_addcdiv_(weights, means, roots, [-step * rate for rate in rates])
         if group.masters is not None:
             rounded: list[Tensor] = [group.weights[index] for index in present]
             torch._foreach_copy_(rounded, [group.masters[index] for index in present])
@@ -299,6 +312,7 @@ def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | Non
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
     experts = {name for name, _ in expert_parameters(model)}
+    rates = layer_rates(model, config.layer_decay)
     members: dict[tuple[torch.dtype, bool, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
@@ -306,6 +320,12 @@ def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
             is_matrix = weight.dim() > (2 if of_experts else 1)
             members.setdefault((weight.dtype, is_matrix, of_experts), []).append((name, weight))
     return [
-        Group([name for name, _ in few], [weight for _, weight in few], config.weight_decay if is_matrix else 0.0, of_experts)
+        Group(
+            [name for name, _ in few],
+            [weight for _, weight in few],
+            config.weight_decay if is_matrix else 0.0,
+            [rates.get(weight, 1.0) for _, weight in few],
+            of_experts,
+        )
         for (_, is_matrix, of_experts), few in members.items()
     ]

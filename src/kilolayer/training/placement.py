@@ -54,7 +54,7 @@ class Placement:
         """Give the model the weights of a whole one, which were found in `folder`."""
         load_weights(self.model, self.own_state(weights), folder)
 
-    def calibrate(self, inputs: tuple[Tensor, ...]) -> None:
+    def calibrate(self, inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
         """Set residual scales from a batch. They come from the whole model, which each process then has for a moment."""
         if not self.shared:
             calibrate(self.model, inputs)

@@ -57,6 +57,8 @@ class Run:
         """Write configuration and vocabulary into a new or empty folder; what is "auto" is settled for this device."""
         check_new(folder)
         train = config.train
+        assert train.epochs is None, "in_steps tells epochs in steps"
+        train = train.in_steps(0)
         settled = replace(train, precision=choose_precision(train), layers_every=train.layers_distance)
         config = replace(config, train=settled)
         vocabulary.save(folder)
@@ -135,6 +137,14 @@ class Run:
 def prepare(config: RunConfig, cache: Path, vocabulary: Vocabulary | None = None) -> Task:
     """The data of a configuration; without a vocabulary, one is trained unless the configuration names it."""
     return registry.get(config.task).load().prepare(config, cache, vocabulary)
+
+
+def in_steps(config: RunConfig, task: Task, processes: int = 1) -> RunConfig:
+    """The configuration with its epochs told in steps of all `processes`."""
+    if config.train.epochs is None:
+        return config
+    batches = len(task.training_batches(config.train.seed))
+    return replace(config, train=config.train.in_steps(batches / (config.train.accumulate * processes)))
 
 
 def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:

@@ -222,7 +222,7 @@ class Trainer:
     @property
     def validation_due(self) -> bool:
         """Whether this step has a validation that was not made yet, or was ended by a signal."""
-        scheduled = self.step > 0 and (self.step % self.config.valid_every == 0 or self.step == self.config.steps)
+        scheduled = self.step > 0 and self.config.validates(self.step)
         return scheduled and self.validated != self.step
 
     def take_batches(self) -> list[Batch]:
@@ -243,4 +243,7 @@ class Trainer:
         position = self.batches.state()
         inputs = self.task.model_inputs(next(self.batches).parts)
         self.batches.load_state(position)
-        self.placement.calibrate(tuple(each.to(self.device) for each in inputs))
+        if isinstance(inputs, Mapping):
+            self.placement.calibrate({name: each.to(self.device) for name, each in inputs.items()})
+        else:
+            self.placement.calibrate(tuple(each.to(self.device) for each in inputs))

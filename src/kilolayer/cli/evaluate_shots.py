@@ -1,0 +1,151 @@
+"""kilolayer evaluate RUN --tasks ...: the questions that a language model answers after zero, one or more solved examples."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kilolayer.cli.configuration import Flags, whole
+from kilolayer.cli.output import show_json, show_line, show_table
+from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.terminal import say
+
+if TYPE_CHECKING:
+    from kilolayer.evaluate.shots.examples import Examples
+    from kilolayer.evaluate.shots.registry import QuestionSet
+    from kilolayer.evaluate.shots.score import ShotScore
+    from kilolayer.training.run import Run
+
+MOST_SHOTS = 1000
+DATA = "KILOLAYER_DATA"
+OWN_FLAGS = ("shots", "examples", "limit", "seed")
+
+
+def add_flags(parser: Flags) -> None:
+    """The flags of this evaluation."""
+    from kilolayer.evaluate.shots import SETS
+
+    parser.add_argument("--tasks", metavar="NAME,...", help=f"sets of questions: {', '.join(sorted(SETS))}")
+    parser.add_argument("--shots", metavar="N,...", help="solved examples before each question [0]")
+    parser.add_argument(
+        "--examples", type=Path, metavar="FOLDER", help=f"where NAME.val.jsonl are [nlu/zeroshot of the folder ${DATA}]"
+    )
+    parser.add_argument("--limit", type=whole(1, 10**9), metavar="N", help="ask the first N questions of each set [all]")
+    parser.add_argument("--seed", type=whole(0, 2**63 - 1), help="of the examples that are drawn [0]")
+
+
+def refuse_flags(options: argparse.Namespace) -> None:
+    """Refuse flags that have no effect without --tasks."""
+    for name in OWN_FLAGS:
+        if getattr(options, name) is not None:
+            raise OptionError(f"--{name} has no effect without --tasks", where="in the typed options", fix="name sets: --tasks")
+
+
+def evaluate(run: Run, options: argparse.Namespace) -> int:
+    """Ask all sets with all numbers of shots, keep the scores in the run's folder, and print them."""
+    from kilolayer.evaluate.shots.examples import read_examples
+    from kilolayer.evaluate.shots.kept import keep, read_kept
+    from kilolayer.evaluate.shots.score import score_set
+    from kilolayer.models.decoder import Decoder
+    from kilolayer.tasks.causal_lm.config import CausalLMConfig
+    from kilolayer.tasks.causal_lm.task import CausalLMTask
+    from kilolayer.training.chosen import choose
+    from kilolayer.training.run import choose_device
+
+    sets, shots, seed = _sets(options.tasks), _shots(options.shots or "0"), options.seed or 0
+    if not any(shots) and options.seed is not None:
+        raise OptionError("--seed has no effect without shots", where="in the typed options", fix="remove it, or add --shots")
+    folder = options.examples or _default_folder()
+    asked = [read_examples(each, folder) for each in sets]
+    for each in asked:
+        each.check(max(shots), options.limit)
+    read_kept(run.folder)
+    chosen = choose(run.checkpoints, run.config.train)
+    model = run.load_reader(choose_device(options.device), chosen=chosen)
+    assert isinstance(model, Decoder)
+    assert isinstance(run.config, CausalLMConfig)
+    vocabulary, length = CausalLMTask.load_vocabulary(run.config, run.folder), run.config.text.length
+    scores: list[ShotScore] = []
+    for each in asked:
+        for count in shots:
+            say(_about(each, count, options.limit))
+            found = score_set(model, vocabulary, length, each, shots=count, seed=seed, limit=options.limit)
+            keep(run.folder, found, chosen.table())
+            scores += found
+            if found[0].cut:
+                say(f"of {found[0].cut:,} questions the beginning was not read: the model reads {length:,} tokens at once")
+    _show(scores, as_json=options.json)
+    return 0
+
+
+def _sets(names: str) -> list[QuestionSet]:
+    """The sets with these names."""
+    from kilolayer.evaluate.shots import SETS
+
+    wanted = list(dict.fromkeys(names.split(",")))
+    for name in wanted:
+        if name not in SETS:
+            raise unknown(name, SETS, kind="set of questions", where="--tasks")
+    return [SETS[name] for name in wanted]
+
+
+def _shots(text: str) -> list[int]:
+    """The numbers of a list such as 0,1,4."""
+    found = []
+    for part in dict.fromkeys(text.split(",")):
+        if not (part.isascii() and part.isdigit() and int(part[:9]) <= MOST_SHOTS):
+            raise OptionError(f"{shown(part)} is no number of shots", where="--shots", fix=f"0 to {MOST_SHOTS}, as in 0,1,4")
+        found.append(int(part))
+    return found
+
+
+def _default_folder() -> Path:
+    if not os.environ.get(DATA):
+        raise InputError(
+            "it is not known where the questions are",
+            where=f"neither --examples nor {DATA} is given",
+            fix="name a folder that holds NAME.val.jsonl, lines of JSON: --examples FOLDER; docs/few-shot.md tells the columns",
+        )
+    return Path(os.environ[DATA]) / "nlu" / "zeroshot"
+
+
+def _about(examples: Examples, shots: int, limit: int | None) -> str:
+    count = len(examples.asked.questions[:limit])
+    return f"{examples.set.name}: {count:,} questions after {shots} examples{' each' if shots else ''}"
+
+
+def _show(scores: list[ShotScore], *, as_json: bool) -> None:
+    if as_json:
+        show_json([score.table() for score in scores])
+        return
+    header = ["set", "shots", "norm", "accuracy", "standard error", "chance", "questions"]
+    rows = [
+        [
+            score.task,
+            str(score.shots),
+            score.norm,
+            _percent(score.value),
+            _percent(score.standard_error),
+            _percent(score.chance),
+            f"{score.questions:,}",
+        ]
+        for score in scores
+        if score.metric == "accuracy"
+    ]
+    show_table("accuracy in percent, by how choices are compared", rows, header)
+    others = [score for score in scores if score.metric == "perplexity"]
+    if others:
+        rows = [[score.task, str(score.shots), _number(score.value), _number(score.standard_error)] for score in others]
+        show_table("perplexity of the last word", rows, ["set", "shots", "perplexity", "standard error"])
+    for score in scores:
+        show_line(score.signature)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,51 @@
+"""lm-eval with our runs among its models.
+
+    python -m kilolayer.cli.harness run --model kilolayer --model_args run=runs/mine --tasks hellaswag --num_fewshot 4
+
+takes what the command lm_eval takes. In Python, `RunModel("runs/mine")` is a model for `lm_eval.simple_evaluate`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kilolayer.evaluate.harness import HarnessModel, registered
+from kilolayer.models.decoder import Decoder
+from kilolayer.tasks.causal_lm.config import CausalLMConfig
+from kilolayer.tasks.causal_lm.task import CausalLMTask
+from kilolayer.training.run import Precision, Run, choose_device
+
+
+@registered("kilolayer")
+class RunModel(HarnessModel):
+    """The trained language model of a run folder.
+
+    lm-eval hands a batch size to all its models; batches are made by tokens here, and it has no effect.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        device: str | None = None,
+        precision: Precision = "fp32",
+        batch_size: Any = None,
+        max_batch_size: Any = None,
+    ) -> None:
+        opened = Run.open(Path(run), ["causal_lm"])
+        config = opened.config
+        model = opened.load_reader(choose_device(device or "auto"), precision)
+        assert isinstance(model, Decoder)
+        assert isinstance(config, CausalLMConfig)
+        super().__init__(model, CausalLMTask.load_vocabulary(config, opened.folder), config.text.length)
+
+
+def main() -> None:
+    """lm-eval's command."""
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Text that is typed: as an argument, or line by line on standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kilolayer.errors import InputError
+
+
+class Typed(NamedTuple):
+    """A text, and where it was typed."""
+
+    text: str
+    where: str
+
+
+def typed_argument(value: str, where: str) -> Typed:
+    """The text of an argument, which Python hands over with its odd bytes escaped."""
+    return _checked(value.encode("utf-8", "surrogateescape"), where)
+
+
+def typed_lines() -> Iterator[Typed]:
+    """The lines of standard input, without their ends."""
+    from kilolayer.data.text import byte_lines
+
+    for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
+        yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
+
+
+def _checked(data: bytes, where: str) -> Typed:
+    try:
+        return Typed(data.decode(), where)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"the text is not valid UTF-8: byte 0x{data[error.start]:02x}",
+            where=f"{where}, byte {error.start + 1}",
+            fix="`iconv -f FROM -t UTF-8` converts it",
+        ) from None

@@ -1,0 +1,226 @@
+"""Masks of a masked language model: which tokens are hidden, and what stands in their place.
+
+Of each row round(rate x its tokens) are hidden, and at least one; start, end and padding never are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kilolayer.config import bounded, check
+from kilolayer.data.batches import check_position
+from kilolayer.data.packing import EDGES, FixedRows, PackedBatch, PackedText, ranges
+from kilolayer.data.tokenizer import END, PAD
+from kilolayer.errors import OptionError
+
+LONGEST_SPAN = 10  # Joshi et al. 2020, SpanBERT, section 3.1
+TRAINING, HELD_OUT = 1, 2  # so that no two keys of random generators are alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingConfig:
+    """`[masking]`: what is hidden of each row."""
+
+    rate: float = bounded(0.15, above=0, most=0.9)
+    """Share of the tokens that is hidden, start, end and padding not counted."""
+    span: float = bounded(1.0, least=1, most=5)
+    """Mean length of what is hidden together. 1: single tokens; above: spans of at most 10 tokens, of geometric length."""
+    keep: float = bounded(0.0, least=0, most=1)
+    """Share of the hidden tokens that stays in sight and is predicted all the same; BERT's is 0.1."""
+    random: float = bounded(0.0, least=0, most=1)
+    """Share that another token, any of the vocabulary, stands for; BERT's is 0.1. The mask stands for the rest."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.keep + self.random > 1:
+            raise OptionError(f"keep and random are {self.keep + self.random:g} together", fix="lower them: 0.1 each is usual")
+
+    def most(self, length: int) -> int:
+        """The most tokens that are hidden of a row of `length` tokens."""
+        return int(self.counts(np.array([max(1, length - EDGES)]))[0])
+
+    def counts(self, tokens: np.ndarray) -> np.ndarray:
+        """How many of so many tokens, int [rows], are hidden."""
+        return np.where(tokens > 0, np.maximum(np.rint(self.rate * tokens), 1), 0).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Rows with hidden tokens. The number of parts tells which of `real` and `segments` there are, and so their shapes."""
+
+    packed: PackedBatch
+    """The rows, with masks in the place of hidden tokens."""
+    places: Tensor
+    """int64 [rows, most]: where tokens are hidden, in order; those that are not used are 0."""
+    labels: Tensor
+    """int64 [rows, most]: what was there; 0 where the place is not used."""
+    tokens: int
+    """Labels that count: the weight of the batch's mean loss."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Tokens, what is real where there is padding, segments where pieces share rows; places and labels."""
+        seen = (self.packed.tokens, self.packed.real, self.packed.segments)
+        return (*(each for each in seen if each is not None), self.places, self.labels)
+
+
+def inputs_of(parts: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """What an encoder is called with, and the labels, of the parts of a `MaskedBatch`."""
+    *seen, places, labels = parts
+    return {**dict(zip(("tokens", "mask", "segments"), seen, strict=False)), "places": places}, labels
+
+
+class Masker:
+    """Hides tokens of a vocabulary; its mask is the id behind the last one."""
+
+    def __init__(self, config: MaskingConfig, length: int, vocab_size: int) -> None:
+        self.config, self.length, self.vocab_size, self.mask = config, length, vocab_size, vocab_size
+        self.most = config.most(length)
+        self._lengths = span_lengths(config.span)
+
+    def hide(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of rows, int64 [rows, length]: the rows with masks, and places and labels, int64 [rows, most] each."""
+        rows = np.arange(len(tokens))[:, None]
+        ordinary = tokens > END
+        hidden = self._draw(ordinary, rng)
+        # Hidden ones first, in their order.
+        places = np.argsort(~hidden, axis=1, kind="stable")[:, : self.most]
+        used = hidden[rows, places]
+        labels = np.where(used, tokens[rows, places], PAD)
+        masked = tokens.copy()
+        masked[rows, places] = np.where(used, self._replacements(labels, rng), tokens[rows, places])
+        return masked, np.where(used, places, 0), labels
+
+    def _draw(self, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """bool [rows, length]: what is hidden of the tokens that may be, bool [rows, length].
+
+        The tokens that stay and the spans are units in an order that is drawn, every order as likely as any other. A span that
+        would run over the end of a piece goes on in the next piece of the row, that of the last one in the first.
+        """
+        tokens = ordinary.sum(axis=1)
+        hidden = self.config.counts(tokens)
+        lengths = self._span_lengths(hidden, rng)
+        spans = (lengths > 0).sum(axis=1)
+        # The places of the spans among all units: so many, drawn without repetition, in random order.
+        keys = rng.random(ordinary.shape)
+        keys[np.arange(ordinary.shape[1]) >= (tokens - hidden + spans)[:, None]] = 2.0
+        units = np.argsort(keys, axis=1)[:, : self.most]
+        units[np.arange(self.most) >= spans[:, None]] = ordinary.shape[1]
+        order = np.argsort(units, axis=1)
+        units, lengths = np.take_along_axis(units, order, 1), np.take_along_axis(lengths, order, 1)
+        # Before the s-th span stand s spans, and tokens that stay.
+        starts = units - np.arange(self.most) + np.cumsum(lengths, axis=1) - lengths
+        starts += rng.integers(np.maximum(tokens, 1))[:, None]  # else the first and last tokens were reached by fewer spans
+        row = np.repeat(np.arange(len(ordinary)), hidden)
+        chosen = np.zeros(ordinary.shape, bool)
+        chosen[row, ranges(starts.reshape(-1), lengths.reshape(-1)) % tokens[row]] = True
+        # The n-th token that may be hidden is hidden if the n-th is chosen.
+        found = np.zeros_like(ordinary)
+        found[ordinary] = chosen[np.arange(ordinary.shape[1]) < tokens[:, None]]
+        return found
+
+    def _span_lengths(self, hidden: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """int64 [rows, most]: lengths of spans that hide so many tokens, int64 [rows]; the last one is cut, 0 behind it."""
+        shape = (len(hidden), self.most)
+        drawn = np.ones(shape, np.int64)
+        if len(self._lengths) > 1:
+            drawn = 1 + np.searchsorted(np.cumsum(self._lengths)[:-1], rng.random(shape), side="right")
+        before = np.cumsum(drawn, axis=1) - drawn
+        return np.clip(hidden[:, None] - before, 0, drawn)
+
+    def _replacements(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """What stands in the place of hidden tokens."""
+        found = np.full_like(labels, self.mask)
+        keep, random = self.config.keep, self.config.random
+        if keep or random:
+            kind = rng.random(labels.shape)
+            found = np.where(kind < keep + random, rng.integers(END + 1, self.vocab_size, labels.shape), found)
+            found = np.where(kind < keep, labels, found)
+        return found
+
+
+def span_lengths(mean: float) -> np.ndarray:
+    """float [longest]: the probability of each length from 1 on, geometric up to the longest, with this mean."""
+    if mean == 1:
+        return np.ones(1)
+    lengths = np.arange(1, LONGEST_SPAN + 1)
+    low, high = 0.0, 1.0  # the ratio of a length's probability to the next shorter one's is between these
+    for _ in range(60):
+        middle = (low + high) / 2
+        shares = middle ** (lengths - 1)
+        low, high = (middle, high) if shares @ lengths < mean * shares.sum() else (low, middle)
+    shares = low ** (lengths - 1)
+    return shares / shares.sum()
+
+
+class MaskedText:
+    """Packed text with masks that are drawn anew in each epoch, from (seed, epoch, place of the batch) alone."""
+
+    def __init__(self, packed: PackedText, masker: Masker) -> None:
+        self.packed, self.masker = packed, masker
+        identity = (packed.identity, masker.config, masker.vocab_size)
+        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+
+    @property
+    def epoch(self) -> int:
+        """How often the text was read."""
+        return self.packed.epoch
+
+    @property
+    def index(self) -> int:
+        """Batches of this epoch that were read."""
+        return self.packed.index
+
+    def __iter__(self) -> Iterator[MaskedBatch]:
+        return self
+
+    def __next__(self) -> MaskedBatch:
+        packed = next(self.packed)
+        rng = np.random.default_rng([TRAINING, self.packed.seed, self.epoch, self.index])
+        return _batch(packed, *self.masker.hide(packed.tokens.numpy(), rng))
+
+    def skip(self) -> None:
+        """Pass over the next batch without reading it."""
+        self.packed.skip()
+
+    def __len__(self) -> int:
+        """Batches in the current epoch."""
+        return len(self.packed)
+
+    @property
+    def summary(self) -> str:
+        """What the text is, and how it is packed."""
+        return self.packed.summary
+
+    def state(self) -> dict[str, int | str]:
+        """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
+        return {**self.packed.state(), "data": self._identity}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position. It must come from the same text, shape, masking and seed."""
+        self.packed.epoch, self.packed.index = check_position(state, self._identity, self.packed.seed)
+
+
+def fixed_masks(rows: FixedRows, masker: Masker, size: int, most: int | None = None) -> Iterator[MaskedBatch]:
+    """All rows, or the first `most`, with masks that do not change, as batches of `size` and a smaller last one."""
+    place = 0
+    for packed in rows.batches(size, most):
+        # Each row has a generator of its own: the masks do not depend on how rows are batched.
+        found = [
+            masker.hide(row[None], np.random.default_rng([HELD_OUT, place + number]))
+            for number, row in enumerate(packed.tokens.numpy())
+        ]
+        place += len(found)
+        yield _batch(packed, *(np.concatenate(each) for each in zip(*found, strict=True)))
+
+
+def _batch(packed: PackedBatch, tokens: np.ndarray, places: np.ndarray, labels: np.ndarray) -> MaskedBatch:
+    masked = PackedBatch(torch.from_numpy(tokens), packed.real, packed.segments)
+    return MaskedBatch(masked, torch.from_numpy(places), torch.from_numpy(labels), int((labels != PAD).sum()))

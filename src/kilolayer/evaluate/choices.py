@@ -1,0 +1,132 @@
+"""The likelihoods of continuations after their contexts: what questions with given answers are scored by.
+
+Rules, those of lm-eval:
+
+- White space at the end of a context belongs to the continuation. The context and the whole text are encoded; the continuation
+  is what the whole has behind as many tokens as the context has. Where nothing is left, because a token spans the border, the
+  continuation is encoded by itself.
+- An empty context is the end token, which stands before every document.
+- The model reads `length` tokens at most. What does not fit is cut from the left of the context. A continuation that is longer
+  itself is read in windows: the first begins with the last token of the context, and each scores what the one before did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+import torch
+
+from kilolayer.data.tokenizer import END
+from kilolayer.data.vocabulary import TextVocabulary
+from kilolayer.evaluate.shared_prefix import Batch, Window, batches, read, share
+from kilolayer.layers.modules import in_mode
+from kilolayer.models.decoder import Decoder
+from kilolayer.moe.shard import refuse_part
+from kilolayer.speed.written import write_out
+
+AT_ONCE = 8192
+"""Continuations that are encoded, sorted and scored together."""
+TOKENS_AT_ONCE = {"cpu": 512, "cuda": 32_768}
+"""Of a batch, by device."""
+SCORES_AT_ONCE = 1 << 25
+"""Positions times vocabulary: 128 MB in fp32."""
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""The tokens of a context, at least one, and of a continuation: int64 [n] each."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Of a continuation: ln p(continuation | context), and whether each of its tokens is the model's most probable one.
+
+    tokens, bytes: its length. cut: whether the beginning of its context was not read.
+    """
+
+    log_likelihood: float
+    greedy: bool
+    tokens: int
+    bytes: int
+    cut: bool
+
+
+def score_choices(
+    model: Decoder, vocabulary: TextVocabulary, choices: Iterable[tuple[str, str]], length: int
+) -> list[Likelihood]:
+    """The likelihood of each continuation after its context, both as text; length: tokens that the model reads at once.
+
+    A beginning that several choices share is read once: those of one question cost little more than their continuations.
+    """
+    encode = lru_cache(maxsize=16)(vocabulary.encode)
+    source, found = iter(choices), []
+    with in_mode(model, training=False):
+        written = write_out(model)
+    while some := list(islice(source, AT_ONCE)):
+        pairs = [encode_pair(encode, context, continuation) for context, continuation in some]
+        scores = score_tokens(written, pairs, length)
+        for (context, tokens), (_, text), (value, greedy) in zip(pairs, some, scores, strict=True):
+            cut = len(context) + len(tokens) > length + 1
+            found.append(Likelihood(value, greedy, len(tokens), len(text.encode()), cut))
+    return found
+
+
+def encode_pair(encode: Callable[[bytes], np.ndarray], context: str, continuation: str) -> Pair:
+    """The tokens of a context and of its continuation."""
+    before = context.rstrip()
+    continuation = context[len(before) :] + continuation
+    if not before:
+        return np.array([END]), encode(continuation.encode())
+    tokens = encode(before.encode())
+    rest = encode((before + continuation).encode())[len(tokens) :]
+    return tokens, rest if len(rest) or not continuation else encode(continuation.encode())
+
+
+@torch.inference_mode()
+def score_tokens(model: Decoder, pairs: Sequence[Pair], length: int) -> list[tuple[float, bool]]:
+    """For each continuation its log-likelihood, summed in fp64, and whether it is the greedy one; of no tokens: 0, True."""
+    refuse_part(model)
+    parts = [(number, window) for number, pair in enumerate(pairs) for window in _windows(*pair, length)]
+    owners, windows = np.array([number for number, _ in parts], np.int64), [window for _, window in parts]
+    totals, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
+    with in_mode(model, training=False):
+        written = write_out(model)
+        for batch in batches(windows, share(windows), TOKENS_AT_ONCE[next(model.parameters()).device.type]):
+            values, best = _predictions(written, batch)
+            np.add.at(totals, owners[batch.windows], values)
+            np.logical_and.at(greedy, owners[batch.windows], best)
+    return list(zip(totals.tolist(), greedy.tolist(), strict=True))
+
+
+def _windows(context: np.ndarray, continuation: np.ndarray, length: int) -> Iterator[Window]:
+    """What the model reads of a pair: one window, unless the continuation is longer than it reads at once."""
+    whole = np.concatenate([context, continuation])
+    if 0 < len(continuation) <= length:
+        yield Window(whole[-(length + 1) :], len(continuation))
+        return
+    for begin in range(len(context), len(whole), length):
+        end = min(begin + length, len(whole))
+        yield Window(whole[max(0, end - length - 1) : end], end - begin)
+
+
+def _predictions(model: Decoder, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """The log-probability of each target of a batch, fp64 [predictions], and whether it is the most probable token."""
+    states = read(model, batch).flatten(0, 1)
+    places, where = np.unique(batch.at, return_inverse=True)  # branches may be predicted from one place
+    order = np.argsort(where, kind="stable")
+    step = max(1, SCORES_AT_ONCE // len(model.embedding.weight))
+    values, best = np.empty(len(order)), np.empty(len(order), bool)
+    for first in range(0, len(places), step):
+        mine = order[slice(*np.searchsorted(where[order], [first, first + step]))]
+        chosen = states[torch.from_numpy(places[first : first + step]).to(states.device)]
+        scores = model.scores(chosen[None])[0]
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        rows, targets = (torch.from_numpy(each).to(states.device) for each in (where[mine] - first, batch.targets[mine]))
+        highest, tokens = scores.max(dim=-1)
+        found = scores[rows, targets]
+        sums = scores.sub_(highest[:, None]).exp_().sum(dim=-1).log_().add_(highest)
+        values[mine] = (found - sums[rows]).double().cpu().numpy()
+        best[mine] = (tokens[rows] == targets).cpu().numpy()
+    return values, best

@@ -1,0 +1,89 @@
+"""How well a masked language model knows hidden tokens: loss, perplexity, accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kilolayer.data.masking import MaskedBatch, inputs_of
+from kilolayer.data.tokenizer import PAD
+from kilolayer.evaluate.likelihood import TextScore
+from kilolayer.layers.modules import in_mode
+from kilolayer.models.encoder import Encoder
+from kilolayer.speed.recorder import Piece, Recorder
+
+
+@dataclass(frozen=True)
+class MaskedLoss:
+    """nll: the summed negative log-likelihood, in nats, of `tokens` hidden tokens, of which `correct` scored highest."""
+
+    nll: float
+    correct: int
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a hidden token."""
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """A hidden token; two vocabularies, or two ways of masking, cannot be compared by it."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def accuracy(self) -> float:
+        """The percentage of hidden tokens that scored highest."""
+        return 100 * self.correct / self.tokens
+
+    @property
+    def quality(self) -> float:
+        """The larger, the better."""
+        return -self.loss
+
+    def metrics(self) -> dict[str, Any]:
+        """For metrics.jsonl."""
+        return {"loss": self.loss, "perplexity": self.perplexity, "accuracy": self.accuracy}
+
+    def scores(self, signature: str) -> dict[str, TextScore]:
+        """For scores.json."""
+        signature = f"{signature}|masked:{self.tokens}"
+        return {
+            "accuracy": TextScore("accuracy of masked tokens, %", self.accuracy, signature, digits=2),
+            "perplexity": TextScore("perplexity of a masked token", self.perplexity, signature),
+            "loss": TextScore("loss, nats a masked token", self.loss, signature),
+        }
+
+    def __str__(self) -> str:
+        return f"loss {self.loss:.4f}, perplexity {self.perplexity:.2f}, accuracy {self.accuracy:.2f}%"
+
+
+@torch.inference_mode()
+def measure_masked(model: Encoder, batches: Iterable[MaskedBatch], recorder: Recorder | None = None) -> MaskedLoss:
+    """The loss and accuracy of all labels of `batches`; dropout is off while this runs.
+
+    recorder: runs the forward and the loss of a batch.
+    """
+
+    def sums(*parts: Tensor) -> Tensor:
+        inputs, labels = inputs_of(parts)
+        logits = model(**inputs).logits
+        assert logits is not None
+        nll = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="none")
+        correct = (logits.argmax(dim=-1) == labels) & (labels != PAD)
+        return torch.stack([nll.double().sum(), correct.double().sum()])
+
+    recorder = recorder or Recorder.plain(next(model.parameters()).device)
+    recorder.follow(model)
+    nll, correct, tokens = 0.0, 0, 0
+    with in_mode(model, training=False):
+        for batch in batches:
+            found = recorder.run([Piece("masked", sums, batch.parts)], restart=lambda: True).tolist()
+            nll, correct, tokens = nll + found[0], correct + int(found[1]), tokens + batch.tokens
+    return MaskedLoss(nll, correct, tokens)

@@ -1,0 +1,79 @@
+"""What a model with a head predicts of examples: scores of the classes or numbers, their loss, and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kilolayer.data.example_batches import EncodedExamples
+from kilolayer.evaluate.classification import get_metric
+from kilolayer.evaluate.scores import Score
+from kilolayer.layers.modules import in_mode
+from kilolayer.models.encoder import Encoder
+from kilolayer.speed.recorder import Piece, Recorder
+
+
+@dataclass(frozen=True)
+class LabelLoss:
+    """The mean loss of some examples, and their metrics by name, the one to choose by first."""
+
+    loss: float
+    scores: dict[str, Score]
+
+    @property
+    def quality(self) -> float:
+        """The larger, the better."""
+        return next(iter(self.scores.values())).value
+
+    def metrics(self) -> dict[str, Any]:
+        """For metrics.jsonl; `metric` is the one to choose by."""
+        return {"loss": self.loss, "metric": self.quality, **{key: score.value for key, score in self.scores.items()}}
+
+    def __str__(self) -> str:
+        found = ", ".join(f"{score.name} {score.value:.2f}" for score in self.scores.values())
+        return f"loss {self.loss:.4f}, {found}"
+
+
+@torch.inference_mode()
+def predict(
+    model: Encoder, examples: EncodedExamples, rows: int, most: int | None = None, recorder: Recorder | None = None
+) -> np.ndarray:
+    """fp32 [examples, outputs]: the scores of all examples, or of the first `most`; dropout is off while this runs.
+
+    rows: examples of a batch. recorder: runs the forward of a batch.
+    """
+
+    def scores(tokens: Tensor) -> Tensor:
+        return model(tokens).logits.float()
+
+    recorder = recorder or Recorder.plain(next(model.parameters()).device)
+    recorder.follow(model)
+    head = model.config.head
+    assert head is not None
+    found = np.empty((len(examples) if most is None else min(most, len(examples)), head.outputs), np.float32)
+    with in_mode(model, training=False):
+        for members, batch in examples.in_order(rows, most):
+            logits = recorder.run([Piece("scores", scores, batch.parts[:1])], restart=lambda: True)
+            found[members] = logits[: len(members)].cpu().numpy()
+    return found
+
+
+def measure_labels(scores: np.ndarray, labels: np.ndarray, classes: int, metrics: Sequence[str]) -> LabelLoss:
+    """Predicted scores [examples, outputs] against labels [examples]: int64 places of classes; numbers where classes is 0."""
+    values = torch.from_numpy(scores).double()
+    if classes:
+        loss, found = F.cross_entropy(values, torch.from_numpy(labels)), scores.argmax(axis=1)
+    else:
+        loss, found = F.mse_loss(values[:, 0], torch.from_numpy(labels).double()), scores[:, 0]
+    return LabelLoss(float(loss), {key: get_metric(key).score(found, labels, classes) for key in metrics})
+
+
+def probabilities(scores: np.ndarray) -> np.ndarray:
+    """fp64 [examples, classes], each row summing to 1."""
+    return torch.from_numpy(scores).double().softmax(dim=1).numpy()

@@ -1,0 +1,105 @@
+"""The files of a set: the questions that are asked, and those that serve as examples."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from kilolayer.data.text import SUFFIXES, read_lines
+from kilolayer.errors import InputError, OptionError
+from kilolayer.evaluate.shots.registry import Question, QuestionSet
+from kilolayer.evaluate.shots.row import Row
+from kilolayer.files.paths import kind_of
+
+PARTS = ("val", "test", "")
+"""Of a set's files the first that is there is asked: NAME.val.jsonl, NAME.test.jsonl, NAME.jsonl."""
+TRAIN = "train"
+WHOLE = "all"
+"""How a signature calls a file without a part."""
+BETWEEN = "\n\n"
+"""Stands behind each example."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The questions of a file; digest: of its lines."""
+
+    name: str
+    questions: list[Question]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A set's questions, and those from which its examples are drawn: of NAME.train.jsonl, or else the same."""
+
+    set: QuestionSet
+    asked: Part
+    solved: Part
+
+    def check(self, shots: int, limit: int | None = None) -> None:
+        """Refuse more shots than there are examples for each of the first `limit` questions."""
+        alike = Counter(question.contexts for question in self.solved.questions)
+        most = max(alike[question.contexts] for question in self.asked.questions[:limit])
+        if shots > len(self.solved.questions) - most:
+            what = f"{self.set.name} has {len(self.solved.questions) - most} examples beside a question, and not {shots}"
+            raise OptionError(what, where="--shots", fix="ask for fewer shots, or give a larger file of examples")
+
+    def prompt(self, number: int, shots: int, seed: int) -> Question:
+        """A question behind `shots` solved ones, which depend on nothing but seed, set and number.
+
+        No example has the contexts of the question: so neither the question itself, nor its twin in a Winograd schema.
+        """
+        question, draws = self.asked.questions[number], random.Random(f"{seed}/{self.set.name}/{number}")
+        chosen: dict[int, Question] = {}
+        while len(chosen) < shots:
+            # random() alone gives the same in all versions of Python.
+            index = int(draws.random() * len(self.solved.questions))
+            if self.solved.questions[index].contexts != question.contexts:
+                chosen.setdefault(index, self.solved.questions[index])
+        before = "".join(example.solved + BETWEEN for example in chosen.values())
+        contexts = tuple(before + context for context in question.contexts)
+        return Question(contexts, question.continuations, question.answer, question.prior)
+
+    def signature(self, shots: int, seed: int, limit: int | None = None) -> str:
+        """What a result depends on besides the model and the norm."""
+        drawn = f"|from:{self.solved.name}|seed:{seed}" if shots else ""
+        digest = self.asked.digest if not shots or self.solved is self.asked else f"{self.asked.digest}+{self.solved.digest}"
+        some = "" if limit is None or limit >= len(self.asked.questions) else f"|first:{limit}"
+        return f"task:{self.set.name}|part:{self.asked.name}|data:{digest}{some}|shots:{shots}{drawn}"
+
+
+def read_examples(questions: QuestionSet, folder: Path) -> Examples:
+    """A set's files in a folder, every line of them checked."""
+    if kind_of(folder) != "folder":
+        raise InputError("there is no such folder of questions", where=str(folder), fix="check --examples")
+    paths = {part: path for part in (*PARTS, TRAIN) if (path := _find(folder, questions.name, part)) is not None}
+    first = next((part for part in PARTS if part in paths), None)
+    if first is None:
+        name, columns = questions.name, ", ".join(questions.columns)
+        raise InputError(
+            f"there are no questions of {name}",
+            where=str(folder),
+            fix=f"put {name}.val.jsonl there (plain, .gz or .xz), lines of JSON with {columns}; see docs/few-shot.md",
+        )
+    asked = _read(paths[first], first or WHOLE, questions)
+    return Examples(questions, asked, _read(paths[TRAIN], TRAIN, questions) if TRAIN in paths else asked)
+
+
+def _find(folder: Path, name: str, part: str) -> Path | None:
+    """The file of a part; None where there is none."""
+    stem = f"{name}.{part}.jsonl" if part else f"{name}.jsonl"
+    return next((path for suffix in SUFFIXES if kind_of(path := folder / f"{stem}{suffix}") is not None), None)
+
+
+def _read(path: Path, name: str, questions: QuestionSet) -> Part:
+    found, digest = [], hashlib.sha256()
+    for number, line in enumerate(read_lines(path), 1):
+        digest.update(f"{line}\n".encode())
+        found.append(questions.read(Row.parse(line, f"{path}, line {number}", questions.columns)))
+    if not found:
+        raise InputError("the file holds no questions", where=str(path), fix="put the right one in its place")
+    return Part(name, found, digest.hexdigest()[:8])

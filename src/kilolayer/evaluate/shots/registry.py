@@ -1,0 +1,66 @@
+"""What a question and a set of them are, and the register of sets.
+
+Prompts are those of lm-eval, so that numbers can be compared; where one differs, its function says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kilolayer.evaluate.shots.row import Row
+
+Norm = Literal["none", "tokens", "bytes", "prior"]
+"""How the log-likelihoods of choices are compared: as they are; divided by the tokens of the continuation; by the bytes of its
+text without the space before it; or, `prior`, less the one after a context that asks nothing."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Choice i is that continuations[i] follows contexts[i]; choices differ in the one, or in the other (partial scoring).
+
+    prior: a context that asks nothing, against which choices are measured by the norm `prior`.
+    """
+
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]
+    answer: int
+    prior: str = ""
+
+    @classmethod
+    def of(cls, context: str, choices: Sequence[str], answer: int, prior: str = "") -> Question:
+        """Choices that follow one context, behind a space."""
+        return cls((context,) * len(choices), tuple(f" {choice}" for choice in choices), answer, prior)
+
+    @property
+    def solved(self) -> str:
+        """The question with its answer, as an example."""
+        return self.contexts[self.answer] + self.continuations[self.answer]
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """Questions of one kind. norms: how choices are compared; the first is the usual one. LAMBADA's have one choice."""
+
+    name: str
+    summary: str
+    columns: tuple[str, ...]
+    norms: tuple[Norm, ...]
+    read: Callable[[Row], Question]
+
+
+SETS: dict[str, QuestionSet] = {}
+
+
+def question_set(
+    name: str, *, columns: Sequence[str], norms: Sequence[Norm]
+) -> Callable[[Callable[[Row], Question]], Callable[[Row], Question]]:
+    """Register what reads a line of a set's file; the first line of its text says what the set is."""
+
+    def register(read: Callable[[Row], Question]) -> Callable[[Row], Question]:
+        summary = (read.__doc__ or "").partition("\n")[0]
+        SETS[name] = QuestionSet(name, summary, tuple(columns), tuple(norms), read)
+        return read
+
+    return register

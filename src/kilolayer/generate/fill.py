@@ -1,0 +1,99 @@
+"""Filling the masks of a text with what a masked language model holds for most probable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kilolayer.data.tokenizer import END, PAD, START
+from kilolayer.data.vocabulary import ByteVocabulary, TextVocabulary
+from kilolayer.errors import InputError
+from kilolayer.layers.modules import in_mode
+from kilolayer.models.encoder import Encoder
+from kilolayer.moe.shard import refuse_part
+
+MASK = "<mask>"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A token for one mask, and its probability among all tokens."""
+
+    token: str
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text, the best guesses for each of its masks, the most probable first, and the text with the first of each."""
+
+    text: str
+    filled: str
+    masks: list[list[Guess]]
+
+
+def masked_tokens(text: str, vocabulary: TextVocabulary, length: int, where: str = "") -> list[int]:
+    """The ids of a text with masks, between start and end; the mask's id is the one behind the vocabulary's last.
+
+    A space before a mask belongs to the token that is looked for, unless tokens are bytes. length: the most ids.
+    """
+    parts = text.split(MASK)
+    if len(parts) == 1:
+        raise InputError("the text has no mask", where=where, fix=f'write {MASK} where a token is wanted: "The {MASK} sings."')
+    if not isinstance(vocabulary, ByteVocabulary):
+        parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
+    ids = [START]
+    for part in parts:
+        ids += [*vocabulary.encode(part.encode()).tolist(), vocabulary.vocab_size]
+    ids[-1] = END
+    if len(ids) > length:
+        raise InputError(
+            f"the text has {len(ids) - 2:,} tokens, and the model reads {length - 2:,} at once", where=where, fix="shorten it"
+        )
+    return ids
+
+
+@torch.inference_mode()
+def fill_texts(
+    model: Encoder, texts: Sequence[str], rows: Sequence[Sequence[int]], vocabulary: TextVocabulary, top: int
+) -> list[Filled]:
+    """The `top` best guesses for the masks of each text; rows: the ids of the texts, from `masked_tokens`.
+
+    Special tokens are no guesses, whatever their probability.
+    """
+    refuse_part(model)
+    mask, device = vocabulary.vocab_size, next(model.parameters()).device
+    width = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows], device=device)
+    places = [[place for place, token in enumerate(row) if token == mask] for row in rows]
+    most = max(map(len, places))
+    wanted = torch.tensor([[*each, *[0] * (most - len(each))] for each in places], device=device)
+    with in_mode(model, training=False):
+        logits = model(tokens, mask=tokens != PAD, places=wanted).logits
+    assert logits is not None
+    probabilities = logits.float().softmax(dim=-1)[..., END + 1 : mask]
+    best = probabilities.topk(min(top, probabilities.shape[-1]))
+    found = []
+    for text, row, own, values, ids in zip(texts, rows, places, best.values.tolist(), best.indices.tolist(), strict=True):
+        guesses = [
+            [Guess(vocabulary.decode([token + END + 1]), token + END + 1, value) for value, token in zip(*each, strict=True)]
+            for each in zip(values[: len(own)], ids[: len(own)], strict=True)
+        ]
+        filled = list(row)
+        for place, each in zip(own, guesses, strict=True):
+            filled[place] = each[0].id
+        found.append(Filled(text, vocabulary.decode(filled), guesses))
+    return found
+
+
+def spell(ids: Sequence[int], vocabulary: TextVocabulary) -> str:
+    """The text of some ids, with <mask> in the place of masks."""
+    rest, parts = list(ids), []
+    while vocabulary.vocab_size in rest:
+        place = rest.index(vocabulary.vocab_size)
+        parts.append(vocabulary.decode(rest[:place]))
+        rest = rest[place + 1 :]
+    return MASK.join([*parts, vocabulary.decode(rest)])

@@ -1,0 +1,95 @@
+"""The configuration of a classifier's run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kilolayer.config import Table, merge
+from kilolayer.data.examples import ExamplesConfig
+from kilolayer.data.tokenizer import TokenizerConfig
+from kilolayer.data.vocabulary import ByteVocabulary
+from kilolayer.models.config import Shape
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
+
+# Usual for BERT's kind: 2e-5 to 5e-5, a warm-up of 6%, then linearly to 0, weight decay 0.1 (RoBERTa, table 10).
+FINE_TUNING: Table = {
+    "optimizer": "adamw",
+    "schedule": "linear",
+    "weight_decay": 0.1,
+    "label_smoothing": 0.0,
+    "valid_sentences": 10**9,
+}
+LR, LR_FROM_SCRATCH, EPOCHS, WARMUP = 3e-5, 3e-4, 5, 0.06
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyConfig(RunConfig):
+    """Everything that a classifier's run is made from."""
+
+    shape: ClassVar[Shape | None] = "encoder"
+
+    task: str = "classify"
+    """What is learned."""
+    examples: ExamplesConfig = field(default_factory=ExamplesConfig)
+    """Labelled sentences, and how they are read."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """The vocabulary; with train.start_from, that of the run."""
+
+    @classmethod
+    def from_start(cls, start: RunConfig) -> Table:
+        """Without what a classifier has in its own way: no output's table, padded batches, outputs that its labels decide."""
+        tables = super().from_start(start)
+        model = {name: value for name, value in tables["model"].items() if name not in ("tie_embeddings", "pad_id")}
+        model["head"] = {name: value for name, value in model.get("head", {}).items() if name != "outputs"}
+        return {**tables, "model": model}
+
+    @classmethod
+    def defaults(cls, table: Mapping[str, Any]) -> Table:
+        train = _part(table, "train")
+        started = train.get("start_from", "none") != "none"
+        own = {**FINE_TUNING, "lr": LR if started else LR_FROM_SCRATCH}
+        own |= {} if "steps" in train else {"epochs": EPOCHS}
+        own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
+        return merge({"model": {"head": {}}, "train": own}, exact_vocabulary(table))
+
+    def faults(self) -> Iterator[Fault]:
+        model, train, numbers = self.model, self.train, self.examples.layout_kind == "number"
+        yield model.head is None, "a classifier needs a head", "model", "remove head from [model]"
+        yield model.pad_id is None, "the batches of a classifier are padded", "model", "remove pad_id"
+        yield from vocabulary_faults(model, self.tokenizer, self.row_of_mask)
+        yield (
+            model.max_length is not None and model.max_length < self.examples.length,
+            f"the model has {model.max_length} positions, and an example up to {self.examples.length} tokens",
+            "examples",
+            "lower examples.length, or raise model.max_length",
+        )
+        yield (
+            numbers and train.label_smoothing > 0,
+            "label_smoothing has no effect where labels are numbers",
+            "train",
+            "remove it",
+        )
+        yield (
+            bool(train.patience) and self.examples.valid is None and self.examples.glue is None,
+            "patience has no effect without a validation part",
+            "train",
+            "set examples.valid",
+        )
+
+    @property
+    def row_of_mask(self) -> int:
+        """1 where the model has a row for the mask of the masked language model that it starts from, else 0."""
+        known = ByteVocabulary.vocab_size if self.tokenizer.of_bytes else self.tokenizer.vocab_size
+        return int(self.train.start_from is not None and self.model.vocab_size == known + 1)
+
+    def usual_batch(self, length: int | None) -> UsualBatch:
+        return UsualBatch(self.examples.rows, length or self.examples.length)
+
+
+def _part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table inside another; an empty one where something else stands in its place, which is refused later."""
+    part = table.get(name, {})
+    return part if isinstance(part, Mapping) else {}

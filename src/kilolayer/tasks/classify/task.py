@@ -1,0 +1,164 @@
+"""Fine-tuning: one or two sentences, an encoder with a head, a class or a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real_rows
+from kilolayer.data.examples import ExampleFile, ExampleParts, find_examples, text_of
+from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
+from kilolayer.errors import OptionError
+from kilolayer.evaluate.classification import require_packages
+from kilolayer.evaluate.predictions import LabelLoss, measure_labels, predict
+from kilolayer.files.writing import write
+from kilolayer.models.encoder import Encoder
+from kilolayer.models.head import Head
+from kilolayer.speed.recorder import Recorder
+from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.results import VALIDATION, write_results
+from kilolayer.tasks.task import Loss, Task
+
+SAMPLES = 10
+PREDICTIONS = "test.predictions.tsv"
+
+
+class ClassifyTask(Task[ClassifyConfig]):
+    """The examples of a run, ready to train, to validate and to test on."""
+
+    starts_from: ClassVar[tuple[str, ...]] = ("masked_lm",)
+
+    def __init__(self, parts: ExampleParts, vocabulary: TextVocabulary, config: ClassifyConfig) -> None:
+        self._vocabulary, self.config, self.parts = vocabulary, config, parts
+        self.classes = parts.classes
+        self.metrics, self.rows = config.examples.metrics, config.examples.rows
+        self.train, self.valid, self.test = map(self._encoded, (parts.train, parts.valid, parts.test))
+        assert self.train is not None
+        outputs = len(self.classes) or 1
+        given = config.model.head
+        if given is not None and given.outputs not in (outputs, Head.outputs):
+            raise OptionError(
+                f"outputs is {given.outputs}, and the labels need {outputs}",
+                where="model.head",
+                fix="remove model.head.outputs",
+            )
+
+    def _encoded(self, part: ExampleFile | None) -> EncodedExamples | None:
+        if part is None:
+            return None
+        return EncodedExamples(part.examples, self.vocabulary, self.classes, self.config.examples.length)
+
+    @classmethod
+    def prepare(cls, config: ClassifyConfig, cache: Path, vocabulary: TextVocabulary | None = None) -> ClassifyTask:
+        require_packages()
+        parts = find_examples(config.examples)
+        vocabulary = vocabulary or vocabulary_for(text_of(parts.train, cache), config.tokenizer, cache)
+        return cls(parts, vocabulary, config)
+
+    @classmethod
+    def load_vocabulary(cls, config: ClassifyConfig, folder: Path) -> TextVocabulary:
+        return load_vocabulary(folder, config.tokenizer)
+
+    @property
+    def vocabulary(self) -> TextVocabulary:
+        return self._vocabulary
+
+    def resolve(self, config: ClassifyConfig) -> ClassifyConfig:
+        """With the sizes of the vocabulary and of the head, the classes in their order, and absolute paths."""
+        known, head = self.vocabulary.vocab_size, config.model.head
+        assert head is not None
+        of_mask = config.train.start_from is not None and config.model.vocab_size == known + 1
+        model = replace(config.model, vocab_size=known + of_mask, head=replace(head, outputs=len(self.classes) or 1))
+        examples = replace(config.examples, classes=list(self.classes), **config.examples.absolute())
+        return replace(config, model=model, examples=examples)
+
+    def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The body of another run, without its output's table; its head too, where it has one of this form."""
+        alike = own.keys() <= weights.keys() and all(weights[name].shape == own[name].shape for name in own)
+        new = {} if alike else {name: tensor for name, tensor in own.items() if name.startswith("head.")}
+        left_out = {"vocabulary.weight"} | {name for name in weights if new and name.startswith("head.")}
+        return {name: tensor for name, tensor in weights.items() if name not in left_out} | new
+
+    def training_batches(self, seed: int) -> ExampleBatches:
+        """Endless shuffled batches of the training examples."""
+        assert self.train is not None
+        return ExampleBatches(self.train, self.rows, seed)
+
+    def loss(self, model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
+        """Cross-entropy of the classes, or the squared error of the numbers.
+
+        parts: tokens int64 [rows, length], rows of padding alone not counted; labels int64 [rows] or fp32 [rows].
+        """
+        tokens, labels = parts
+        output = model(tokens, hidden_states=hidden_states)
+        logits, real = output.logits, real_rows(tokens)
+        assert logits is not None
+        if not self.classes:
+            total = nll = (logits[:, 0] - labels).square().masked_fill(~real, 0.0).sum()
+            return Loss(total, nll, real.sum(), output)
+        log_probabilities = F.log_softmax(logits, dim=-1)
+        each = F.nll_loss(log_probabilities, labels, reduction="none")
+        nll = total = each.masked_fill(~real, 0.0).sum()
+        if smoothing := self.config.train.label_smoothing:
+            spread = -log_probabilities.mean(dim=-1).masked_fill(~real, 0.0).sum()
+            total = (1 - smoothing) * nll + smoothing * spread
+        return Loss(total, nll, real.sum(), output)
+
+    def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (parts[0][real_rows(parts[0])],)
+
+    def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> LabelLoss | None:
+        """Loss and metrics of the first `most` examples of the validation part; None where there is none.
+
+        recorder: runs the forward of each batch.
+        """
+        return None if self.valid is None else self._measured(self.valid, predict(model, self.valid, self.rows, most, recorder))
+
+    def score(self, model: Encoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
+        """Leave the scores of the test part and samples in a run's folder.
+
+        Of a test part without labels the predictions are left, in the form that GLUE takes; the scores are then those of the
+        validation part, and so they are without a test part. `metric` is the one that the best checkpoint was chosen by.
+        """
+        scores: dict[str, Any] = {}
+        samples: list[dict[str, str]] = []
+        if self.test is not None and self.test.labels is None:
+            labels = self.predicted(predict(model, self.test, self.rows))
+            lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in enumerate(labels))]
+            write(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
+        tested = self.test is not None and self.test.labels is not None
+        encoded, part = (self.test, self.parts.test) if tested else (self.valid, self.parts.valid)
+        if encoded is not None and part is not None:
+            found = predict(model, encoded, self.rows)
+            (_, chosen), *others = self._measured(encoded, found).scores.items()
+            table = {"metric": chosen, **dict(others)}
+            scores["test" if tested else VALIDATION] = {key: asdict(score) for key, score in table.items()}
+            samples = _samples(part, self.predicted(found))
+        write_results(folder, samples, scores, weights)
+
+    def predicted(self, scores: np.ndarray) -> list[str]:
+        """The labels, as texts, that scores [examples, outputs] stand for."""
+        if not self.classes:
+            return [f"{value:.3f}" for value in scores[:, 0]]
+        return [self.classes[place] for place in scores.argmax(axis=1)]
+
+    def _measured(self, examples: EncodedExamples, scores: np.ndarray) -> LabelLoss:
+        assert examples.labels is not None
+        return measure_labels(scores, examples.labels[: len(scores)], len(self.classes), self.metrics)
+
+
+def _samples(part: ExampleFile, labels: Sequence[str]) -> list[dict[str, str]]:
+    """A few examples from all over the part, with what was predicted."""
+    chosen = np.unique(np.linspace(0, len(part) - 1, SAMPLES).astype(np.int64)).tolist()
+    samples = []
+    for place in chosen:
+        example = part.examples[place]
+        sample = {"first": example.first, "second": example.second, "label": example.label, "prediction": labels[place]}
+        samples.append({name: str(value) for name, value in sample.items() if value is not None})
+    return samples

@@ -1,0 +1,21 @@
+"""Masked language modelling: running text, an encoder, the loss and accuracy of hidden tokens."""
+
+from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, register
+
+register(
+    Registration(
+        name="masked_lm",
+        summary="a masked language model of running text, by an encoder",
+        title="a masked language model",
+        usage='fill {} "a <mask> text"',
+        config="kilolayer.tasks.masked_lm.config:MaskedLMConfig",
+        task="kilolayer.tasks.masked_lm.task:MaskedLMTask",
+        verbs={"fill": Verb("a masked language model fills the masks of a text", "kilolayer.cli.fill")},
+        headline=Headline("accuracy", "accuracy of masked tokens, %", 2),
+        samples=Samples(
+            "Sample texts",
+            {"masked": "what the model reads", "text": "the text", "filled": "what the model fills in"},
+            "{masked}\n-> {filled}\n",
+        ),
+    )
+)

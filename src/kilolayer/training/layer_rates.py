@@ -1,0 +1,29 @@
+"""Learning rates that fall from the top of a model to its input."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from kilolayer.layers.embedding import Embedding
+from kilolayer.layers.stack import Stack
+
+
+def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
+    """What the learning rate of each weight is multiplied by: decay^(L - l) in layer l of a stack of L, counted from 1.
+
+    Below the first layer are its stack's positions, decay^L, and the embeddings, by the deepest stack. Weights that are not
+    listed stand above all layers, or in no stack: a head, an output table of its own, a final norm. Their factor is 1.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    rates: dict[nn.Parameter, float] = {}
+    if decay == 1 or not stacks:
+        return rates
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            rates[module.weight] = decay ** max(len(stack.blocks) for stack in stacks)
+    for stack in stacks:
+        layers = stack.layers()
+        rates |= dict.fromkeys(stack.positions.parameters(), decay ** len(layers))
+        for index, layer in enumerate(layers, 1):
+            rates |= dict.fromkeys(layer.parameters(), decay ** (len(layers) - index))
+    return rates
