@@ -190,7 +190,7 @@ def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     document["scores"][name] = {
         "valid_by_length": valid,
         "bits_per_byte": found.bits_per_byte,
-        "signature": f"length:{length}|stride:{max(1, length // chosen.overlap)}|bytes:{found.bytes}|{precision}",
+        "signature": f"length:{length}, stride:{max(1, length // chosen.overlap)}, bytes:{found.bytes}, {precision}",
         "seconds": round(time.monotonic() - began, 1),
         "trained_length": task.length,
         "torch": torch.__version__,
@@ -201,22 +201,21 @@ def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
 def write_table(document: dict[str, Any], out: Path) -> None:
     """OUT/enwik8.md."""
     lines = ["| model | weights | bits per byte, test | from |", "|---|---|---|---|"]
-    rows = [(about, weights, bits, source) for about, weights, bits, source in PUBLISHED]
+    rows = [(about, weights, bits, f"{bits:.2f}", source) for about, weights, bits, source in PUBLISHED]
     for name, found in document["scores"].items():
         plan, run = document["plans"][name], document["train"][name]
-        about = f"{plan['commands']} commands, {run['steps']:,} steps, {run['seconds']:,.0f} s of steps; {found['signature']}"
-        rows.append((name, f"{plan['parameters'] / 1e6:.0f} M", found["bits_per_byte"], about))
-    lines += [
-        f"| {about} | {weights} | {bits:.3f} | {source} |"
-        for about, weights, bits, source in sorted(rows, key=lambda row: -row[2])
-    ]
+        taken = f"{run['steps']:,} of {plan['steps']:,} steps, {run['seconds']:,.0f} s of them"
+        about = f"{plan['commands']} commands, {taken}; {found['signature']}"
+        rows.append((name, f"{plan['parameters'] / 1e6:.0f} M", found["bits_per_byte"], f"{found['bits_per_byte']:.4f}", about))
+    rows.sort(key=lambda row: -row[2])
+    lines += [f"| {about} | {weights} | {shown} | {source} |" for about, weights, _, shown, source in rows]
     lines += ["", "Short runs, on the validation part without overlap; seconds: of all steps, alone on the GPU:", ""]
     lines += ["| configuration | steps | bits per byte | ms a step | seconds |", "|---|---|---|---|---|"]
     for name, run in sorted(document["select"].items(), key=lambda pair: last_bits(pair[1]) or math.inf):
         ms = document["speed"].get(run["model"], {}).get("ms")
         times = ("-", "-") if ms is None else (f"{ms:.2f}", f"{run['steps'] * ms / 1e3:.1f}")
         bits = last_bits(run)
-        shown = "diverged" if bits is None and run["steps"] else "not run" if bits is None else f"{bits:.4f}"
+        shown = " ".join(run.get("told", ["diverged"])) if bits is None else f"{bits:.4f}"
         lines.append(f"| {name} | {run['steps']} of {run['wanted_steps']} | {shown} | {times[0]} | {times[1]} |")
     (out / "enwik8.md").write_text("\n".join(lines) + "\n")
     print(out / "enwik8.md")

@@ -8,9 +8,9 @@
     python benchmarks/depth/language.py shots OUT                    # questions after zero, one and four examples
     python benchmarks/depth/language.py table OUT                    # OUT/language.md and OUT/language.svg
 
-KILOLAYER_DATA names the folder with books and nlu/zeroshot; books.json in it, where it is there, is the vocabulary. Runs go
-side by side (--parallel), best under nvidia-cuda-mps-control, and stay in --work: a command that is given again goes on. Each
-stage adds to OUT/language.json. Options of `kilolayer train` (--model.dim 16) go to all runs.
+KILOLAYER_DATA names the folder with books and nlu/zeroshot. Runs go side by side (--parallel), best under
+nvidia-cuda-mps-control, and stay in --work: a command that is given again goes on. Each stage adds to OUT/language.json.
+Options of `kilolayer train` (--model.dim 16) go to all runs.
 
 Since runs share the GPU, their own seconds mean nothing: the seconds of the table are steps times the time of a step that
 `speed` measures, and FLOPs are steps times those of `kilolayer plan`. The rate rises over the first 5% of the steps, stays, and
@@ -48,7 +48,7 @@ RECIPES = ("pre_ln", "sub_ln", "deepnorm")
 RATES = (5e-4, 1e-3, 2e-3)
 STEPS, WARMUP, FALL = 1500, 0.05, 0.2
 POINTS = 20  # validations of a run
-TASKS = "winogrande,winograd,hellaswag,copa,piqa"
+TASKS = "winogrande,winograd_wsc273,hellaswag,copa,piqa"
 DIVERGED = 0.5  # nats above the lowest loss before
 
 
@@ -75,9 +75,8 @@ class Wanted:
     @property
     def words(self) -> list[str]:
         """Behind `kilolayer train`."""
-        data = Path(os.environ["KILOLAYER_DATA"])
-        options = {f"text.{part}": data / "books" / f"{part}.jsonl.xz" for part in ("train", "valid", "test")}
-        options |= {"tokenizer.path": data / "books.json"} if (data / "books.json").exists() else {}
+        books = Path(os.environ["KILOLAYER_DATA"]) / "books"
+        options: dict[str, Any] = {f"text.{part}": books / f"{part}.jsonl.xz" for part in ("train", "valid", "test")}
         options |= {f"model.{name}": getattr(self, name) for name in ("layers", "dim", "ffn_dim", "recipe")}
         options |= {"model.heads": self.dim // 64, "train.lr": self.rate, "train.steps": self.steps, "train.seed": self.seed}
         options |= {"train.warmup_steps": round(WARMUP * self.steps), "train.decay_steps": round(FALL * self.steps)}
@@ -93,7 +92,7 @@ def wanted_of(run: dict[str, Any]) -> Wanted:
 def final_loss(run: dict[str, Any]) -> float:
     """Of the validation after the last step; infinite where a run did not come so far."""
     last = run["valid"][-1] if run.get("valid") else {"step": 0, "loss": None}
-    return math.inf if last["step"] < run["wanted_steps"] or last["loss"] is None else last["loss"]
+    return math.inf if last["step"] < run["steps"] or last["loss"] is None else last["loss"]
 
 
 def state_of(run: dict[str, Any]) -> str:
@@ -114,8 +113,8 @@ def best_runs(runs: dict[str, dict[str, Any]], steps: int | None = None) -> dict
     best: dict[str, dict[str, Any]] = {}
     for model in dict.fromkeys(run["model"] for run in runs.values()):
         own = [run for run in runs.values() if run["model"] == model]
-        length = steps or min(run["wanted_steps"] for run in own)
-        same = [run for run in own if run["wanted_steps"] == length and math.isfinite(final_loss(run))]
+        length = steps or min(run["steps"] for run in own)
+        same = [run for run in own if run["steps"] == length and math.isfinite(final_loss(run))]
         if same:
             first = min(run["seed"] for run in same)
             best[model] = min((run for run in same if run["seed"] == first), key=final_loss)
@@ -150,8 +149,8 @@ def even(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]
         known = [model for model in models if model in best and "ms" in speed.get(model, {})]
         for model in known[1:]:
             run = best[model]
-            steps = round(run["wanted_steps"] * speed[known[0]]["ms"] / speed[model]["ms"])
-            wanted.append(replace(wanted_of(run), steps=max(steps, run["wanted_steps"])))
+            steps = round(run["steps"] * speed[known[0]]["ms"] / speed[model]["ms"])
+            wanted.append(replace(wanted_of(run), steps=max(steps, run["steps"])))
     run_all(wanted, chosen, others, document)
 
 
@@ -162,9 +161,8 @@ def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str],
         log = chosen.work / f"{each.name}.log"
         if found["steps"] < each.steps and log.exists():
             found["told"] = log.read_text().splitlines()[-3:]
-        # The steps that were taken stand beside those that were asked for.
-        run = document["runs"][each.name] = {**asdict(each), "model": each.model, "wanted_steps": each.steps, **found}
-        run["taken_steps"], run["steps"] = run["steps"], each.steps
+        found["taken_steps"] = found.pop("steps")
+        run = document["runs"][each.name] = {"model": each.model, **asdict(each), **found}
         print(each.name, "steps", run["taken_steps"], "valid", f"{final_loss(run):.4f}", state_of(run), flush=True)
 
 

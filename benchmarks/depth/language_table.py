@@ -64,7 +64,7 @@ def family_tables(family: str, runs: dict[str, Run], speed: dict[str, Run], cost
 
 
 def with_rate(runs: dict[str, Run], best: Run, rate: float) -> list[Run]:
-    same = ("model", "wanted_steps", "seed")
+    same = ("model", "steps", "seed")
     return [run for run in runs.values() if run["rate"] == rate and all(run[key] == best[key] for key in same)]
 
 
@@ -77,7 +77,7 @@ def shown_loss(found: Sequence[Run]) -> str:
 
 def seeds_of(runs: dict[str, Run], best: Run) -> str:
     """The mean over seeds with its standard deviation."""
-    same = ("model", "wanted_steps", "rate")
+    same = ("model", "steps", "rate")
     own = [run for run in runs.values() if all(run[key] == best[key] for key in same)]
     losses = [final_loss(run) for run in own if state_of(run) == "finished"]
     spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
@@ -94,27 +94,27 @@ def cost_row(run: Run, facts: Run) -> list[str]:
         f"{facts['ms']:.2f}",
         f"{facts['tokens_per_second']:,.0f}",
         f"{facts['flops'] / 1e12:.3g}",
-        f"{run['wanted_steps'] * facts['ms'] / 1e3:.1f}",
+        f"{run['steps'] * facts['ms'] / 1e3:.1f}",
         f"{final_loss(run):.4f}",
     ]
 
 
 def is_longer(run: Run, best: Iterable[Run]) -> bool:
-    return any(run["model"] == each["model"] and run["wanted_steps"] > each["wanted_steps"] for each in best)
+    return any(run["model"] == each["model"] and run["steps"] > each["steps"] for each in best)
 
 
 def longer_rows(longer: list[Run], costs: dict[str, Cost]) -> tuple[list[str], list[list[str]]]:
     header = ["model", "steps", "seconds alone", "FLOPs", "loss"]
     rows = []
     for run in sorted(longer, key=lambda run: (run["recipe"], run["layers"])):
-        found = [cost(run, run["wanted_steps"]) for cost in costs.values()]
+        found = [cost(run, run["steps"]) for cost in costs.values()]
         rows.append([f"{run['model']} lr {run['rate']:g}", *(short(each) for each in found), shown_loss([run])])
     return header, rows
 
 
 def before_fall(run: Run) -> list[tuple[int, float]]:
     """Step and loss of the validations before the rate falls."""
-    last = run["wanted_steps"] - round(FALL * run["wanted_steps"])
+    last = run["steps"] - round(FALL * run["steps"])
     return [(row["step"], row["loss"]) for row in run["valid"] if row["step"] <= last and row["loss"] is not None]
 
 
@@ -130,7 +130,7 @@ def best_depths(name: str, cost: Cost, runs: dict[str, Run], best: list[Run]) ->
     parts = []
     for recipe in dict.fromkeys(run["recipe"] for run in best):
         own = [run for run in best if run["recipe"] == recipe]
-        whole = cost(own[-1], own[-1]["wanted_steps"])
+        whole = cost(own[-1], own[-1]["steps"])
         if whole is None:
             continue
         budgets = [share * whole for share in SHARES]
