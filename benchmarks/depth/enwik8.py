@@ -143,8 +143,8 @@ def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any
         plan = document["plans"][wanted.name] = {**found, "seconds_of_steps": steps_s, "steps": steps, "commands": 0}
         print("planned", plan, flush=True)
     words = [*wanted.words(plan["steps"], tokens, POINTS), *others]
+    plan["commands"] += not (work / wanted.name / "scores.json").exists()
     run_queue({wanted.name: words}, work, end - time.monotonic(), 1)
-    plan["commands"] += 1
     run = document["train"][wanted.name] = {
         "model": wanted.model,
         "wanted_steps": plan["steps"],

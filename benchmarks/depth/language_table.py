@@ -49,15 +49,21 @@ def rows_of(family: str, best: dict[str, Run]) -> list[Run]:
 
 def family_tables(family: str, runs: dict[str, Run], speed: dict[str, Run], costs: dict[str, Cost]) -> list[str]:
     best = rows_of(family, best_runs(runs))
-    models = [run["model"] for run in best]
+    # A model that no rate has trained has a row too.
+    tried = rows_of(family, {run["model"]: run for run in sorted(runs.values(), key=lambda run: -run["steps"])})
+    tried = [next((run for run in best if run["model"] == each["model"]), each) for each in tried]
+    models = [run["model"] for run in tried]
     rates = sorted({run["rate"] for run in runs.values() if run["model"] in models})
-    by_rate = [[run["model"], *(shown_loss(with_rate(runs, run, rate)) for rate in rates), seeds_of(runs, run)] for run in best]
+    by_rate = [
+        [run["model"], *(shown_loss(with_rate(runs, run, rate)) for rate in rates), seeds_of(runs, run)] for run in tried
+    ]
     header = ["model", *(f"lr {rate:g}" for rate in rates), "best rate, all seeds"]
     parts = ["At the end of the same steps:", table(header, by_rate)]
     header = ["model", "weights", "without tables", "ms a step", "tokens/s", "TFLOPs a step", "seconds", "loss"]
     parts += ["Each model alone:", table(header, [cost_row(run, speed.get(run["model"], {})) for run in best])]
     if longer := [run for run in runs.values() if run["model"] in models and is_longer(run, best)]:
-        parts += ["For as many seconds as the deepest of its recipe:", table(*longer_rows(longer, costs))]
+        deepest = [run for run in best if run["layers"] == max(each["layers"] for each in best)]
+        parts += ["Longer runs, and the deepest ones:", table(*longer_rows([*longer, *deepest], costs))]
     for name, cost in costs.items():
         parts += best_depths(name, cost, runs, best)
     return parts
@@ -126,23 +132,21 @@ def points_of(model: Run, runs: dict[str, Run], cost: Cost) -> list[tuple[float,
 
 
 def best_depths(name: str, cost: Cost, runs: dict[str, Run], best: list[Run]) -> list[str]:
-    """At each budget the lowest loss that each depth had come to; - where its runs were not so long."""
-    parts = []
+    """At each budget the loss that each depth had come to; - where its runs were not so long."""
+    depths = sorted({run["layers"] for run in best})
+    rows = []
     for recipe in dict.fromkeys(run["recipe"] for run in best):
-        own = [run for run in best if run["recipe"] == recipe]
-        whole = cost(own[-1], own[-1]["steps"])
-        if whole is None:
-            continue
-        budgets = [share * whole for share in SHARES]
-        columns = [[loss_within(points_of(run, runs, cost), budget) for run in own] for budget in budgets]
-        depths = [f"{run['layers']}L" for run in own]
-        rows = []
-        for budget, losses in zip(budgets, columns, strict=True):
+        own = {run["layers"]: run for run in best if run["recipe"] == recipe}
+        deepest = own[max(own)]
+        whole = cost(deepest, deepest["steps"])
+        points = {layers: points_of(run, runs, cost) for layers, run in own.items()}
+        for budget in [] if whole is None else [share * whole for share in SHARES]:
+            losses = [loss_within(points.get(layers, []), budget) for layers in depths]
             least = min((loss for loss in losses if loss is not None), default=math.nan)
             shown = ["-" if loss is None else f"**{loss:.4f}**" if loss == least else f"{loss:.4f}" for loss in losses]
-            rows.append([short(budget), *shown])
-        parts += [f"{recipe}, before the rate falls, at equal {name}:", table([name, *depths], rows)]
-    return parts
+            rows.append([recipe, short(budget), *shown])
+    title = f"Before the rate falls, at equal {name}; - where no run was so long:"
+    return [title, table(["recipe", name, *(f"{layers}L" for layers in depths)], rows)] if rows else []
 
 
 def loss_within(points: list[tuple[float, float]], budget: float) -> float | None:
@@ -189,6 +193,7 @@ def draw(families: list[str], runs: dict[str, Run], costs: dict[str, Cost], path
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     mpl.rcParams["svg.hashsalt"] = "kilolayer"  # the same picture from the same numbers
     size = (13, 4 * max(1, len(families)))
@@ -208,8 +213,9 @@ def draw(families: list[str], runs: dict[str, Run], costs: dict[str, Cost], path
                     panel.plot(*zip(*rows, strict=True), linewidth=1.2 if each is run else 0.7, label=label, **style)
                     lowest, highest = min(lowest, rows[-1][1]), max(highest, rows[len(rows) // 5][1])
             panel.set(xlabel=name, xscale="log")
+            panel.xaxis.set_minor_formatter(NullFormatter())
         row[0].set_ylabel(f"{family}: validation loss")
-        row[0].legend(frameon=False, fontsize=7)
+        row[0].legend(frameon=False, fontsize=7, loc="upper right")
     if lowest < highest:
         panels[0][0].set_ylim(lowest - 0.05 * (highest - lowest), highest + 0.05 * (highest - lowest))
     figure.savefig(path, metadata={"Date": None})
