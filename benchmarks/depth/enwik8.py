@@ -1,0 +1,273 @@
+"""The best bits per byte on enwik8 that twenty minutes of one GPU give: two commands of ten, stopped and resumed.
+
+    python benchmarks/depth/enwik8.py select OUT --seconds 240            # short runs side by side: depth, recipe, rate
+    python benchmarks/depth/enwik8.py speed OUT                           # the time of a step of each, alone
+    python benchmarks/depth/enwik8.py train OUT --config NAME             # measures its speed, plans its steps, begins
+    python benchmarks/depth/enwik8.py train OUT --config NAME             # the same once more goes on to the end
+    python benchmarks/depth/enwik8.py score OUT --config NAME             # the test part, with overlapping windows
+    python benchmarks/depth/enwik8.py table OUT                           # OUT/enwik8.md, beside published models
+
+A NAME is 24L-75M-sub_ln-lr0.001: layers, weights, recipe, rate. KILOLAYER_DATA names the folder with enwik8/enwik8.xz. Runs
+stay in --work, and each stage adds to OUT/enwik8.json. Options of `kilolayer train` (--text.length 1024) go to all runs of a
+command.
+
+What was chosen, and why. `select` tries depth, recipe and rate; all else is reckoned, not tuned.
+- Weights: two commands hold some 16 minutes of steps. At 400 TFLOP/s these are 4e17 FLOPs, with 6 a weight and byte 0.9 billion
+  bytes for 75 million weights: the text ten times, and 12 bytes a weight, not far below the 20 tokens a weight that are held to
+  use arithmetic best (Hoffmann et al. 2022, for text that is not repeated). 38 million would see the text 20 times. Short runs
+  favour small models, so `select` compares models of equal weights and does not choose their number.
+- Batches of 64 x 512 bytes: 28,000 steps. Larger ones fill the GPU hardly better and leave fewer steps. Longer windows cost
+  attention and give context; which weighs more at this length of training is open. `score` tries longer windows than those of
+  training, on the validation part.
+- Dropout 0.05: Transformer-XL with 12 layers has 0.1 and sees the text 50 times.
+- Cosine to 0, over the steps that the measured speed allows: a run that is cut off before its rate has fallen loses much more
+  than one that ends a little early.
+- AdamW with decay 0.1, beta2 0.98, clipped at 1.0, as in configs/enwik8.toml: at a rate of 1e-3 weights are forgotten within
+  10,000 steps, a third of the run, and the second moment within 50, so that a change of the gradients is soon allowed for.
+- Scored with windows that overlap by seven eighths: each byte but the first has at least 448 before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from step_time import step_times  # noqa: E402
+from training_queue import hardware, read_run, run_queue  # noqa: E402
+
+LAYERS = (12, 24, 48, 96)
+WIDTHS = {  # dim and FFN by weights and layers; 64 a head
+    "38M": {12: (512, 2048), 24: (384, 1280), 48: (256, 1024), 96: (192, 640)},
+    "75M": {12: (768, 2560), 24: (512, 2048), 48: (384, 1280), 96: (256, 1024)},
+}
+NAME = re.compile(r"(?P<layers>\d+)L-(?P<size>\w+)-(?P<recipe>\w+)-lr(?P<rate>[\d.e-]+)")
+WARMUP, POINTS = 0.03, 40
+SPARE = 0.97  # of the time: validations, and a GPU that is a little slower than when it was measured
+SCORING = 40  # seconds that the end of a run takes
+PUBLISHED = (
+    ("character Transformer, 12 layers", "44 M", 1.11, "Al-Rfou et al. 2018, arXiv:1808.04444"),
+    ("character Transformer, 64 layers", "235 M", 1.06, "Al-Rfou et al. 2018"),
+    ("Transformer-XL, 12 layers", "41 M", 1.06, "Dai et al. 2019, arXiv:1901.02860"),
+    ("Transformer-XL, 24 layers", "277 M", 0.99, "Dai et al. 2019"),
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model and its rate."""
+
+    layers: int
+    size: str
+    recipe: str
+    rate: float
+
+    @classmethod
+    def of(cls, name: str) -> Wanted:
+        found = NAME.fullmatch(name)
+        if found is None or found["size"] not in WIDTHS or int(found["layers"]) not in LAYERS:
+            raise SystemExit(f"{name} is no configuration: write it as 24L-75M-sub_ln-lr0.001")
+        return cls(int(found["layers"]), found["size"], found["recipe"], float(found["rate"]))
+
+    @property
+    def model(self) -> str:
+        return f"{self.layers}L-{self.size}-{self.recipe}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-lr{self.rate:g}"
+
+    def words(self, steps: int, tokens: int, points: int) -> list[str]:
+        """Behind `kilolayer train`. points: validations of the run."""
+        dim, ffn_dim = WIDTHS[self.size][self.layers]
+        options: dict[str, Any] = {"text.train": Path(os.environ["KILOLAYER_DATA"]) / "enwik8" / "enwik8.xz"}
+        options |= {"model.layers": self.layers, "model.dim": dim, "model.ffn_dim": ffn_dim, "model.heads": dim // 64}
+        options |= {"model.recipe": self.recipe, "train.lr": self.rate, "batches.tokens": tokens, "train.steps": steps}
+        options |= {"train.warmup_steps": round(WARMUP * steps), "train.valid_every": max(1, steps // points)}
+        return [str(HERE / "enwik8.toml"), *(f"--{name}={value}" for name, value in options.items())]
+
+
+def select(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
+    """Every depth, recipe and rate for few steps; the deepest first, which take longest."""
+    depths = sorted(chosen.layers, reverse=True)
+    wanted = [
+        Wanted(layers, chosen.size, recipe, rate) for layers in depths for recipe in chosen.recipes for rate in chosen.rates
+    ]
+    tokens = chosen.tokens or 16_384
+    commands = {each.name: [*each.words(chosen.steps, tokens, 5), *others] for each in wanted}
+    work = chosen.work / "select"
+    run_queue(commands, work, chosen.seconds, chosen.parallel)
+    for each in wanted:
+        run = document["select"][each.name] = {"model": each.model, "wanted_steps": chosen.steps, **read_run(work / each.name)}
+        print(each.name, "steps", run["steps"], "valid bits per byte", last_bits(run), flush=True)
+
+
+def last_bits(run: dict[str, Any]) -> float | None:
+    """Of the last validation."""
+    return run["valid"][-1]["bits_per_byte"] if run.get("valid") else None
+
+
+def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Of each model of `select`, with the batches that it had there."""
+    models = {run["model"]: [str(chosen.work / "select" / name / "config.toml")] for name, run in document["select"].items()}
+    models = {model: words for model, words in models.items() if Path(words[0]).exists()}
+    document["speed"] |= step_times(models, chosen.work, chosen.parallel)
+    for model in models:
+        print(model, document["speed"][model], flush=True)
+
+
+def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
+    """Begin or go on; the first command measures the speed and plans the steps of all commands."""
+    end = time.monotonic() + chosen.seconds
+    wanted, work = Wanted.of(chosen.config), chosen.work / "train"
+    tokens = chosen.tokens or 32_768
+    plan = document["plans"].get(wanted.name)
+    if plan is None:
+        began = time.monotonic()
+        (found,) = step_times({wanted.name: [*wanted.words(100, tokens, 1), *others]}, work, 1).values()
+        if "ms" not in found:
+            raise SystemExit("\n".join(found["told"]))
+        measuring = time.monotonic() - began
+        steps_s = SPARE * (chosen.commands * (chosen.seconds - found["ready_s"]) - measuring - SCORING)
+        steps = chosen.steps or max(100, int(steps_s / found["ms"] * 1e3))
+        plan = document["plans"][wanted.name] = {**found, "seconds_of_steps": steps_s, "steps": steps, "commands": 0}
+        print("planned", plan, flush=True)
+    words = [*wanted.words(plan["steps"], tokens, POINTS), *others]
+    plan["commands"] += not (work / wanted.name / "scores.json").exists()
+    run_queue({wanted.name: words}, work, end - time.monotonic(), 1)
+    run = document["train"][wanted.name] = {
+        "model": wanted.model,
+        "wanted_steps": plan["steps"],
+        **read_run(work / wanted.name),
+    }
+    print(wanted.name, "steps", run["steps"], "of", plan["steps"], "valid bits per byte", last_bits(run), flush=True)
+    if "told" in run:
+        print(*run["told"], sep="\n")
+
+
+def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
+    """The test part, in windows of the length that is best on the validation part's first megabyte."""
+    import torch
+
+    from kilolayer.data.windows import windows_in_order
+    from kilolayer.evaluate.likelihood import TextLoss, measure
+    from kilolayer.models.decoder import Decoder
+    from kilolayer.tasks.causal_lm.task import CausalLMTask
+    from kilolayer.training.run import Run, cache_folder, choose_device
+
+    name = Wanted.of(chosen.config).name
+    run = Run.open(chosen.work / "train" / name)
+    device = choose_device(run.config.train.device)
+    precision = "bf16" if device.type == "cuda" else "fp32"
+    task, model = run.task(cache_folder()), run.load_reader(device, precision)
+    assert isinstance(task, CausalLMTask)
+    assert isinstance(model, Decoder)
+    assert task.valid is not None
+    assert task.test is not None
+
+    def bits(text: Any, length: int, most: int | None) -> TextLoss:
+        stride = max(1, length // chosen.overlap)
+        windows = None if most is None else max(1, most // stride)
+        batches = windows_in_order(text, max(1, chosen.batch // length), length, stride, windows)
+        return measure(model, batches, task.vocabulary.byte_lengths)
+
+    lengths = [round(task.length * factor) for factor in chosen.factors]
+    valid = {length: bits(task.valid, length, chosen.valid_bytes).bits_per_byte for length in lengths}
+    print("validation part by length of windows", valid, flush=True)
+    length = min(valid, key=lambda each: valid[each])
+    began = time.monotonic()
+    found = bits(task.test, length, chosen.test_bytes)
+    document["scores"][name] = {
+        "valid_by_length": valid,
+        "bits_per_byte": found.bits_per_byte,
+        "signature": f"length:{length}, stride:{max(1, length // chosen.overlap)}, bytes:{found.bytes}, {precision}",
+        "seconds": round(time.monotonic() - began, 1),
+        "trained_length": task.length,
+        "torch": torch.__version__,
+    }
+    print(name, document["scores"][name], flush=True)
+
+
+def write_table(document: dict[str, Any], out: Path) -> None:
+    """OUT/enwik8.md."""
+    lines = ["| model | weights | bits per byte, test | from |", "|---|---|---|---|"]
+    rows = [(about, weights, bits, f"{bits:.2f}", source) for about, weights, bits, source in PUBLISHED]
+    for name, found in document["scores"].items():
+        plan, run = document["plans"][name], document["train"][name]
+        taken = f"{run['steps']:,} of {plan['steps']:,} steps, {run['seconds']:,.0f} s of them"
+        about = f"{plan['commands']} commands, {taken}; {found['signature']}"
+        rows.append((name, f"{plan['parameters'] / 1e6:.0f} M", found["bits_per_byte"], f"{found['bits_per_byte']:.4f}", about))
+    rows.sort(key=lambda row: -row[2])
+    lines += [f"| {about} | {weights} | {shown} | {source} |" for about, weights, _, shown, source in rows]
+    lines += ["", "Short runs, on the validation part without overlap; seconds: of all steps, alone on the GPU:", ""]
+    lines += ["| configuration | steps | bits per byte | ms a step | seconds |", "|---|---|---|---|---|"]
+    for name, run in sorted(document["select"].items(), key=lambda pair: last_bits(pair[1]) or math.inf):
+        ms = document["speed"].get(run["model"], {}).get("ms")
+        times = ("-", "-") if ms is None else (f"{ms:.2f}", f"{run['steps'] * ms / 1e3:.1f}")
+        bits = last_bits(run)
+        shown = " ".join(run.get("told", ["diverged"])) if bits is None else f"{bits:.4f}"
+        lines.append(f"| {name} | {run['steps']} of {run['wanted_steps']} | {shown} | {times[0]} | {times[1]} |")
+    (out / "enwik8.md").write_text("\n".join(lines) + "\n")
+    print(out / "enwik8.md")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="enwik8 in twenty minutes.", allow_abbrev=False)
+    parser.add_argument("stage", choices=("select", "speed", "train", "score", "table"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--parallel", type=int, default=8, help="processes at once")
+    parser.add_argument("--work", type=Path, default=Path("runs/enwik8"))
+    parser.add_argument("--tokens", type=int, help="bytes of a batch [select 16,384, train 32,768]")
+    parser.add_argument("--steps", type=int, help="[select 1,000, train: what the time allows]")
+    parser.add_argument("--size", choices=WIDTHS, default="38M", help="of select")
+    parser.add_argument("--layers", type=int, nargs="+", default=list(LAYERS), choices=LAYERS)
+    parser.add_argument("--recipes", nargs="+", default=["sub_ln", "pre_ln"])
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3])
+    parser.add_argument("--config", help="of train and score: 24L-75M-sub_ln-lr0.001")
+    parser.add_argument("--commands", type=int, default=2, help="that train is planned for")
+    parser.add_argument("--overlap", type=int, default=8, help="of score: windows that a byte is in")
+    parser.add_argument("--batch", type=int, default=65_536, help="of score: bytes at once")
+    parser.add_argument("--factors", type=float, nargs="+", default=[1, 1.5, 2], help="of score: lengths over that of training")
+    parser.add_argument("--valid-bytes", type=int, default=1_000_000)
+    parser.add_argument("--test-bytes", type=int, help="of score: the first ones alone [all]")
+    chosen, others = parser.parse_known_args()
+    if others and chosen.stage not in ("select", "train"):
+        parser.error(f"{' '.join(others)} has no effect on {chosen.stage}")
+    if chosen.stage in ("train", "score") and chosen.config is None:
+        parser.error(f"{chosen.stage} needs --config")
+    path = chosen.out / "enwik8.json"
+    parts = ("select", "speed", "plans", "train", "scores")
+    document = json.loads(path.read_text()) if path.exists() else {"commands": [], **{part: {} for part in parts}}
+    if chosen.stage == "table":
+        write_table(document, chosen.out)
+        return
+    match chosen.stage:
+        case "select":
+            chosen.steps = chosen.steps or 1000
+            select(chosen, others, document)
+        case "speed":
+            speed(chosen, document)
+        case "train":
+            train(chosen, others, document)
+        case _:
+            score(chosen, document)
+    words = ["OUT" if word == str(chosen.out) else word for word in sys.argv[1:]]
+    document["commands"].append(" ".join(["python benchmarks/depth/enwik8.py", *words]))
+    document["hardware"] = hardware()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Does depth pay in small language models? The books, 12 to 96 layers, Pre-LN, Sub-LN and DeepNorm, each at its own best rate.
+
+    python benchmarks/depth/language.py train OUT --family fixed     # every depth, recipe and rate at one width
+    python benchmarks/depth/language.py train OUT --family equal     # the same with equal weights: deeper and narrower
+    python benchmarks/depth/language.py train OUT --rates best --seeds 2 3
+    python benchmarks/depth/language.py speed OUT                    # the time of a step, each model alone on the GPU
+    python benchmarks/depth/language.py even OUT --family fixed      # shallower models for as many seconds as the deepest
+    python benchmarks/depth/language.py shots OUT                    # questions after zero, one and four examples
+    python benchmarks/depth/language.py table OUT                    # OUT/language.md and OUT/language.svg
+
+KILOLAYER_DATA names the folder with books and nlu/zeroshot. Runs go side by side (--parallel), best under
+nvidia-cuda-mps-control, and stay in --work: a command that is given again goes on. Each stage adds to OUT/language.json.
+Options of `kilolayer train` (--model.dim 16) go to all runs.
+
+Since runs share the GPU, their own seconds mean nothing: the seconds of the table are steps times the time of a step that
+`speed` measures, and FLOPs are steps times those of `kilolayer plan`. The rate rises over the first 5% of the steps, stays, and
+falls to 0 over the last 20%. Losses before the fall are about those that a run of any length has at that step, so depths are
+compared there at equal steps, seconds and FLOPs; the losses at the end are compared at equal steps (`train`) and at equal
+seconds (`even`). A run that diverges is a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from training_queue import hardware, read_run, run_queue  # noqa: E402
+
+LAYERS = (12, 24, 48, 96)
+WIDTHS = {  # dim and FFN; 64 a head
+    "fixed": dict.fromkeys(LAYERS, (256, 1024)),
+    "equal": {12: (512, 2048), 24: (384, 1280), 48: (256, 1024), 96: (192, 640)},  # 38 million weights without the tables
+}
+RECIPES = ("pre_ln", "sub_ln", "deepnorm")
+RATES = (5e-4, 1e-3, 2e-3)
+STEPS, WARMUP, FALL = 1500, 0.05, 0.2
+POINTS = 20  # validations of a run
+TASKS = "winogrande,winograd_wsc273,hellaswag,copa,piqa"
+DIVERGED = 0.5  # nats above the lowest loss before
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One run."""
+
+    layers: int
+    dim: int
+    ffn_dim: int
+    recipe: str
+    rate: float
+    steps: int
+    seed: int
+
+    @property
+    def model(self) -> str:
+        return f"{self.layers}L-d{self.dim}-{self.recipe}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-lr{self.rate:g}-{self.steps}-seed{self.seed}"
+
+    @property
+    def words(self) -> list[str]:
+        """Behind `kilolayer train`."""
+        books = Path(os.environ["KILOLAYER_DATA"]) / "books"
+        options: dict[str, Any] = {f"text.{part}": books / f"{part}.jsonl.xz" for part in ("train", "valid", "test")}
+        options |= {f"model.{name}": getattr(self, name) for name in ("layers", "dim", "ffn_dim", "recipe")}
+        options |= {"model.heads": self.dim // 64, "train.lr": self.rate, "train.steps": self.steps, "train.seed": self.seed}
+        options |= {"train.warmup_steps": round(WARMUP * self.steps), "train.decay_steps": round(FALL * self.steps)}
+        options |= {"train.valid_every": max(1, self.steps // POINTS)}
+        return [str(HERE / "language.toml"), *(f"--{name}={value}" for name, value in options.items())]
+
+
+def wanted_of(run: dict[str, Any]) -> Wanted:
+    """What a run of language.json was asked to be."""
+    return Wanted(**{name: run[name] for name in Wanted.__dataclass_fields__})
+
+
+def final_loss(run: dict[str, Any]) -> float:
+    """Of the validation after the last step; infinite where a run did not come so far."""
+    last = run["valid"][-1] if run.get("valid") else {"step": 0, "loss": None}
+    return math.inf if last["step"] < run["steps"] or last["loss"] is None else last["loss"]
+
+
+def state_of(run: dict[str, Any]) -> str:
+    """What became of a run: finished, diverged or unfinished."""
+    losses = [row["loss"] for row in run.get("valid", [])]
+    finite = [loss for loss in losses if loss is not None]
+    lost = losses and (losses[-1] is None or losses[-1] > min(finite) + DIVERGED)
+    if lost or any("were not finite" in line for line in run.get("told", [])):
+        return "diverged"
+    return "finished" if math.isfinite(final_loss(run)) else "unfinished"
+
+
+def best_runs(runs: dict[str, dict[str, Any]], steps: int | None = None) -> dict[str, dict[str, Any]]:
+    """By model, the run of the lowest final loss among those of `steps`; without, of the fewest steps that the model has.
+
+    Of its first seed alone: the others tell how far that choice can be trusted.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for model in dict.fromkeys(run["model"] for run in runs.values()):
+        own = [run for run in runs.values() if run["model"] == model]
+        length = steps or min(run["steps"] for run in own)
+        same = [run for run in own if run["steps"] == length and math.isfinite(final_loss(run))]
+        if same:
+            first = min(run["seed"] for run in same)
+            best[model] = min((run for run in same if run["seed"] == first), key=final_loss)
+    return best
+
+
+def widths(chosen: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
+    """Layers, dim and FFN of the wanted models, the deepest first: it takes longest."""
+    for layers in sorted(chosen.layers, reverse=True):
+        yield layers, *WIDTHS[chosen.family][layers]
+
+
+def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
+    """Every depth, recipe, rate and seed."""
+    wanted: list[Wanted] = []
+    best = best_runs(document["runs"]) if chosen.rates == ["best"] else {}
+    for layers, dim, ffn_dim in widths(chosen):
+        for recipe in chosen.recipes:
+            first = Wanted(layers, dim, ffn_dim, recipe, 0.0, chosen.steps, chosen.seeds[0])
+            found = [best[first.model]["rate"]] if first.model in best else []
+            rates = found if chosen.rates == ["best"] else [float(rate) for rate in chosen.rates]
+            wanted += [replace(first, rate=rate, seed=seed) for rate in rates for seed in chosen.seeds]
+    run_all(wanted, chosen, others, document)
+
+
+def even(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
+    """Each model at its best rate for as many seconds, alone, as the deepest of its recipe takes."""
+    wanted: list[Wanted] = []
+    best, speed = best_runs(document["runs"]), document["speed"]
+    for recipe in chosen.recipes:
+        models = [Wanted(*width, recipe, 0.0, chosen.steps, 1).model for width in widths(chosen)]
+        known = [model for model in models if model in best and "ms" in speed.get(model, {})]
+        for model in known[1:]:
+            run = best[model]
+            steps = round(run["steps"] * speed[known[0]]["ms"] / speed[model]["ms"])
+            wanted.append(replace(wanted_of(run), steps=max(steps, run["steps"])))
+    run_all(wanted, chosen, others, document)
+
+
+def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
+    run_queue({each.name: [*each.words, *others] for each in wanted}, chosen.work, chosen.seconds, chosen.parallel)
+    for each in wanted:
+        found = read_run(chosen.work / each.name)
+        log = chosen.work / f"{each.name}.log"
+        if found["steps"] < each.steps and log.exists():
+            found["told"] = log.read_text().splitlines()[-3:]
+        found["taken_steps"] = found.pop("steps")
+        run = document["runs"][each.name] = {"model": each.model, **asdict(each), **found}
+        print(each.name, "steps", run["taken_steps"], "valid", f"{final_loss(run):.4f}", state_of(run), flush=True)
+
+
+def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Of each model that has a run, as that run is configured."""
+    from step_time import step_times
+
+    models: dict[str, list[str]] = {}
+    for name, run in document["runs"].items():
+        config = chosen.work / name / "config.toml"
+        if config.exists() and "ms" not in document["speed"].get(run["model"], {}):
+            models.setdefault(run["model"], [str(config)])
+    document["speed"] |= step_times(models, chosen.work, chosen.parallel)
+    for model, found in document["speed"].items():
+        print(model, found, flush=True)
+
+
+def shots(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Of each model's best run of the fewest steps."""
+    end = time.monotonic() + chosen.seconds
+    runs = [wanted_of(run).name for run in best_runs(document["runs"]).values()]
+    runs = [name for name in runs if isinstance(document["shots"].get(name, {}), dict)]
+
+    def ask(name: str) -> list[dict[str, Any]] | dict[str, Any]:
+        words = ["--tasks", chosen.tasks, "--shots", chosen.shots, "--json"]
+        words += ["--limit", str(chosen.limit)] if chosen.limit else []
+        command = [sys.executable, "-m", "kilolayer", "evaluate", str(chosen.work / name), *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return {"told": ["no time was left"]}
+        return json.loads(done.stdout) if done.returncode == 0 else {"told": done.stderr.splitlines()[-3:]}
+
+    with ThreadPoolExecutor(chosen.parallel) as pool:
+        for name, found in zip(runs, pool.map(ask, runs), strict=True):
+            document["shots"][name] = found
+            print(name, found if isinstance(found, dict) else f"{len(found)} scores", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Language models by depth and recipe.", allow_abbrev=False)
+    parser.add_argument("stage", choices=("train", "speed", "even", "shots", "table"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--family", choices=WIDTHS, default="fixed")
+    parser.add_argument("--layers", type=int, nargs="+", default=list(LAYERS), choices=LAYERS)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--rates", nargs="+", default=list(RATES), help="learning rates, or best: each model's best so far")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seconds", type=float, default=550)
+    parser.add_argument("--parallel", type=int, default=12, help="processes at once")
+    parser.add_argument("--work", type=Path, default=Path("runs/depth"))
+    parser.add_argument("--tasks", default=TASKS)
+    parser.add_argument("--shots", default="0,1,4")
+    parser.add_argument("--limit", type=int, default=1500, help="questions of a set; 0: all")
+    chosen, others = parser.parse_known_args()
+    if others and chosen.stage not in ("train", "even"):
+        parser.error(f"{' '.join(others)} has no effect on {chosen.stage}")
+    path = chosen.out / "language.json"
+    document = json.loads(path.read_text()) if path.exists() else {"commands": [], "runs": {}, "speed": {}, "shots": {}}
+    if chosen.stage == "table":
+        from language_table import write_table
+
+        write_table(document, chosen.out)
+        return
+    command = " ".join(
+        ["python benchmarks/depth/language.py", *("OUT" if word == str(chosen.out) else word for word in sys.argv[1:])]
+    )
+    match chosen.stage:
+        case "train":
+            train(chosen, others, document)
+        case "even":
+            even(chosen, others, document)
+        case "speed":
+            speed(chosen, document)
+        case _:
+            shots(chosen, document)
+    document["commands"].append(command)
+    document["hardware"] = hardware()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
