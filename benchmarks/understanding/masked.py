@@ -7,7 +7,9 @@ KILOLAYER_DATA names the folder with the books. Runs go side by side (--parallel
 masked-sweep.json and masked-train.json. The runs of `train` stay in --work, to be fine-tuned by glue.py. Options of
 `kilolayer train` (--model.dim 16) go to all runs.
 
-A run survives when its loss is finite, below that of the single tokens' frequencies, and within 0.2 of the best of its recipe.
+    python benchmarks/understanding/masked.py table OUT     # both as masked.md
+
+A run has learned when its loss is finite and 0.5 nats below that of the single tokens' frequencies.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from training_queue import hardware, read_run, run_queue  # noqa: E402
 RECIPES = ("post_ln", "pre_ln", "normformer", "sub_ln", "deepnorm")
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 STEPS = {"sweep": 1500, "train": 6000}
+LEARNED = 0.5  # nats
 WARMUP = 0.08  # of the steps, as in the authors' release: 10,000 of 125,000
 
 
@@ -76,22 +79,37 @@ def unigram_loss(work: Path) -> float:
     return -sum(n * math.log((seen[token] + 1) / total) for token, n in held_out.items()) / sum(held_out.values())
 
 
-def judged(runs: dict[str, dict[str, Any]], unigram: float) -> dict[str, dict[str, Any]]:
-    """Each run with whether it survived."""
-    best = {
-        recipe: min(lowest(run) for run in runs.values() if run["recipe"] == recipe and run.get("valid"))
-        for recipe in RECIPES
-        if any(run["recipe"] == recipe and run.get("valid") for run in runs.values())
-    }
-    for run in runs.values():
-        last = run["valid"][-1]["loss"] if run.get("valid") else math.nan
-        run["survives"] = bool(math.isfinite(last) and last < unigram and last < best.get(run["recipe"], math.inf) + 0.2)
-    return runs
+def learns(run: dict[str, Any], unigram: float) -> bool:
+    """Whether a run came to know more than how frequent tokens are."""
+    last = run["valid"][-1]["loss"] if run.get("valid") else math.nan
+    return math.isfinite(last) and last < unigram - LEARNED
+
+
+def table(out: Path) -> str:
+    """Both stages as Markdown."""
+    sweep, final = (json.loads((out / f"masked-{stage}.json").read_text()) for stage in STEPS)
+    unigram, runs = sweep["unigram_loss"], sweep["runs"].values()
+    rates = sorted({run["rate"] for run in runs})
+    tried, long = (max(run["steps"] for run in document["runs"].values()) for document in (sweep, final))
+    lines = [
+        f"Validation loss, nats a masked token, after {tried:,} steps by learning rate, and after {long:,} at the best one.",
+        f"Single tokens' frequencies alone: {unigram:.2f}. In brackets: not {LEARNED} below that.",
+        "",
+        "| recipe | " + " | ".join(f"{rate:g}" for rate in rates) + f" | best, {long:,} steps | accuracy |",
+        "|---" * (len(rates) + 3) + "|",
+    ]
+    for recipe in RECIPES:
+        own = {run["rate"]: run for run in runs if run["recipe"] == recipe}
+        cells = [f"{own[rate]['valid'][-1]['loss']:.2f}" for rate in rates]
+        cells = [cell if learns(own[rate], unigram) else f"({cell})" for cell, rate in zip(cells, rates, strict=True)]
+        last = next(run for run in final["runs"].values() if run["recipe"] == recipe)["valid"][-1]
+        lines.append(f"| {recipe} | {' | '.join(cells)} | {last['loss']:.2f} | {last['accuracy']:.1f}% |")
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Masked language models by recipe and learning rate.")
-    parser.add_argument("stage", choices=STEPS)
+    parser.add_argument("stage", choices=(*STEPS, "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seconds", type=float, default=500)
@@ -101,6 +119,9 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--work", type=Path, default=Path("runs/masked"))
     chosen, others = parser.parse_known_args()
+    if chosen.stage == "table":
+        (chosen.out / "masked.md").write_text(table(chosen.out))
+        return
     steps = chosen.steps or STEPS[chosen.stage]
     if chosen.stage == "sweep":
         wanted = [(recipe, rate, seed) for recipe in chosen.recipes for rate in chosen.rates for seed in chosen.seeds]
@@ -121,14 +142,23 @@ def main() -> None:
         "hardware": hardware(),
         "text": "books",
         "unigram_loss": unigram,
-        "runs": judged(runs, unigram),
+        "runs": runs,
     }
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / f"masked-{chosen.stage}.json").write_text(json.dumps(document, indent=1) + "\n")
     for name, run in runs.items():
         shown = f"{lowest(run):.3f}" if run.get("valid") else run.get("told")
         print(
-            name, "steps", run["steps"], "seconds", run.get("seconds"), "valid", shown, "survives", run["survives"], flush=True
+            name,
+            "steps",
+            run["steps"],
+            "seconds",
+            run.get("seconds"),
+            "valid",
+            shown,
+            "learned",
+            learns(run, unigram),
+            flush=True,
         )
 
 
