@@ -116,3 +116,10 @@ def test_mistakes_are_told(learned: tuple[Path, str, str], monkeypatch: pytest.M
 
 def test_a_run_of_another_task_is_refused(trained: tuple[Path, str, str]) -> None:
     assert refused("fill", trained[0], "a <mask>")[0] == "kilolayer: this run is a translator"
+
+
+def test_scores_of_a_run_without_a_test_part_are_refused(learned: tuple[Path, str, str], tmp_path: Path) -> None:
+    config = (learned[0] / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(config)
+    (tmp_path / "scores.json").write_text("{}")
+    assert "the run has no test part" in refused("evaluate", tmp_path)[0]

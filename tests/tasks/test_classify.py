@@ -230,8 +230,9 @@ def tensors(shapes: dict[str, tuple[int, ...]], value: float) -> dict[str, torch
         ({**BODY, "vocabulary.weight": (5, 4)}, set(BODY)),
         ({**BODY, **HEAD, "head.output.weight": (3, 4)}, set(BODY)),
         ({**BODY, **HEAD}, {*BODY, *HEAD}),
+        ({**BODY, **HEAD, "encoder.blocks.0.w": (8, 4)}, {*BODY, *HEAD}),
     ],
-    ids=["tied", "untied", "other classes", "as many classes"],
+    ids=["tied", "untied", "other classes", "as many classes", "experts of which a process has a part"],
 )
 def test_a_start_gives_its_body_and_a_head_that_fits(
     examples: Path, cache: Path, theirs: dict[str, tuple[int, ...]], from_them: set[str]

@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,9 +128,19 @@ def test_registered_from_python_it_has_a_name_and_may_be_registered_again(
         ("json:JSONDecoder", "is no task"),
         ("json:Nothing", "has no 'Nothing'"),
         ("os.path;x:y", "task is"),
+        (3, "task is 3"),
+        (["causal_lm"], "task is ['causal_lm']"),
+        ({"name": "causal_lm"}, "task is {"),
     ],
 )
-def test_a_task_that_is_none_is_refused(name: str, what: str) -> None:
+def test_a_task_that_is_none_is_refused(name: Any, what: str) -> None:
     with pytest.raises((InputError, OptionError, KilolayerError)) as caught:
         build(RunConfig, {"task": name})
     assert what in caught.value.what
+
+
+def test_a_mistake_in_its_module_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mistaken.py").write_text("import os\n\nos.no_such_thing\n\n\nclass MyTask: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        registry.get("mistaken:MyTask")

@@ -49,8 +49,10 @@ def written_out(name: str, depths: dict[str, int]) -> float:
         (kl.Encoder(**SIZES, layers=2, positions="t5"), {"encoder": 2}),
         (kl.Decoder(**SIZES, layers=4, recipe="sub_ln", tie_embeddings=False), {"decoder": 4}),
         (kl.EncoderDecoder(**SIZES, encoder_layers=4, decoder_layers=2, tie_embeddings=False), {"encoder": 4, "decoder": 2}),
+        (kl.EncoderDecoder(**SIZES, encoder_layers=2, decoder_layers=3, recipe="dlcl"), {"encoder": 2, "decoder": 3}),
+        (kl.Decoder(**SIZES, layers=3, recipe="rezero"), {"decoder": 3}),
     ],
-    ids=["encoder with head", "encoder", "decoder", "encoder-decoder"],
+    ids=["encoder with head", "encoder", "decoder", "encoder-decoder", "DLCL, one table", "ReZero"],
 )
 def test_the_rate_falls_from_the_top_to_the_embedding(model: torch.nn.Module, depths: dict[str, int]) -> None:
     found = factors_by_name(model, DECAY)

@@ -95,7 +95,7 @@ def _shots(text: str) -> list[int]:
     """The numbers of a list such as 0,1,4."""
     found = []
     for part in dict.fromkeys(text.split(",")):
-        if not (part.isascii() and part.isdigit() and int(part[:9]) <= MOST_SHOTS):
+        if not (part.isascii() and part.isdigit() and len(part) < 5 and int(part) <= MOST_SHOTS):
             raise OptionError(f"{shown(part)} is no number of shots", where="--shots", fix=f"0 to {MOST_SHOTS}, as in 0,1,4")
         found.append(int(part))
     return found

@@ -10,7 +10,6 @@ from kilolayer.cli import evaluate_shots
 from kilolayer.cli.configuration import Flags, whole
 from kilolayer.cli.output import show_scores, show_scores_json
 from kilolayer.errors import InputError, OptionError
-from kilolayer.files.paths import kind_of
 
 if TYPE_CHECKING:
     from kilolayer.training.run import Run
@@ -38,7 +37,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
         raise OptionError(f"--stride is {options.stride}", where=where, fix=f"allowed: 1 to text.length, {text.length}")
     if not text.test and not text.test_share:
         raise InputError("the run has no test part", where=where, fix="set text.test or text.test_share, and train again")
-    scores = _scores(run, options.stride, options.device)
+    scores = run.scores(options.device) if options.stride is None else _scores(run, options.stride, options.device)
     if options.json:
         show_scores_json(scores)
     else:
@@ -46,20 +45,14 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     return 0
 
 
-def _scores(run: Run, stride: int | None, device: str) -> dict[str, Any]:
-    """What the run keeps, or with a stride of its own what that gives."""
+def _scores(run: Run, stride: int, device: str) -> dict[str, Any]:
+    """The scores with another stride than the run's own."""
     from kilolayer.models.decoder import Decoder
     from kilolayer.tasks.causal_lm.task import CausalLMTask
-    from kilolayer.tasks.results import read_scores
     from kilolayer.training.run import cache_folder, choose_device
 
-    if stride is None and kind_of(run.folder / "scores.json") is not None:
-        return read_scores(run.folder)
     task = run.task(cache_folder())
     assert isinstance(task, CausalLMTask)
-    if stride is None:
-        run.score(task, choose_device(device))
-        return read_scores(run.folder)
     model = run.load_reader(choose_device(device))
     assert isinstance(model, Decoder)
     return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}

@@ -6,12 +6,11 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import whole
-from kilolayer.cli.lines import Typed, typed_argument, typed_lines
+from kilolayer.cli.lines import Typed, together, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import unknown
 
@@ -60,8 +59,7 @@ def _filled(run: Run, model: Encoder, texts: Iterator[Typed], top: int) -> Itera
 
     assert isinstance(run.config, MaskedLMConfig)
     vocabulary, length = MaskedLMTask.load_vocabulary(run.config, run.folder), run.config.text.length
-    at_once = 1 if sys.stdin.isatty() else TEXTS_AT_ONCE
-    while some := list(islice(texts, at_once)):
+    for some in together(texts, TEXTS_AT_ONCE):
         rows = [masked_tokens(each.text, vocabulary, length, each.where) for each in some]
         yield from fill_texts(model, [each.text for each in some], rows, vocabulary, top)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_precision, whole
-from kilolayer.cli.lines import typed_argument, typed_lines
+from kilolayer.cli.lines import together, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import OptionError, unknown
 from kilolayer.terminal import say
@@ -54,12 +53,13 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     writer = Writer(opened, _search(options), model)
     typed_texts = typed_lines() if options.prompt is None else iter([typed_argument(options.prompt, "--prompt")])
     prompts = (each.text for each in typed_texts)
+    results = (result for some in together(prompts, PROMPTS_AT_ONCE) for result in writer.results(some))
     if options.json:
-        show_json([result for some in _some(prompts) for result in writer.results(some)])
+        show_json(list(results))
     elif options.prompt is not None and writer.search.n_best == 1:
         writer.stream(next(prompts))
     else:
-        _print_all(result for some in _some(prompts) for result in writer.results(some))
+        _print_all(results)
     if writer.cut:
         beginning = f"the beginning of {writer.cut} prompts was" if writer.cut > 1 else "the beginning of the prompt was"
         say(f"{beginning} not read: the model reads {writer.context} tokens at once")
@@ -135,13 +135,6 @@ def _search(options: argparse.Namespace) -> SearchConfig:
         return SearchConfig(method="greedy" if options.greedy else "sample", n_best=given.pop("samples", 1), **given, **length)
     except OptionError as error:
         raise error.at("in the typed options") from None
-
-
-def _some(prompts: Iterator[str]) -> Iterator[list[str]]:
-    """Several at once; whoever types them is answered after each."""
-    at_once = 1 if sys.stdin.isatty() else PROMPTS_AT_ONCE
-    while some := list(islice(prompts, at_once)):
-        yield some
 
 
 def _print_all(results: Iterator[dict[str, Any]]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from kilolayer.errors import InputError
+
+Item = TypeVar("Item")
 
 
 class Typed(NamedTuple):
@@ -27,6 +30,13 @@ def typed_lines() -> Iterator[Typed]:
 
     for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
         yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
+
+
+def together(items: Iterator[Item], most: int) -> Iterator[list[Item]]:
+    """At most so many at once; whoever types them is answered after each."""
+    at_once = 1 if sys.stdin.isatty() else most
+    while some := list(islice(items, at_once)):
+        yield some
 
 
 def _checked(data: bytes, where: str) -> Typed:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.lines import typed_lines
+from kilolayer.cli.lines import together, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import InputError, unknown
 from kilolayer.terminal import say
@@ -38,7 +36,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     opened = Run.open(options.run, ["classify"])
     labeller = Labeller(opened, opened.load_reader(choose_device(options.device), options.precision))
     rows = (labeller.sentences_of(line.text, line.where) for line in typed_lines())
-    results = (result for some in _some(rows) for result in labeller.results(some))
+    results = (result for some in together(rows, LINES_AT_ONCE) for result in labeller.results(some))
     if options.json:
         show_json(list(results))
     else:
@@ -94,13 +92,6 @@ class Labeller:
         if not all(row):
             raise InputError("a sentence is empty", where=where, fix="fill it in, or remove the line")
         return row
-
-
-def _some(rows: Iterator[list[str]]) -> Iterator[list[list[str]]]:
-    """Several at once; whoever types them is answered after each."""
-    at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
-    while some := list(islice(rows, at_once)):
-        yield some
 
 
 def _line(result: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, read
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
@@ -216,23 +216,20 @@ def _data_of(run: Run, processes: Processes) -> Task | None:
 def _finish(run: Run, as_json: bool) -> int:
     """Score the test part once, write the report, and show both."""
     from kilolayer.report.page import write_report
-    from kilolayer.training.run import cache_folder, choose_device
 
-    if not (run.folder / "scores.json").exists():
-        run.score(run.task(cache_folder()), choose_device(run.config.train.device))
+    scores = run.scores(run.config.train.device)
     report = write_report(run.folder)
     try:
-        _show(run, report, as_json)
+        _show(run, scores, report, as_json)
         sys.stdout.flush()
     except OSError:
         leave_stdout()  # nobody reads the results: the run has them
     return 0
 
 
-def _show(run: Run, report: Report, as_json: bool) -> None:
-    from kilolayer.tasks.results import read_samples, read_scores
+def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> None:
+    from kilolayer.tasks.results import read_samples
 
-    scores = read_scores(run.folder)
     tests = tables_of_tests(scores)
     if as_json:
         show_json(tests)

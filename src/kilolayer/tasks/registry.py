@@ -90,12 +90,12 @@ def names() -> list[str]:
 
 def get(name: str) -> Registration:
     """A task by its name, or a user's class by its place, `my_module:MyTask`; an unknown name raises with the nearest one."""
+    if not isinstance(name, str):  # a file may hold anything
+        raise OptionError(f"task is {shown(name)}", fix=f"allowed: {', '.join(names())}, or my_module:MyTask")
     if name in _registry:
         return _registry[name]
-    if isinstance(name, str) and ":" in name:
+    if ":" in name:
         return _of_place(name)
-    if not isinstance(name, str):
-        raise OptionError(f"task is {shown(name)}", fix=f"allowed: {', '.join(names())}, or my_module:MyTask")
     raise unknown(name, _registry, kind="task")
 
 
@@ -123,7 +123,7 @@ def _of_place(place: str) -> Registration:
 def _imported(place: str) -> Any:
     module, _, name = place.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
@@ -132,7 +132,6 @@ def _imported(place: str) -> Any:
             where=f"task {shown(place)}",
             fix="modules are looked for on the Python path: install it, or set PYTHONPATH to its folder",
         ) from None
-    except AttributeError:
-        raise InputError(
-            f"the module {module!r} has no {name!r}", where="task", fix="name a class of it: module:Class"
-        ) from None
+    if not hasattr(found, name):
+        raise InputError(f"the module {module!r} has no {name!r}", where="task", fix="name a class of it: module:Class")
+    return getattr(found, name)

@@ -11,8 +11,9 @@ from kilolayer.layers.stack import Stack
 def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
     """What the learning rate of each weight is multiplied by: decay^(L - l) in layer l of a stack of L, counted from 1.
 
-    Below the first layer are its stack's positions, decay^L, and the embeddings, by the deepest stack. Weights that are not
-    listed stand above all layers, or in no stack: a head, an output table of its own, a final norm. Their factor is 1.
+    Below the first layer are its stack's positions, decay^L, and the embeddings, by the deepest stack, also where the output
+    has the same table. Weights that are not listed have the factor 1. They stand above all layers, as a head, an output table
+    of its own or a final norm; or between them, as DLCL's combination, whose one matrix serves them all.
     """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     rates: dict[nn.Parameter, float] = {}

@@ -70,7 +70,7 @@ class Group:
 
     @property
     def even(self) -> bool:
-        """Whether all weights have the same learning rate."""
+        """Whether no weight has a learning rate of its own."""
         return all(rate == 1 for rate in self.rates)
 
     @property

@@ -1,6 +1,8 @@
 """A run is a folder: its configuration, vocabulary, metrics, log and checkpoints.
 
 runs/NAME/  config.toml  tokenizer.model  metrics.jsonl  log.txt  checkpoints/  scores.json  samples.json  report.html
+
+Byte-level BPE has a tokenizer.json, two vocabularies have two files, bytes none. A task may leave more, as translations.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -30,6 +32,7 @@ from kilolayer.speed.written import write_out
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
+from kilolayer.tasks.results import read_scores
 from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
@@ -132,6 +135,12 @@ class Run:
         """Leave the scores of the test part in the folder, with the checkpoints that they are of."""
         chosen = choose(self.checkpoints, self.config.train)
         task.score(self.load_reader(device, chosen=chosen), self.folder, chosen.table())
+
+    def scores(self, device: str) -> dict[str, Any]:
+        """What scores.json holds; the test part is scored now where it has not been."""
+        if kind_of(self.folder / "scores.json") is None:
+            self.score(self.task(cache_folder()), choose_device(device))
+        return read_scores(self.folder)
 
 
 def prepare(config: RunConfig, cache: Path, vocabulary: Vocabulary | None = None) -> Task:

@@ -44,7 +44,6 @@ class QuestionSet:
     """Questions of one kind. norms: how choices are compared; the first is the usual one. LAMBADA's have one choice."""
 
     name: str
-    summary: str
     columns: tuple[str, ...]
     norms: tuple[Norm, ...]
     read: Callable[[Row], Question]
@@ -56,11 +55,10 @@ SETS: dict[str, QuestionSet] = {}
 def question_set(
     name: str, *, columns: Sequence[str], norms: Sequence[Norm]
 ) -> Callable[[Callable[[Row], Question]], Callable[[Row], Question]]:
-    """Register what reads a line of a set's file; the first line of its text says what the set is."""
+    """Register what reads a line of a set's file."""
 
     def register(read: Callable[[Row], Question]) -> Callable[[Row], Question]:
-        summary = (read.__doc__ or "").partition("\n")[0]
-        SETS[name] = QuestionSet(name, summary, tuple(columns), tuple(norms), read)
+        SETS[name] = QuestionSet(name, tuple(columns), tuple(norms), read)
         return read
 
     return register

@@ -80,10 +80,10 @@ class ClassifyTask(Task[ClassifyConfig]):
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The body of another run, without its output's table; its head too, where it has one of this form."""
-        alike = own.keys() <= weights.keys() and all(weights[name].shape == own[name].shape for name in own)
-        new = {} if alike else {name: tensor for name, tensor in own.items() if name.startswith("head.")}
-        left_out = {"vocabulary.weight"} | {name for name in weights if new and name.startswith("head.")}
-        return {name: tensor for name, tensor in weights.items() if name not in left_out} | new
+        head = {name: tensor for name, tensor in own.items() if name.startswith("head.")}
+        alike = all(name in weights and weights[name].shape == tensor.shape for name, tensor in head.items())
+        body = {name: tensor for name, tensor in weights.items() if name != "vocabulary.weight"}
+        return body if alike else {name: tensor for name, tensor in body.items() if not name.startswith("head.")} | head
 
     def training_batches(self, seed: int) -> ExampleBatches:
         """Endless shuffled batches of the training examples."""
