@@ -14,11 +14,12 @@ from process_pool import ProcessPool
 from small_classifiers import classify_table, created, new_classifier, write_examples
 from small_runs import last_checkpoint, record, stop_after, task_of
 
-from kilolayer.config import merge
+from kilolayer.config import build, merge
+from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run
+from kilolayer.training.run import Run, cache_folder, in_steps, prepare
 from kilolayer.training.trainer import Trainer
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -66,6 +67,9 @@ def test_epochs_are_told_in_steps_when_the_run_is_created(tmp_path: Path, exampl
     table["train"] |= {"accumulate": 2, "valid_every": 5, "epochs": 0.5, "warmup_share": 0.5}
     settings = created(tmp_path / "other", table).config.train
     assert (settings.steps, settings.valid_every, settings.save_every, settings.warmup_steps) == (2, 5, 4, 1)
+    config = build(RunConfig, classify_table(examples) | {"train": {"epochs": 6}})
+    settings = in_steps(config, prepare(config, cache_folder()), processes=3).train
+    assert (settings.steps, settings.valid_every) == (18, 3)
 
 
 def test_without_epochs_validations_and_checkpoints_come_every_thousand_steps(tmp_path: Path, examples: Path) -> None:

@@ -98,3 +98,13 @@ def test_an_option_that_cannot_be_is_named(options: dict[str, Any], named: str) 
 def test_a_translator_has_both_stacks() -> None:
     with pytest.raises(OptionError, match="decoder"):
         TranslationConfig(model=ModelConfig(shape="decoder"))
+
+
+def test_a_fall_at_the_end_has_the_room_that_the_warm_up_leaves() -> None:
+    fall: dict[str, Any] = {"schedule": "warmup_stable_decay", "decay_steps": 900}
+    assert TrainConfig(**fall, steps=1000, warmup_share=0.1).in_steps(0).warmup_steps == 100
+    with pytest.raises(OptionError, match="decay_steps is 900"):
+        TrainConfig(**fall, steps=1000, warmup_share=0.2)
+    assert TrainConfig(**fall, epochs=2, warmup_share=0.1).in_steps(500).steps == 1000
+    with pytest.raises(OptionError, match="decay_steps is 900"):
+        TrainConfig(**fall, epochs=2, warmup_share=0.1).in_steps(400)

@@ -114,13 +114,12 @@ class TrainConfig:
     def in_steps(self, epoch: float) -> Self:
         """With nothing told in epochs or shares any more; epoch: the steps of one."""
         steps = self.steps if self.epochs is None else max(1, round(self.epochs * epoch))
-        share = self.warmup_share
         usual = EVERY if self.epochs is None else max(1, round(epoch))
         return dataclasses.replace(
             self,
             steps=steps,
             epochs=None,
-            warmup_steps=self.warmup_steps if share is None else round(share * steps),
+            warmup_steps=self._warmup(steps),
             warmup_share=None,
             valid_every=usual if self.valid_every == "auto" else self.valid_every,
             save_every=usual if self.save_every == "auto" else self.save_every,
@@ -144,6 +143,10 @@ class TrainConfig:
         """Steps from one measurement of the layers to the next; 0 where there is none."""
         return max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
 
+    def _warmup(self, steps: int) -> int:
+        """The steps of the warm-up in a run of so many."""
+        return self.warmup_steps if self.warmup_share is None else round(self.warmup_share * steps)
+
     def _check_length(self) -> None:
         for name, other in (("epochs", "steps"), ("warmup_share", "warmup_steps")):
             if getattr(self, name) is not None and getattr(self, other) != type(self).__dataclass_fields__[other].default:
@@ -151,10 +154,12 @@ class TrainConfig:
 
     def _check_schedule(self) -> None:
         if self.schedule == "warmup_stable_decay":
-            if not 0 < self.decay_steps <= self.steps - self.warmup_steps:
+            # The steps of epochs are known when the run is created, and checked again then.
+            most = self.steps - self._warmup(self.steps) if self.epochs is None else 10**12
+            if not 0 < self.decay_steps <= most:
                 raise OptionError(
                     f"decay_steps is {self.decay_steps}",
-                    fix=f"warmup_stable_decay needs 1 to {self.steps - self.warmup_steps} (steps - warmup_steps)",
+                    fix=f"warmup_stable_decay needs 1 to {most} (steps - warmup_steps)",
                 )
         elif self.decay_steps:
             raise OptionError(f"decay_steps has no effect on the schedule {self.schedule!r}", fix="remove it")
