@@ -18,7 +18,7 @@ from kilolayer.data.example_batches import (
     padded_length,
     real_rows,
 )
-from kilolayer.data.examples import Example
+from kilolayer.data.example_file import Example
 from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.errors import InputError
 

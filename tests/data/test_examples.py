@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kilolayer.config import build
-from kilolayer.data.examples import ExampleFile, ExamplesConfig, find_examples
+from kilolayer.data.example_file import ExampleFile
+from kilolayer.data.examples import ExamplesConfig, find_examples
 from kilolayer.errors import InputError, OptionError
 
 DATA = os.environ.get("KILOLAYER_DATA")

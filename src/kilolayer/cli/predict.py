@@ -68,7 +68,7 @@ class Labeller:
     def results(self, rows: list[list[str]]) -> list[dict[str, Any]]:
         """Each row with its label and the probabilities of all classes, or with its number."""
         from kilolayer.data.example_batches import EncodedExamples
-        from kilolayer.data.examples import Example
+        from kilolayer.data.example_file import Example
         from kilolayer.evaluate.predictions import predict, probabilities
 
         examples = [Example(row[0], row[1] if len(row) > 1 else None, None, 0) for row in rows]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.data.batches import check_position
-from kilolayer.data.examples import Example
+from kilolayer.data.example_file import Example
 from kilolayer.data.tokenizer import END, PAD, START
 from kilolayer.data.vocabulary import TextVocabulary
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real_rows
-from kilolayer.data.examples import ExampleFile, ExampleParts, find_examples, text_of
+from kilolayer.data.example_file import ExampleFile
+from kilolayer.data.examples import ExampleParts, find_examples, text_of
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.classification import require_packages

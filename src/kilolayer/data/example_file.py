@@ -1,0 +1,176 @@
+"""A file of labelled examples: one or two sentences and a class or a number a line, as TSV or as JSON lines.
+
+A TSV file has no quotes: a field is what stands between two tabs. Files may be plain, .gz or .xz.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kilolayer.data.glue import Columns, Kind
+from kilolayer.data.text import READERS, read_lines
+from kilolayer.errors import InputError, OptionError, nearest, shown
+from kilolayer.files.reading import parse_json
+
+Fields = Mapping[str | int, Any]
+"""What a line holds, by the names or the numbers of the columns."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a line of a file holds. label: a class by its name, a number, or None where the file has no labels."""
+
+    first: str
+    second: str | None
+    label: str | float | None
+    line: int
+    """From 1 on."""
+
+
+@dataclass(frozen=True)
+class ExampleFile:
+    """The examples of a file, in its order."""
+
+    path: Path
+    examples: list[Example]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it has labels."""
+        return self.examples[0].label is not None
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+def read_example_file(path: Path, columns: Columns, kind: Kind, *, unlabelled: bool, broken: bool) -> ExampleFile:
+    """The examples of a file, every line checked.
+
+    unlabelled: whether labels may be absent, which the first line then tells. broken: leave out lines that lack columns, and
+    take empty sentences.
+    """
+    label_of = _class_name if kind == "class" else _number
+    examples: list[Example] = []
+    labelled: bool | None = None
+    for line, found in _lines(path, columns, skip_broken=broken):
+        where = f"{path}, line {line}"
+        if labelled is None:
+            labelled = not unlabelled or columns.label in found
+        first = _sentence(found, columns.first, where, empty=broken)
+        second = None if columns.second is None else _sentence(found, columns.second, where, empty=broken)
+        label = _label(found, columns.label, where, label_of) if labelled else None
+        examples.append(Example(first, second, label, line))
+    if not examples:
+        raise InputError("the file has no examples", where=str(path), fix="give at least one")
+    return ExampleFile(path, examples)
+
+
+def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple[int, Fields]]:
+    """The lines of a file with their numbers and what they hold."""
+    name = path.stem if path.suffix in READERS else path.name
+    if name.endswith(".jsonl"):
+        yield from _objects(path, columns)
+        return
+    lines = enumerate(read_lines(path), 1)
+    names: Sequence[str | int] | None = None
+    if isinstance(columns.first, str):
+        number, header = next(lines, (1, ""))
+        names = header.split("\t")
+        _check_header(names, columns, f"{path}, line {number}")
+    for number, line in lines:
+        values = line.split("\t")
+        keys = names if names is not None else range(1, len(values) + 1)
+        if len(values) == len(keys):
+            yield number, dict(zip(keys, values, strict=True))
+        elif not skip_broken:
+            raise InputError(
+                f"the line has {len(values)} columns, and the first line names {len(keys)}",
+                where=f"{path}, line {number}",
+                fix="columns are parted by one tab each, without quotes: mend the line",
+            )
+
+
+def _objects(path: Path, columns: Columns) -> Iterator[tuple[int, Fields]]:
+    if isinstance(columns.first, int):
+        raise OptionError(
+            f"column {columns.first} is a number, and {path.name} holds JSON objects",
+            where="examples",
+            fix="name what they have: first, second and label",
+        )
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            found = parse_json(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InputError(
+                "not a JSON object", where=f"{path}, line {number}", fix='a line is {"sentence": ..., "label": ...}'
+            )
+        yield number, found
+
+
+def _check_header(names: Sequence[str], columns: Columns, where: str) -> None:
+    wanted = [column for column in (columns.first, columns.second) if isinstance(column, str)]
+    for column in wanted:
+        if column not in names:
+            raise _missing(column, names, where)
+    twice = [column for column in (*wanted, columns.label) if names.count(str(column)) > 1]
+    if twice:
+        raise InputError(f"two columns have the name {shown(twice[0])}", where=where, fix="rename one of them")
+
+
+def _missing(column: str | int, there: Sequence[str | int], where: str) -> InputError:
+    names = [name for name in there if isinstance(name, str)]
+    if isinstance(column, str) and names:
+        return InputError(
+            f"there is no column {shown(column)}; is it {shown(nearest(column, names))}?",
+            where=where,
+            fix=f"columns here: {', '.join(map(shown, names))}; set examples.first, second and label",
+        )
+    return InputError(
+        f"there is no column {shown(column)} here, but {len(there)}", where=where, fix="set examples.first, second and label"
+    )
+
+
+def _sentence(found: Fields, column: str | int, where: str, *, empty: bool) -> str:
+    if column not in found:
+        raise _missing(column, list(found), where)
+    text = found[column]
+    if not isinstance(text, str):
+        raise InputError(f"{shown(column)} is {shown(text)}, not a text", where=where, fix="write the sentence in quotes")
+    # JSON may spell half a character, which UTF-8 cannot.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
+    if not text and not empty:
+        raise InputError(f"the sentence in column {shown(column)} is empty", where=where, fix="fill it in, or remove the line")
+    return text
+
+
+def _label(found: Fields, column: str | int, where: str, read: Callable[[Any], str | float | None]) -> str | float:
+    if column not in found:
+        raise _missing(column, list(found), where)
+    label = read(found[column])
+    if label is None:
+        kind = "a class" if read is _class_name else "a number"
+        raise InputError(f"the label is {shown(found[column])}, not {kind}", where=where, fix="mend it, or remove the line")
+    return label
+
+
+def _class_name(value: Any) -> str | None:
+    """The name of a class, which JSON may also write as a number or a truth value."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    return (value.strip() or None) if isinstance(value, str) and "\t" not in value else None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if math.isfinite(number) and abs(number) <= 1e30 else None
