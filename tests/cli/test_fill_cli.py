@@ -114,8 +114,9 @@ def test_mistakes_are_told(learned: tuple[Path, str, str], monkeypatch: pytest.M
     assert f"kilolayer fill {run}" in wrong[2]
 
 
-def test_a_run_of_another_task_is_refused(trained: tuple[Path, str, str]) -> None:
-    assert refused("fill", trained[0], "a <mask>")[0] == "kilolayer: this run is a translator"
+def test_a_run_of_another_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('task = "translation"\n')
+    assert refused("fill", tmp_path, "a <mask>")[0] == "kilolayer: this run is a translator"
 
 
 def test_scores_of_a_run_without_a_test_part_are_refused(learned: tuple[Path, str, str], tmp_path: Path) -> None:
