@@ -97,6 +97,7 @@ def test_states_do_not_depend_on_the_number_of_processes(pool: ProcessPool, tmp_
         assert all(torch.equal(value, whole.state_dict()[name]) for name, value in again.state_dict().items())
 
 
+@pytest.mark.slow
 def test_64_experts_of_4_processes_load_on_1_2_and_8(tmp_path: Path) -> None:
     pool, path = ProcessPool(tmp_path, sizes=(1, 2, 4, 8)), tmp_path / "state.safetensors"
     try:
