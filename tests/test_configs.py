@@ -106,15 +106,10 @@ def write_text(folder: Path, config: RunConfig, languages: list[str], text: dict
                 (folder / f"{stem}.{language}").write_text("".join(f"{line}\n" for line in text[f"{part}.{side}"]))
 
 
-def chain(path: Path) -> list[Path]:
-    """A configuration, the one that it extends, and so on."""
-    extended = configuration.parse_toml(path.read_text(encoding="utf-8")).get("extends")
-    return [path, *(chain(FOLDER / extended) if extended else [])]
-
-
-# Of configurations that begin with the same one, one at the end of the longest chain: most of their values are in effect.
-FAMILIES = {chain(path)[-1]: path for path in sorted(CONFIGS, key=lambda path: len(chain(path)))}
-QUICK = [path for path in FAMILIES.values() if not path.stem.startswith("flores")]  # which has 202 directions
+# Of configurations that differ in depth alone, one.
+FAMILIES = {re.sub(r"-\d+l(-\d+l)?|-\d+(?=-experts)", "", path.stem): path for path in CONFIGS}
+ONE_OF_A_KIND = {"wmt17-en-de", "wmt14-en-fr-admin-bt", "gpt3-medium", "torchscale-lm-experts", "shakespeare", "masked-lm"}
+QUICK = [path for name, path in FAMILIES.items() if name in ONE_OF_A_KIND]
 
 
 @pytest.mark.parametrize(
