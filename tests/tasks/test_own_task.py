@@ -133,3 +133,15 @@ def test_a_task_that_is_none_is_refused(name: str, what: str) -> None:
     with pytest.raises((InputError, OptionError, KilolayerError)) as caught:
         build(RunConfig, {"task": name})
     assert what in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("import no_such_part", "No module named"), ("class Task(:", "SyntaxError"), ("1 / 0", "Zero")]
+)
+def test_a_module_that_fails_is_named_as_the_fault(
+    text: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_task.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=f"the module 'failing_task' cannot be imported: .*{what}"):
+        registry.get("failing_task:Task")
