@@ -41,7 +41,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     for flag, owner in options.owners.items():
         name = flag.removeprefix("--").replace("-", "_")
         if owner != task.name and getattr(options, name) != options.untyped[name]:
-            raise OptionError(f"{flag} has no effect on {task.title}", where=str(options.run), fix="remove it")
+            fix = f"remove it: it is for {registry.get(owner).title}"
+            raise OptionError(f"{flag} has no effect on {task.title}", where=str(options.run), fix=fix)
     if task.evaluation is not None:
         return importlib.import_module(task.evaluation).evaluate(opened, options)
     scores = _scores(opened, options.device)
