@@ -47,7 +47,10 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
 def test_help_names_what_an_option_may_be(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    assert "(inverse_sqrt, cosine, linear, warmup_stable_decay, constant) [inverse_sqrt]" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "(inverse_sqrt, cosine, linear, warmup_stable_decay, constant) [inverse_sqrt]" in shown
+    lines = [line.split()[0] for line in shown.splitlines() if line.strip()]
+    assert (lines.count("moe"), lines.count("head")) == (1, 1)  # what all tasks share is told once
     assert main(["recipes", "admin"]) == 0
     assert "(released, paper, closed) [released]" in capsys.readouterr().out
 

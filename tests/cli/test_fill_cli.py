@@ -99,6 +99,21 @@ def test_lines_of_standard_input_are_filled_in_order(learned: tuple[Path, str, s
         assert line.count("%") == 2
 
 
+def test_the_text_may_stand_behind_the_flags_and_begin_with_a_dash(learned: tuple[Path, str, str]) -> None:
+    text = "The capital of <mask> is Oslo."
+    first = quietly("fill", learned[0], text, "--top", "2")
+    assert first[0] == 0
+    assert quietly("fill", learned[0], "--top", "2", text) == first
+    code, out, err = quietly("fill", learned[0], "--top", "2", "--", f"-{text}")
+    assert code == 0, err
+    assert out.startswith("-The capital of")
+
+
+def test_the_log_counts_what_the_loss_is_the_mean_of(learned: tuple[Path, str, str]) -> None:
+    assert "  masked tokens/s " in learned[2]
+    assert "masked tokens a second" in (learned[0] / "report.html").read_text()
+
+
 def test_mistakes_are_told(learned: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = learned[0]
     assert refused("fill", run, "no masks here")[0] == "kilolayer: the text has no mask"

@@ -82,12 +82,16 @@ def trained(folder: Path, masked: Path) -> tuple[Path, str, str]:
 def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str], masked: Path) -> None:
     run, out, err = trained
     scores = json.loads((run / "scores.json").read_text())
-    assert out.splitlines()[-1] == f"metric {scores['validation']['metric']['value']:.2f}"
+    assert out.splitlines()[-1] == f"accuracy {scores['validation']['metric']['value']:.2f}"
+    assert "  examples/s " in err
     assert "step 9: validation loss" in err
     assert f"kilolayer predict {run} < lines" in err
     assert len((run / "test.predictions.tsv").read_text().splitlines()) == 14
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Sample predictions" in page
+    assert "Accuracy on the validation set" in page
+    assert "examples a second" in page
+    assert "loss, mean of examples" in page
     table = load(run / "config.toml")
     assert (table["train"]["steps"], table["train"]["valid_every"], "epochs" in table["train"]) == (18, 9, False)
     assert table["train"]["start_from"] == str(masked)
@@ -149,6 +153,21 @@ def test_the_plan_of_a_classifier_counts_its_head(folder: Path) -> None:
     assert (plan["work"]["batch"], plan["work"]["length"]) == (8, 70)
 
 
+def test_the_plan_of_a_run_that_starts_from_another_is_that_of_its_model(folder: Path, masked: Path) -> None:
+    code, out, err = quietly("plan", write_config(folder), "--train.start_from", masked, "--json")
+    assert code == 0, err
+    model = json.loads(out)["model"]
+    assert (model["layers"], model["dim"], model["vocab_size"]) == (2, 16, 261)
+
+
+def test_a_byte_order_mark_before_the_first_line_is_no_text(
+    trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = predict(monkeypatch, b"we go\tto sea\n", trained[0])
+    assert plain[0] == 0
+    assert predict(monkeypatch, b"\xef\xbb\xbfwe go\tto sea\r\n", trained[0]) == plain
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -182,11 +201,14 @@ def test_a_run_of_another_task_is_told(
     assert "this run is a masked language model" in err
     words = ["train", write_config(folder), "--run", tmp_path / "run"]
     other = refused(*words, "--train.start_from", masked, "--tokenizer.kind", "unigram")
-    assert other[0] == "kilolayer: vocab_size is 261, and the vocabulary has 8000 tokens"
+    assert other[0] == "kilolayer: the vocabulary is not that of the run to start from"
     assert "does not fit the configuration" in refused(*words, "--train.start_from", masked, "--model.ffn_dim", "64")[0]
-    code, _, err = quietly("train", folder / "masked.toml", "--run", tmp_path / "run", "--train.start_from", trained[0])
-    assert code == 2
-    assert "this run is a classifier" in err
+    wrong = refused("train", folder / "masked.toml", "--run", tmp_path / "run", "--train.start_from", trained[0])
+    assert wrong[0] == "kilolayer: a masked language model cannot start from a classifier"
+    assert wrong[2].strip() == "name a run that is a masked language model"
+    asked = refused("evaluate", trained[0], "--tasks", "copa")
+    assert asked[0] == "kilolayer: --tasks has no effect on a classifier"
+    assert asked[2].strip() == "remove it: it is for a language model"
 
 
 @pytest.mark.slow

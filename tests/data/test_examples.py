@@ -240,6 +240,12 @@ BAD: list[tuple[list[str], dict[str, Any], str]] = [
     (["sentence\tlable", "a\tx"], {}, "there is no column 'label'; is it 'lable'\\?\n.*line 2"),
     (["sentence\tsentence\tlabel", "a\tb\tx"], {}, "two columns have the name 'sentence'"),
     ([HEADER], {}, "the file has no examples"),
+    ([], {}, "the first line is empty\n.*line 1\nwrite the names of the columns there"),
+    (
+        ["sentence,label", '"a, b",x'],
+        {},
+        "the first line names no columns: 'sentence,label'\n.*line 1\n.*parted by one tab",
+    ),
     ([HEADER, "a\t1", "b\tmany"], {"kind": "number"}, "the label is 'many', not a number\n.*line 3"),
     ([HEADER, "a\t1", "b\tnan"], {"kind": "number"}, "the label is 'nan', not a number"),
     (["a\tx", "b"], {"first": 1, "label": 2}, "there is no column 2 here, but 1\n.*line 2"),
@@ -254,6 +260,12 @@ def test_what_is_wrong_is_told_with_file_and_line(
     path = write(tmp_path / "train.tsv", *lines)
     with pytest.raises(InputError, match=message):
         find_examples(ExamplesConfig(train=path, **options))
+
+
+def test_a_test_part_may_have_its_sentences_alone(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.tsv", HEADER, "a\tx", "b\ty")
+    found = find_examples(ExamplesConfig(train=train, test=write(tmp_path / "test.tsv", "sentence", "c")))
+    assert rows_of(found.test) == [("c", None, None)]
 
 
 @pytest.mark.parametrize("part", ["valid", "test"])

@@ -139,6 +139,11 @@ def test_validation_gives_loss_and_metrics_of_the_first_examples(examples: Path,
     assert found.metrics() == {"loss": found.loss, "metric": found.quality, "accuracy": found.quality}
 
 
+def test_a_batch_has_no_more_rows_than_there_are_examples(examples: Path, cache: Path) -> None:
+    batch = next(prepared(examples, cache, examples={"rows": 100_000}).training_batches(1))
+    assert len(batch.parts[0]) == batch.tokens == 70
+
+
 def test_the_metric_to_choose_by_is_the_quality(examples: Path, cache: Path) -> None:
     task = prepared(examples, cache, examples={"metric": "matthews"})
     found = task.validate(model_for(task), 20)

@@ -139,8 +139,13 @@ def test_a_task_that_is_none_is_refused(name: Any, what: str) -> None:
     assert what in caught.value.what
 
 
-def test_a_mistake_in_its_module_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mistaken.py").write_text("import os\n\nos.no_such_thing\n\n\nclass MyTask: ...\n")
+@pytest.mark.parametrize(
+    ("text", "what"), [("import no_such_part", "No module named"), ("class Task(:", "SyntaxError"), ("1 / 0", "Zero")]
+)
+def test_a_module_that_fails_is_named_as_the_fault(
+    text: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_task.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        registry.get("mistaken:MyTask")
+    with pytest.raises(InputError, match=f"the module 'failing_task' cannot be imported: .*{what}"):
+        registry.get("failing_task:Task")

@@ -98,7 +98,7 @@ def describe_options(cls: type[DataclassInstance], section: str = "", known: Col
             continue
         if (inner := section_of(hints[field.name])) is not None and not field.metadata.get("parse"):
             below.append(describe_options(inner, place, known))
-            if field.default is not None:
+            if field.default is not None or not below[-1]:
                 continue
         default = field.default
         if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:

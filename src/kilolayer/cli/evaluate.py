@@ -35,7 +35,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     task = opened.registration
     for flag, (owner, action) in options.owners.items():
         if owner != task.name and getattr(options, action.dest) != action.default:
-            raise OptionError(f"{flag} has no effect on {task.title}", where=str(options.run), fix="remove it")
+            fix = f"remove it: it is for {registry.get(owner).title}"
+            raise OptionError(f"{flag} has no effect on {task.title}", where=str(options.run), fix=fix)
     if task.evaluation is not None:
         return importlib.import_module(task.evaluation).evaluate(opened, options)
     scores = opened.scores(options.device)

@@ -25,10 +25,11 @@ def typed_argument(value: str, where: str) -> Typed:
 
 
 def typed_lines() -> Iterator[Typed]:
-    """The lines of standard input, without their ends."""
-    from kilolayer.data.text import byte_lines
+    """The lines of standard input, without their ends; nor with a byte order mark at its start, as in files."""
+    from kilolayer.data.text import BOM, byte_lines
 
     for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
+        line = line.removeprefix(BOM) if number == 1 else line
         yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
 
 

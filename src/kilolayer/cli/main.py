@@ -116,9 +116,11 @@ def _run(words: list[str]) -> int:
     words, typed = split_typed(words or ["--help"])
     active = verbs.choices[chosen] if module else parser
     _check_flags(active, words)
-    options = parser.parse_args(words)
+    if module is None:
+        parser.parse_args(words)
     assert module is not None
-    return module.run(options, typed)
+    # Intermixed: a text may also stand behind the flags, as in `fill RUN --top 3 TEXT`.
+    return module.run(active.parse_intermixed_args(words[1:]), typed)
 
 
 def verbs_for(words: Sequence[str] = ()) -> dict[str, Verb]:
@@ -136,7 +138,7 @@ def verbs_for(words: Sequence[str] = ()) -> dict[str, Verb]:
 
 def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:
     valid = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
-    for word in words:
+    for word in words[: words.index("--")] if "--" in words else words:
         flag = word.partition("=")[0]
         if not word.startswith("--") or flag in valid:
             continue

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from kilolayer.terminal import printable
+from kilolayer.terminal import printable, say
 
 
 def show_line(text: str = "") -> None:
@@ -64,6 +64,8 @@ def show_scores(scores: dict[str, Any]) -> None:
             show_table(name, [(each["name"], _shown(each), _how(each)) for each in entry.values()])
     if tests:
         _show_weights(scores.get("weights"))
+    else:
+        say("there are no scores: the run has no test part")
 
 
 def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
@@ -97,8 +99,10 @@ def show_samples(samples: Sequence[dict[str, str]], line: str | None = None) -> 
         if line is None:
             show_line("".join(f"{part}: {text}\n" for part, text in sample.items()))
         else:
-            show_line(line.format_map(defaultdict(str, sample)))
-    show_line()
+            shown = line.format_map(defaultdict(str, sample))
+            show_line("\n".join(each.rstrip() for each in shown.split("\n")))  # a part may be absent at the end of a line
+    if samples:
+        show_line()
 
 
 def show_scores_json(scores: dict[str, Any]) -> None:

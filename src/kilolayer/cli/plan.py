@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, read, whole
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
+from kilolayer.cli.start import find_start
 from kilolayer.config import load, overrides, table_of
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
@@ -62,13 +63,16 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunConfig:
-    """The configuration of a model; with tables beside [model], that of a run, and all of them are checked."""
+    """The configuration of a model; with tables beside [model], that of a run, and all of them are checked.
+
+    A run that starts from another one has its model where the configuration says nothing.
+    """
     tables = {*(load(path) if path is not None else {}), *overrides(typed)}
     if tables <= {"model"}:
         return read(PlanConfig, path, typed)
     from kilolayer.tasks.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
 
-    return read(RunConfig, path, typed)
+    return read(RunConfig, path, typed, find_start(path, typed)[1])
 
 
 def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, read
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
-from kilolayer.config import Table, load, merge, option_places, overrides
+from kilolayer.cli.start import find_start, other_vocabulary
+from kilolayer.config import option_places
 from kilolayer.errors import InputError, OptionError
-from kilolayer.files.paths import storable
 from kilolayer.tasks import registry
-from kilolayer.tasks.registry import Registration
 from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
 
 if TYPE_CHECKING:
@@ -126,10 +125,9 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     from kilolayer.tasks.config import RunConfig
     from kilolayer.training.run import Run, cache_folder, check_new, in_steps, locked, prepare
 
-    start = _start(path, typed)
-    below: Table = {"data": {"folder": str(folder / "data")}} if path == EMBEDDED else {}
-    if start is not None:
-        below = _task(path, typed).load_config().from_start(start.config)
+    start, below = find_start(path, typed)
+    if path == EMBEDDED and start is None:
+        below = {"data": {"folder": str(folder / "data")}}
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
     check_new(folder)
@@ -146,36 +144,13 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
         yield Run.create(folder, config, task.vocabulary)
 
 
-def _start(path: Path, typed: list[str]) -> Run | None:
-    """The run that `train.start_from` names, whose model and vocabulary are this run's where the configuration says nothing."""
-    from kilolayer.tasks.train_config import TrainConfig
-    from kilolayer.training.run import Run
-
-    train = merge(load(path), overrides(typed)).get("train")
-    place = train.get("start_from") if isinstance(train, dict) else None
-    if not isinstance(place, str) or place == "none":
-        return None
-    TrainConfig(start_from=place)  # refuses a text that is no path
-    task = _task(path, typed)
-    return Run.open(storable(Path(place)), [task.name, *task.load().starts_from])
-
-
-def _task(path: Path, typed: list[str]) -> Registration:
-    """What is known of the task that the configuration names."""
-    return registry.get(merge(load(path), overrides(typed)).get("task", registry.DEFAULT))
-
-
 def _check_start(start: Run, task: Task, config: RunConfig) -> None:
     """Refuse other tokens and another model than those of the run to start from."""
     from kilolayer.models.build import build_model
     from kilolayer.training.run import check_fit
 
     if start.vocabulary().digest != task.vocabulary.digest:
-        raise InputError(
-            "the vocabulary is not that of the run to start from",
-            where="tokenizer",
-            fix=f"write [tokenizer] as in {start.folder / 'config.toml'}: the run then takes that vocabulary",
-        )
+        raise other_vocabulary(start)
     there, here = (0 if each.model.moe is None else each.model.moe.experts for each in (start.config, config))
     if there != here:
         raise InputError(
@@ -242,5 +217,5 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> No
     say(f"next: kilolayer {task.usage.format(run.folder)}, or your own text: kilolayer train --help")
     if len(tests) == 1 and (headline := task.headline) is not None:
         (entry,) = tests.values()
-        if "value" in entry.get(headline.key, {}):
-            show_line(f"{headline.title} {entry[headline.key]['value']:.{headline.digits}f}")
+        if "value" in (score := entry.get(headline.key, {})):
+            show_line(f"{score.get('name', headline.title)} {score['value']:.{headline.digits}f}")

@@ -80,6 +80,13 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
     if isinstance(columns.first, str):
         number, header = next(lines, (1, ""))
         names = header.split("\t")
+        if len(names) == 1 and columns.first not in names:
+            raise InputError(
+                f"the first line names no columns: {shown(header)}" if header else "the first line is empty",
+                where=f"{path}, line {number}",
+                fix="write the names of the columns there, parted by one tab each, without quotes; a file without names: "
+                "set examples.first, second and label to numbers",
+            )
         _check_header(names, columns, f"{path}, line {number}")
     for number, line in lines:
         values = line.split("\t")

@@ -66,7 +66,7 @@ def _of_quality(record: Record) -> list[Fact]:
         facts.append(Fact("Best validation loss", f"{best['loss']:.3f}", f"{note}step {int(best['step']):,}"))
     if record.task is None or (headline := record.task.headline) is None:
         return facts
-    title, digits = headline.title[:1].upper() + headline.title[1:], headline.digits
+    title, digits = record.headline_title[:1].upper() + record.headline_title[1:], headline.digits
     tests = [(name, number(scores, headline.key, "value")) for name, scores in score_sets(record.scores)]
     tested = [(name, value) for name, value in tests if math.isfinite(value)]
     measured = [(number(entry, headline.key), entry) for entry in record.valid if math.isfinite(number(entry, headline.key))]
@@ -86,4 +86,5 @@ def _of_experts(record: Record) -> list[Fact]:
 
 def _of_speed(record: Record) -> list[Fact]:
     speeds = sorted(speed for entry in record.train if math.isfinite(speed := number(entry, "tokens_per_second")))
-    return [Fact("Speed", show_count(speeds[len(speeds) // 2]), "tokens a second (median)")] if speeds else []
+    unit = "token" if record.task is None else record.task.unit
+    return [Fact("Speed", show_count(speeds[len(speeds) // 2]), f"{unit}s a second (median)")] if speeds else []

@@ -31,29 +31,35 @@ class Panel:
 
 
 def training_panels(record: Record) -> list[Panel]:
-    """Loss, BLEU or bits per byte, gradient norm, learning rate and speed by step."""
-    train, valid = record.train, record.valid
+    """Loss, the score that a run of the task is told by, gradient norm, learning rate and speed by step."""
+    train, valid, unit = record.train, record.valid, "token" if record.task is None else record.task.unit
     plain = any(math.isfinite(number(entry, "nll")) for entry in train)
     loss = line_plot(
         "loss",
         [series_of("training", train, "nll" if plain else "loss"), series_of("validation", valid, "loss")],
         x_label="step",
-        y_label="loss, nats a token",
+        y_label=f"loss, mean of {unit}s",
         description="Training and validation loss by step",
     )
-    bleu = _curve("bleu", valid, "bleu", "BLEU", "Validation BLEU by step")
-    bits = _curve("bits", valid, "bits_per_byte", "bits per byte", "Validation bits per byte by step")
     rate = _curve("rate", train, "lr", "learning rate", "Learning rate by step")
     gradient = _curve("gradient-norm", train, "grad_norm", "gradient norm", "Norm of the whole gradient by step", log=True)
-    speed = _curve("speed", train, "tokens_per_second", "tokens a second", "Tokens a second by step")
+    speed = _curve("speed", train, "tokens_per_second", f"{unit}s a second", f"{unit.capitalize()}s a second by step")
     return [
         Panel(loss, "Loss", "Both without label smoothing." if plain else ""),
-        Panel(bleu, "BLEU on the validation set"),
-        Panel(bits, "Bits per byte on the validation set"),
+        *_headline_panel(record),
         Panel(gradient, "Gradient norm", _clipping(train)),
         Panel(rate, "Learning rate"),
         Panel(speed, "Speed"),
     ]
+
+
+def _headline_panel(record: Record) -> list[Panel]:
+    """The score that a run of the task is told by, where validations measured it."""
+    if record.task is None or record.task.headline is None:
+        return []
+    title = record.headline_title
+    svg = _curve("quality", record.valid, record.task.headline.key, title, f"Validation {title} by step")
+    return [Panel(svg, f"{title[:1].upper()}{title[1:]} on the validation set")]
 
 
 def series_of(name: str, entries: Sequence[Entry], key: str) -> Series:

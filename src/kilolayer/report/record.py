@@ -47,6 +47,15 @@ class Record:
         except KilolayerError:
             return None
 
+    @property
+    def headline_title(self) -> str:
+        """What the score that the run is told by is called: as scores.json has it, which knows a metric that was chosen."""
+        if self.task is None or (headline := self.task.headline) is None:
+            return ""
+        entries = (table.get(headline.key) for table in self.scores.values() if isinstance(table, dict))
+        names = (entry.get("name") for entry in entries if isinstance(entry, dict))
+        return next((name for name in names if isinstance(name, str) and name), headline.title)
+
 
 def read_record(run: Path) -> Record:
     """The record of a run folder; raises where the folder is none."""

@@ -51,7 +51,8 @@ class Registration:
 
     summary: what is learned, in a line. title: what a run of it is. usage: how such a run is used, {} its folder. config, task:
     `module:Class` of its configuration and of the task. verbs: words that it adds to the command. evaluation: the module that
-    adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test part.
+    adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test part. unit: what a loss is the mean
+    of, and what the speed of a training counts.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Registration:
     evaluation: str | None = None
     headline: Headline | None = None
     samples: Samples | None = None
+    unit: str = "token"
 
     def load_config(self) -> Any:
         """The class of the task's configuration, which extends `RunConfig`."""
@@ -123,15 +125,17 @@ def _of_place(place: str) -> Registration:
 def _imported(place: str) -> Any:
     module, _, name = place.partition(":")
     try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+        imported = importlib.import_module(module)
+    except Exception as error:
+        if module.partition(".")[0] == __name__.partition(".")[0]:
             raise
-        raise InputError(
-            f"there is no module {shown(error.name)}",
-            where=f"task {shown(place)}",
-            fix="modules are looked for on the Python path: install it, or set PYTHONPATH to its folder",
-        ) from None
-    if not hasattr(found, name):
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            what = f"there is no module {shown(error.name)}"
+            fix = "modules are looked for on the Python path: install it, or set PYTHONPATH to its folder"
+        else:
+            what = f"the module {module!r} cannot be imported: {type(error).__name__}: {error}"
+            fix = f'mend it: python -c "import {module}" tells where it fails'
+        raise InputError(what, where=f"task {shown(place)}", fix=fix) from error
+    if not hasattr(imported, name):
         raise InputError(f"the module {module!r} has no {name!r}", where="task", fix="name a class of it: module:Class")
-    return getattr(found, name)
+    return getattr(imported, name)

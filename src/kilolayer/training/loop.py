@@ -120,7 +120,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         if step % config.log_every == 0 or step == config.steps:
             _log(trainer, lr, metrics, progress)
         else:
-            progress.refresh(step, lambda: _shown(trainer.window.summary()))
+            progress.refresh(step, lambda: _shown(trainer, trainer.window.summary()))
         _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
         saver.check()
 
@@ -166,11 +166,12 @@ def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> N
     metrics.write("train", trainer.step, **summary, lr=lr, epoch=epoch, seconds=trainer.seconds)
     if trainer.routing is not None:
         metrics.write("routing", trainer.step, **window.parts(), **trainer.routing.read())
-    progress.update(trainer.step, _shown(summary), logged=True)
+    progress.update(trainer.step, _shown(trainer, summary), logged=True)
 
 
-def _shown(summary: dict[str, float]) -> dict[str, str]:
-    return {"loss": f"{summary['nll']:.3f}", "tokens/s": f"{summary['tokens_per_second']:,.0f}"}
+def _shown(trainer: Trainer, summary: dict[str, float]) -> dict[str, str]:
+    speed = f"{trainer.run.registration.unit}s/s"
+    return {"loss": f"{summary['nll']:.3f}", speed: f"{summary['tokens_per_second']:,.0f}"}
 
 
 def _validate_and_save(

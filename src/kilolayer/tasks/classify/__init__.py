@@ -12,6 +12,7 @@ register(
         task="kilolayer.tasks.classify.task:ClassifyTask",
         verbs={"predict": Verb("a classifier labels the sentences of each line", "kilolayer.cli.predict")},
         headline=Headline("metric", "metric", 2),
+        unit="example",
         samples=Samples(
             "Sample predictions",
             {"first": "sentence", "second": "second sentence", "label": "label", "prediction": "prediction"},

@@ -38,7 +38,8 @@ class ClassifyTask(Task[ClassifyConfig]):
     def __init__(self, parts: ExampleParts, vocabulary: TextVocabulary, config: ClassifyConfig) -> None:
         self._vocabulary, self.config, self.parts = vocabulary, config, parts
         self.classes = parts.classes
-        self.metrics, self.rows = config.examples.metrics, config.examples.rows
+        # More rows than there are examples would hold padding alone.
+        self.metrics, self.rows = config.examples.metrics, min(config.examples.rows, len(parts.train))
         self.train, self.valid, self.test = map(self._encoded, (parts.train, parts.valid, parts.test))
         assert self.train is not None
         outputs = len(self.classes) or 1

@@ -12,6 +12,7 @@ register(
         task="kilolayer.tasks.masked_lm.task:MaskedLMTask",
         verbs={"fill": Verb("a masked language model fills the masks of a text", "kilolayer.cli.fill")},
         headline=Headline("accuracy", "accuracy of masked tokens, %", 2),
+        unit="masked token",
         samples=Samples(
             "Sample texts",
             {"masked": "what the model reads", "text": "the text", "filled": "what the model fills in"},

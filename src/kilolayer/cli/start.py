@@ -1,0 +1,61 @@
+"""The run that a configuration starts from, and what it gives where the configuration says nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kilolayer.config import Table, build, load, merge, overrides
+from kilolayer.errors import InputError, KilolayerError
+from kilolayer.files.paths import storable
+from kilolayer.tasks import registry
+
+if TYPE_CHECKING:
+    from kilolayer.training.run import Run
+
+
+def find_start(path: Path | None, typed: list[str]) -> tuple[Run | None, Table]:
+    """The run that `train.start_from` names, and what lies below the configuration: its model and vocabulary."""
+    from kilolayer.tasks.train_config import TrainConfig
+    from kilolayer.training.run import Run
+
+    given = merge({} if path is None else load(path), overrides(typed))
+    train = given.get("train")
+    place = train.get("start_from") if isinstance(train, dict) else None
+    if not isinstance(place, str) or place == "none":
+        return None, {}
+    TrainConfig(start_from=place)  # refuses a text that is no path
+    task = registry.get(given.get("task", registry.DEFAULT))
+    start = Run.open(storable(Path(place)))
+    known = [task, *map(registry.get, task.load().starts_from)]
+    if start.registration.name not in [each.name for each in known]:
+        raise InputError(
+            f"{task.title} cannot start from {start.registration.title}",
+            where=f"train.start_from: {start.folder}",
+            fix=f"name a run that is {' or '.join(each.title for each in known)}",
+        )
+    below = task.load_config().from_start(start.config)
+    if _other_vocabulary(given.get("tokenizer"), below.get("tokenizer")):
+        raise other_vocabulary(start)
+    return start, below
+
+
+def other_vocabulary(start: Run) -> InputError:
+    """The error where the vocabulary is not that of the run to start from."""
+    return InputError(
+        "the vocabulary is not that of the run to start from",
+        where="tokenizer",
+        fix=f"remove [tokenizer], or write it as in {start.folder / 'config.toml'}: the run then takes that vocabulary",
+    )
+
+
+def _other_vocabulary(given: object, below: object) -> bool:
+    """Whether a table asks for another vocabulary than the one below it; one that is read from a file may be the same."""
+    if not isinstance(given, dict) or not isinstance(below, dict) or "path" in given:
+        return False
+    from kilolayer.data.tokenizer import TokenizerConfig
+
+    try:
+        return build(TokenizerConfig, merge(below, given)) != build(TokenizerConfig, below)
+    except KilolayerError:
+        return False  # refused where all of the configuration is read
