@@ -55,6 +55,32 @@ def test_deepnorm_multipliers() -> None:
     assert (scaled.alpha, scaled.beta) == pytest.approx((2 * plain.alpha, 0.5 * plain.beta))
 
 
+# DeepNet, Table 11, at 18L-18L: each row takes one of the two away, in both stacks, and keeps the other.
+TABLE_11 = [
+    ({"alpha": "one"}, (1, 0.3526, 1, 0.2608)),
+    ({"beta": "one"}, (1.9987, 1, 2.7108, 1)),
+    ({"alpha": "one", "beta_scale": 2.0}, (1, 0.7052, 1, 0.5216)),
+]
+
+
+@pytest.mark.parametrize(("options", "values"), TABLE_11)
+def test_deepnorm_without_alpha_or_without_beta(options: dict[str, object], values: tuple[float, ...]) -> None:
+    described = kl.recipes.get("deepnorm", **options).describe(encoder_layers=18, decoder_layers=18)
+    assert described.encoder is not None
+    assert described.decoder is not None
+    found = (described.encoder.alpha, described.encoder.beta, described.decoder.alpha, described.decoder.beta)
+    assert found == pytest.approx(values, abs=2e-4)
+
+
+def test_deepnorm_without_both_is_post_ln() -> None:
+    torch.manual_seed(1)
+    neither = kl.EncoderDecoder(30, 16, 2, 32, 3, 2, kl.recipes.get("deepnorm", alpha="one", beta="one")).eval()
+    torch.manual_seed(1)
+    plain = kl.EncoderDecoder(30, 16, 2, 32, 3, 2, "post_ln").eval()
+    source, target = torch.randint(1, 30, (2, 2, 5))
+    assert torch.equal(neither(source, target).logits, plain(source, target).logits)
+
+
 @pytest.mark.parametrize(("depths", "values"), SUB_LN.items())
 def test_sub_ln_of_an_encoder_decoder(depths: tuple[int, int], values: tuple[float, float]) -> None:
     described = kl.recipes.get("sub_ln").describe(encoder_layers=depths[0], decoder_layers=depths[1])
@@ -128,6 +154,7 @@ def xavier_gain(side: str, layer: int, role: str) -> float:
 
 GAINS = [
     (kl.recipes.get("deepnorm"), deepnorm_gain),
+    (kl.recipes.get("deepnorm", beta="one"), xavier_gain),
     (kl.recipes.get("sub_ln"), sub_ln_gain),
     (kl.recipes.get("t_fixup"), t_fixup_gain),
     (kl.recipes.get("r_fixup"), r_fixup_gain),
