@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -254,6 +255,14 @@ def test_the_distribution_is_the_papers(name: str, uniform: bool) -> None:
     matrix = build(kl.recipes.get(name), False).state_dict()["encoder.blocks.0.feedforward.f.input.weight"]
     extreme = float(matrix.abs().max() / matrix.std())
     assert (extreme < math.sqrt(3) * 1.02) if uniform else (extreme > 3.5)
+
+
+@pytest.mark.parametrize("name", ["ds_init", "normformer", "post_ln", "r_fixup", "t_fixup"])
+def test_where_the_distribution_is_not_the_papers_the_recipe_says_so(name: str) -> None:
+    matrix = build(kl.recipes.get(name), False).state_dict()["encoder.blocks.0.feedforward.f.input.weight"]
+    assert float(matrix.abs().max() / matrix.std()) > 3.5
+    (note,) = kl.recipes.get(name).describe(encoder_layers=2).notes
+    assert re.search(r"Matrices start normal; .* uniform, of the same deviation\.", note)
 
 
 @pytest.mark.parametrize(
