@@ -26,7 +26,7 @@ class DSInit(Recipe):
     expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged from 18L-18L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
         "Encoder and decoder count their layers apart, from 1. "
-        "Matrices start normal; the paper's are uniform, of the same deviation."
+        "Matrices start normal, in the paper uniform, of the same deviation."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -21,7 +21,7 @@ class RFixup(Recipe):
     extension: ClassVar[str] = (
         "L counts every residual sublayer of the model: 2N + 3M, or twice the layers of a single stack. "
         "No linear layer has a bias; an untied output table starts at 0. "
-        "Matrices start normal; fairseq's Xavier is uniform, of the same deviation."
+        "Matrices start normal, in fairseq uniform."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

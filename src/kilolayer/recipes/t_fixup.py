@@ -20,7 +20,7 @@ class TFixup(Recipe):
     expect: ClassVar[str] = "Trains without warm-up; 28.4 BLEU at 18L-18L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
         "Defined for an encoder-decoder. A decoder alone has no cross-attention, so its layers are the encoder's: 0.67 M^-1/4. "
-        "Matrices start normal; fairseq's Xavier is uniform, of the same deviation."
+        "Matrices start normal, in fairseq uniform."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
