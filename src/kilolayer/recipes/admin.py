@@ -30,10 +30,10 @@ class Admin(Recipe):
     extension: ClassVar[str] = (
         "Encoder and decoder are profiled apart; a single stack is profiled as either. The default profiles as the code "
         "released with the two papers and fixes w as Very Deep Transformers says; that paper's own formula is start='paper'. "
-        "It is not the default because it sets the first w to 0, which is 1 here, and the second below Post-LN's 1 (0.75 "
-        "measured at 18L-18L), where the code's are 1 and above. The code also trains w, and starts query, key and value as "
-        "one matrix [3d, d], at 1/sqrt(2) of Xavier; here each starts at Xavier. The paper profiles on 8k tokens; training "
-        "does on its first batch, of whatever size."
+        "It is not the default because it sets the first w to 0, which is 1 here, and the second below Post-LN's 1 (0.75 at "
+        "18L-18L, width 64), where the code's are 1 and above. The code also trains w, and starts query, key and value at "
+        "1/sqrt(2) of Xavier; here each starts at Xavier. The paper profiles on 8k tokens; training does on its first batch, "
+        "of whatever size."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
