@@ -94,6 +94,23 @@ def test_spbleu_of_every_direction_from_the_kept_translations(several: Path, con
     assert out.count("spBLEU") == 2  # the column, and how it was computed
 
 
+def test_tokenised_bleu_is_of_tokenised_text_alone(several: Path, config: Path, tmp_path: Path) -> None:
+    lines = refused("evaluate", several, "--tokenised")
+    assert ("not tokenised: 10 of 10" in lines[0], "en-de" in lines[1]) == (True, True)
+    data, run = shutil.copytree(config.parent, tmp_path / "data"), shutil.copytree(several, tmp_path / "run")
+    for path in [*data.glob("test.??"), *run.glob("test.*.txt")]:
+        path.write_text("".join(f"{' '.join(pieces(line))}\n" for line in lines_of(path)), encoding="utf-8")
+    settings = run / "config.toml"
+    settings.write_text(settings.read_text().replace(str(config.parent), str(data)))
+    found = evaluated(run, "--tokenised")
+    for direction in DIRECTIONS:
+        hypotheses, references = lines_of(run / f"test.{direction}.txt"), lines_of(data / f"test.{direction[-2:]}")
+        score = found["scores"][f"test {direction}"]["tokenised_bleu"]
+        assert score["value"] == pytest.approx(BLEU(tokenize="none", force=True).corpus_score(hypotheses, [references]).score)
+        assert "|tok:none|" in score["signature"]
+    assert "tokenised_bleu" in found["averages"]["xx-en"]
+
+
 def test_a_file_that_is_no_sentencepiece_model_is_refused_in_three_lines(several: Path, config: Path) -> None:
     lines = refused("evaluate", several, "--spbleu", "absent.model")
     assert ("does not exist" in lines[0], "absent.model" in lines[1]) == (True, True)

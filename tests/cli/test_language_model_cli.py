@@ -170,7 +170,7 @@ def test_evaluation_shows_the_scores_and_other_strides(written: tuple[Path, str,
 
 
 def test_what_evaluation_cannot_do_is_told_in_three_lines(of_bytes: Path, trained: tuple[Path, str, str]) -> None:
-    for flags in (["--against", of_bytes], ["--samples", 10], ["--meteor"]):
+    for flags in (["--against", of_bytes], ["--samples", 10], ["--meteor"], ["--tokenised"]):
         assert f"{flags[0]} has no effect on a language model" in refused("evaluate", of_bytes, *flags)[0]
     assert "1 to text.length, 32" in refused("evaluate", of_bytes, "--stride", "33")[2]
     assert "no effect on a translator" in refused("evaluate", trained[0], "--stride", "8")[0]

@@ -16,7 +16,21 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers.tokenizer_spm import TokenizerSPM
 
 from kilolayer.errors import InputError, OptionError
-from kilolayer.evaluate.scores import STANDARD, Bleu, Chrf, Meteor, Metric, Score, SpBleu, Ter, Unavailable, score_all, words
+from kilolayer.evaluate.scores import (
+    STANDARD,
+    Bleu,
+    Chrf,
+    Meteor,
+    Metric,
+    Score,
+    SpBleu,
+    Ter,
+    TokenisedBleu,
+    Unavailable,
+    check_tokenised,
+    score_all,
+    words,
+)
 
 REFERENCES = references(80)
 HYPOTHESES = spoiled(REFERENCES, 0.3, seed=1)
@@ -62,7 +76,7 @@ def test_signatures_say_how() -> None:
     assert Ter().signature() == f"nrefs:1|case:lc|tok:tercom|norm:no|punct:yes|asian:no|{version}"
 
 
-@pytest.mark.parametrize("metric", [*STANDARD, Bleu(lowercase=True), Bleu(tokenize="none"), Chrf(lowercase=True)], ids=str)
+@pytest.mark.parametrize("metric", [*STANDARD, Bleu(lowercase=True), TokenisedBleu(), Chrf(lowercase=True)], ids=str)
 def test_values_of_summed_statistics_are_the_corpus_score(metric: Metric) -> None:
     for hypotheses, wanted in [(HYPOTHESES, REFERENCES), *ODD_PAIRS]:
         sums = metric.statistics(hypotheses, wanted).sum(axis=0)
@@ -90,6 +104,22 @@ def test_case_and_tokens_are_options() -> None:
     assert Bleu(lowercase=True).score(hypothesis, wanted).value == pytest.approx(100)
     assert Bleu().score(hypothesis, wanted).value < 50
     assert Bleu(lowercase=True, tokenize="none").score(hypothesis, wanted).value < 100
+
+
+def test_tokenised_bleu_counts_the_words_between_spaces() -> None:
+    hypotheses, wanted = ["Das ist ein Haus .", "He said : no"], ["Das ist ein Haus .", "He said : yes"]
+    score = TokenisedBleu().score(hypotheses, wanted)
+    # Of 9 words 8 match, of 7 pairs 6, of 5 triples 4, of 3 fours 2; lengths are equal.
+    assert score.value == pytest.approx(100 * (8 / 9 * 6 / 7 * 4 / 5 * 2 / 3) ** (1 / 4))
+    assert "|case:mixed|eff:no|tok:none|" in score.signature
+    assert TokenisedBleu().score(["Haus."] * 4, ["Haus ."] * 4).value == 0
+
+
+def test_text_that_no_tokeniser_has_split_is_refused() -> None:
+    check_tokenised(["Das ist ein Haus .", "Gut !", "und so weiter usw.", "ohne Ende", ".", ""])
+    check_tokenised(["ohne", "Ende"])
+    with pytest.raises(InputError, match="not tokenised: 2 of 3 final marks stand on a word"):
+        check_tokenised(["Das ist ein Haus.", "Gut!", "Ja ."])
 
 
 def test_spbleu_is_bleu_on_the_models_pieces(piece_model: Path) -> None:

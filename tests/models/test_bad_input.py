@@ -123,6 +123,8 @@ CONTRADICTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: kl.ModelConfig(shape="encoder", source_vocab_size=3), "no effect on a single stack"),
     (lambda: kl.recipes.get("ds_init", alpha=2.0), "at most 1"),
     (lambda: kl.recipes.get("deepnorm", alpha_scale=0), "above 0"),
+    (lambda: kl.recipes.get("deepnorm", alpha="one", alpha_scale=2.0), 'alpha_scale = 2 has no effect on alpha = "one"'),
+    (lambda: kl.recipes.get("deepnorm", beta="one", beta_scale=0.5), 'beta_scale = 0.5 has no effect on beta = "one"'),
     (lambda: kl.recipes.get("deepnorm").describe(), "at least one layer"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
@@ -83,6 +84,36 @@ def test_one_adam_step_moves_post_ln_five_times_as_far_as_deepnorm() -> None:
     assert all(post > 5 * deep for post, deep in zip(moved["post_ln"], moved["deepnorm"], strict=True)), moved
 
 
+def update_by_sgd(recipe: str, layers: int, moving: Literal["all", "matrices"]) -> float:
+    """Of DeepNet's 64-128-2 translator, after one step of 1e-3."""
+    torch.manual_seed(0)
+    model = kl.EncoderDecoder(VOCABULARY, 64, 2, 128, layers, layers, recipe)
+    source, target, labels = torch.randint(1, VOCABULARY, (3, 4, 16))
+    return relative_update(
+        model,
+        lambda m: F.cross_entropy(m(source, target).logits.flatten(0, 1), labels.flatten()),
+        lambda m: m(source, target).states,
+        partial(torch.optim.SGD, lr=1e-3),
+        moving,
+    )
+
+
+def test_a_step_of_sgd_on_the_matrices_moves_a_deep_deepnorm_no_further_than_a_shallow_one() -> None:
+    shallow, deep = (update_by_sgd("deepnorm", layers, "matrices") for layers in (6, 50))
+    assert deep == pytest.approx(shallow, rel=0.25)  # DeepNet, section 3.3: Theta(eta) at every depth
+
+
+def test_a_step_of_sgd_on_the_matrices_moves_a_deep_post_ln_further_than_a_shallow_one() -> None:
+    shallow, deep = (update_by_sgd("post_ln", layers, "matrices") for layers in (6, 50))
+    assert deep > 3 * shallow
+
+
+@pytest.mark.slow
+def test_a_step_of_sgd_on_all_weights_moves_a_deep_deepnorm_further() -> None:
+    shallow, deep = (update_by_sgd("deepnorm", layers, "all") for layers in (6, 50))
+    assert deep > 3 * shallow  # the gains and biases of norms, which the theorems leave out
+
+
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_every_recipe_stays_finite_in_a_hundred_layers(recipe: str) -> None:
     model = kl.Encoder(VOCABULARY, 32, 4, 64, 100, recipe)
@@ -117,6 +148,24 @@ def test_the_profile_measures_the_gradients_that_backward_leaves() -> None:
 def test_first_over_last() -> None:
     assert first_over_last((3.0, 5.0, 9.0, 1.0, 2.0), share=0.4) == pytest.approx(8 / 3)
     assert first_over_last((3.0, 9.0, 2.0)) == pytest.approx(1.5)
+
+
+def test_the_matrices_that_move_are_those_of_the_sublayers() -> None:
+    model = kl.EncoderDecoder(
+        VOCABULARY, 16, 2, 32, 2, 3, "sub_ln", positions="learned", max_length=5, tie_embeddings=False, moe=kl.MoE(experts=3)
+    )
+    moved: list[torch.nn.Parameter] = []
+
+    def note(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        moved.extend(parameters)
+        return torch.optim.SGD(moved, lr=0.0)
+
+    tokens = torch.randint(1, VOCABULARY, (2, 5))
+    output = lambda m: m(tokens, tokens).states  # noqa: E731
+    relative_update(model, lambda m: output(m).sum(), output, note, "matrices")
+    inside = {name: weight for name, weight in model.named_parameters() if ".blocks." in name and name.endswith(".weight")}
+    expected = [weight.shape for name, weight in inside.items() if "norm" not in name and "router" not in name]
+    assert sorted(weight.shape for weight in moved) == sorted(expected)
 
 
 def test_relative_update_is_of_the_output_and_leaves_the_model() -> None:

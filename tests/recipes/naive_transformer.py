@@ -130,6 +130,8 @@ class DeepNorm(NaiveTransformer):
         return self.norm(f"{name}.out_norm", self.alpha(name.split(".")[0]) * x + f(x))
 
     def alpha(self, side: str) -> float:
+        if self.options.get("alpha") == "one":
+            return 1.0
         n, m = self.layers["encoder"], self.layers["decoder"]
         if n == 0 or m == 0:
             alpha = (2 * (n + m)) ** 0.25

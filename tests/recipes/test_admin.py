@@ -192,3 +192,16 @@ def test_a_pass_that_fails_leaves_the_scales_as_they_were() -> None:
 def test_a_batch_of_padding_alone_is_refused() -> None:
     with pytest.raises(InputError, match="no finite variance"):
         kl.calibrate(build("encoder", "admin"), torch.zeros(2, 3).long())
+
+
+def test_the_codes_scales_rise_from_one_and_the_papers_do_not() -> None:
+    torch.manual_seed(0)
+    model, other = (kl.Encoder(50, 64, 2, 128, 6, kl.recipes.get("admin", start=start)) for start in ("released", "paper"))
+    other.load_state_dict(model.state_dict())
+    tokens = torch.randint(1, 50, (8, 16))
+    released, paper = kl.calibrate(model, tokens).encoder, kl.calibrate(other, tokens).encoder
+    assert list(released) == sorted(released)
+    assert released[0] == paper[0] == 1
+    assert paper[1] < 1
+    bound = model.get_parameter("encoder.blocks.0.self_attention.f.query_key_value.weight").detach().abs().max()
+    assert float(bound) == pytest.approx(sqrt(6 / (64 + 64)), rel=0.01)  # of one matrix [3d, d]: 1 / sqrt(2) of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -53,6 +54,32 @@ def test_deepnorm_multipliers() -> None:
     assert plain is not None
     assert scaled is not None
     assert (scaled.alpha, scaled.beta) == pytest.approx((2 * plain.alpha, 0.5 * plain.beta))
+
+
+# DeepNet, Table 11, at 18L-18L: each row takes one of the two away, in both stacks, and keeps the other.
+TABLE_11 = [
+    ({"alpha": "one"}, (1, 0.3526, 1, 0.2608)),
+    ({"beta": "one"}, (1.9987, 1, 2.7108, 1)),
+    ({"alpha": "one", "beta_scale": 2.0}, (1, 0.7052, 1, 0.5216)),
+]
+
+
+@pytest.mark.parametrize(("options", "values"), TABLE_11)
+def test_deepnorm_without_alpha_or_without_beta(options: dict[str, object], values: tuple[float, ...]) -> None:
+    described = kl.recipes.get("deepnorm", **options).describe(encoder_layers=18, decoder_layers=18)
+    assert described.encoder is not None
+    assert described.decoder is not None
+    found = (described.encoder.alpha, described.encoder.beta, described.decoder.alpha, described.decoder.beta)
+    assert found == pytest.approx(values, abs=2e-4)
+
+
+def test_deepnorm_without_both_is_post_ln() -> None:
+    torch.manual_seed(1)
+    neither = kl.EncoderDecoder(30, 16, 2, 32, 3, 2, kl.recipes.get("deepnorm", alpha="one", beta="one")).eval()
+    torch.manual_seed(1)
+    plain = kl.EncoderDecoder(30, 16, 2, 32, 3, 2, "post_ln").eval()
+    source, target = torch.randint(1, 30, (2, 2, 5))
+    assert torch.equal(neither(source, target).logits, plain(source, target).logits)
 
 
 @pytest.mark.parametrize(("depths", "values"), SUB_LN.items())
@@ -128,6 +155,7 @@ def xavier_gain(side: str, layer: int, role: str) -> float:
 
 GAINS = [
     (kl.recipes.get("deepnorm"), deepnorm_gain),
+    (kl.recipes.get("deepnorm", beta="one"), xavier_gain),
     (kl.recipes.get("sub_ln"), sub_ln_gain),
     (kl.recipes.get("t_fixup"), t_fixup_gain),
     (kl.recipes.get("r_fixup"), r_fixup_gain),
@@ -227,6 +255,14 @@ def test_the_distribution_is_the_papers(name: str, uniform: bool) -> None:
     matrix = build(kl.recipes.get(name), False).state_dict()["encoder.blocks.0.feedforward.f.input.weight"]
     extreme = float(matrix.abs().max() / matrix.std())
     assert (extreme < math.sqrt(3) * 1.02) if uniform else (extreme > 3.5)
+
+
+@pytest.mark.parametrize("name", ["ds_init", "normformer", "post_ln", "r_fixup", "t_fixup"])
+def test_where_the_distribution_is_not_the_papers_the_recipe_says_so(name: str) -> None:
+    matrix = build(kl.recipes.get(name), False).state_dict()["encoder.blocks.0.feedforward.f.input.weight"]
+    assert float(matrix.abs().max() / matrix.std()) > 3.5
+    (note,) = kl.recipes.get(name).describe(encoder_layers=2).notes
+    assert re.search(r"Matrices start normal, in (fairseq|the paper) uniform[.,]", note)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("deepnorm", {}, naive.DeepNorm),
     ("deepnorm", {"alpha_scale": 2.5}, naive.DeepNorm),
     ("deepnorm", {"beta_scale": 0.5}, naive.DeepNorm),
+    ("deepnorm", {"alpha": "one"}, naive.DeepNorm),
+    ("deepnorm", {"beta": "one"}, naive.DeepNorm),
     ("dlcl", {"norm": "pre"}, naive.PreNormDLCL),
     ("dlcl", {"norm": "post"}, naive.PostNormDLCL),
     ("ds_init", {}, naive.PostLN),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from kilolayer.training.layer_rates import layer_rates
 from kilolayer.training.optimizer import Optimizer
 
 SIZES: dict[str, Any] = {"vocab_size": 9, "dim": 8, "heads": 2, "ffn_dim": 12}
-KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
+KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": partial(torch.optim.RAdam, decoupled_weight_decay=True)}
 DECAY = 0.7
 YES, ONE = torch.tensor(True), torch.tensor(1.0)
 
@@ -116,9 +117,7 @@ def test_rounded_weights_follow_their_masters_at_their_own_rates() -> None:
 @pytest.mark.parametrize("sums", [False, True])
 def test_the_norms_of_updates_know_the_rates(kind: Any, sums: bool) -> None:
     model = encoder()
-    optimizer = Optimizer(
-        model, TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.3 if kind == "adamw" else 0.0, layer_decay=DECAY), sums=sums
-    )
+    optimizer = Optimizer(model, TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.3, layer_decay=DECAY), sums=sums)
     for _ in range(7):
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         for parameter in model.parameters():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from kilolayer.errors import InputError
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.optimizer import Optimizer
 
-KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
+KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": partial(torch.optim.RAdam, decoupled_weight_decay=True)}
 
 
 def small_model() -> nn.Module:
@@ -132,7 +133,7 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_norms_of_changes_are_found_without_reading_a_number(kind: Any) -> None:
     model = small_model()
-    optimizer = Optimizer(model, TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.0 if kind == "radam" else 0.3))
+    optimizer = Optimizer(model, TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.3))
     for seed in range(7):
         before = [weight.detach().clone() for group in optimizer.groups for weight in group.weights]
         factors = optimizer.coefficients(ONE)

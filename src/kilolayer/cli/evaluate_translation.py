@@ -35,6 +35,7 @@ def add_flags(parser: Flags) -> None:
     parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same test part")
     parser.add_argument("--samples", type=whole(1, 100_000), default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
     parser.add_argument("--spbleu", type=Path, metavar="MODEL", help="add spBLEU on the pieces of a SentencePiece model")
+    parser.add_argument("--tokenised", action="store_true", help="add BLEU on the words of text that is tokenised already")
     parser.add_argument("--meteor", action="store_true", help="add METEOR; needs nltk and its WordNet data")
 
 
@@ -47,7 +48,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     if resolve(options.run) in [resolve(path) for path in options.against]:
         raise OptionError("a run is compared with itself", where=str(options.run), fix="name other runs after --against")
     metrics = _metrics(options)
-    runs = {str(path): _translated(path, options.device) for path in [options.run, *options.against]}
+    runs = {str(path): _translated(path, options) for path in [options.run, *options.against]}
     own = runs[str(options.run)]
     more = {direction: score_all(each.hypotheses, each.references, metrics) for direction, each in own.items()}
     scores = add_scores(read_scores(options.run), more)
@@ -73,14 +74,19 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
 
 def _metrics(options: argparse.Namespace) -> list[Metric]:
     """The scores that were asked for beyond those that a run has."""
-    from kilolayer.evaluate.scores import Meteor, SpBleu
+    from kilolayer.evaluate.scores import Meteor, SpBleu, TokenisedBleu
 
-    return [*([SpBleu(options.spbleu)] if options.spbleu else []), *([Meteor()] if options.meteor else [])]
+    return [
+        *([TokenisedBleu()] if options.tokenised else []),
+        *([SpBleu(options.spbleu)] if options.spbleu else []),
+        *([Meteor()] if options.meteor else []),
+    ]
 
 
-def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
+def _translated(folder: Path, options: argparse.Namespace) -> dict[Direction, Translated]:
     """The test part of each direction of a run; translated now where it has not been."""
     from kilolayer.data.text import read_lines
+    from kilolayer.evaluate.scores import check_tokenised
     from kilolayer.tasks.translation.scores import hypotheses_path
     from kilolayer.tasks.translation.task import TranslationTask
     from kilolayer.training.run import Run, cache_folder, choose_device
@@ -90,12 +96,19 @@ def _translated(folder: Path, device: str) -> dict[Direction, Translated]:
     assert isinstance(task, TranslationTask)
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
-    if kind_of(folder / "scores.json") is None:
-        run.score(task, choose_device(device))
-    return {
-        direction: Translated([target for _, target in pairs], list(read_lines(hypotheses_path(folder, direction))))
+    references = {
+        direction: [target for _, target in pairs]
         for direction in task.corpora.directions
         if (pairs := task.corpora.test_of(direction))
+    }
+    if options.tokenised:
+        for direction, lines in references.items():
+            check_tokenised(lines, where=f"{folder}, {direction.name}")
+    if kind_of(folder / "scores.json") is None:
+        run.score(task, choose_device(options.device))
+    return {
+        direction: Translated(lines, list(read_lines(hypotheses_path(folder, direction))))
+        for direction, lines in references.items()
     }
 
 

@@ -33,6 +33,8 @@ Numbers = NDArray[np.float64]
 TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 """The tokenisers of sacreBLEU that need no download and no further package."""
 
+SENTENCE_ENDS = (".", "!", "?", "。", "।")
+
 
 @dataclass(frozen=True)
 class Score:
@@ -127,6 +129,20 @@ class Bleu(SacreScore):
     def sacre(self) -> SacreMetric:
         # Without `force`, sacreBLEU warns of text that looks tokenised: right unless that was asked for.
         return BLEU(lowercase=self.lowercase, tokenize=self.tokenize, force=self.tokenize == "none")
+
+    def values(self, sums: Numbers) -> Numbers:
+        return _bleu(sums)
+
+
+@dataclass(frozen=True)
+class TokenisedBleu(SacreScore):
+    """BLEU on the words between spaces, as papers give it for text that a tokeniser has split, punctuation apart."""
+
+    key: ClassVar[str] = "tokenised_bleu"
+    name: ClassVar[str] = "tokenised BLEU"
+
+    def sacre(self) -> SacreMetric:
+        return BLEU(tokenize="none", force=True)
 
     def values(self, sums: Numbers) -> Numbers:
         return _bleu(sums)
@@ -306,6 +322,18 @@ def _bleu(sums: Numbers) -> Numbers:
 def words(lines: Lines) -> list[list[str]]:
     """The words of each line as BLEU counts them: punctuation stands alone (mteval's 13a)."""
     return [_tokenize(line.rstrip()).split() for line in lines]
+
+
+def check_tokenised(references: Lines, where: str = "") -> None:
+    """Raise where sentences end in punctuation that stands on the last word, as in text that no tokeniser has split."""
+    ends = [line.rstrip() for line in references if line.rstrip().endswith(SENTENCE_ENDS)]
+    joined = [line for line in ends if len(line) > 1 and not line[-2].isspace()]
+    if 2 * len(joined) > len(ends):
+        raise InputError(
+            f"the references are not tokenised: {len(joined)} of {len(ends)} final marks stand on a word",
+            where=where,
+            fix="leave tokenised BLEU out, or train on and test with tokenised text",
+        )
 
 
 def check_aligned(hypotheses: Lines, references: Lines) -> None:

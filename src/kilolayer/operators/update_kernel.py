@@ -45,7 +45,7 @@ class WeightGroup(Protocol):
 
 
 class UpdateKernel:
-    """The launches of an optimizer's groups. decoupled: the decay is of the weights, as in AdamW, not a part of the gradient.
+    """The launches of an optimizer's groups. decoupled: the decay is of the weights, not a part of the gradient.
 
     The addresses of the gradients go into tables. While a step is recorded no table can be written: `recording` gives it tables
     of its own and writes them afterwards.

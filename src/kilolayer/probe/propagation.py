@@ -6,9 +6,10 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
@@ -46,14 +47,19 @@ def first_over_last(norms: tuple[float, ...], share: float = 0.1) -> float:
 
 
 def relative_update(
-    model: Model, loss: Loss, output: Callable[[Model], Tensor], optimizer: Callable[..., torch.optim.Optimizer]
+    model: Model,
+    loss: Loss,
+    output: Callable[[Model], Tensor],
+    optimizer: Callable[..., torch.optim.Optimizer],
+    moving: Literal["all", "matrices"] = "all",
 ) -> float:
     """||F(x, one step later) - F(x)|| / ||F(x)||, DeepNet's model update (its equation 1), of a copy without dropout.
 
-    output: computes F(x); optimizer: makes the optimizer from the parameters, learning rate included.
+    output: computes F(x); optimizer: makes the optimizer from the parameters, learning rate included. moving: what it changes,
+    all parameters, or the matrices of the sublayers alone, of which DeepNet's Theorems 2 and 3 speak.
     """
     start, trained = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
-    stepper = optimizer(trained.parameters())
+    stepper = optimizer(_matrices(trained) if moving == "matrices" else trained.parameters())
     loss(trained).backward()
     stepper.step()
     with torch.no_grad():
@@ -61,12 +67,18 @@ def relative_update(
     return float((after - before).norm() / before.norm())
 
 
+def _matrices(model: Model) -> list[nn.Parameter]:
+    return [projection.weight for stack in model.stacks() for projection in _projections(stack.blocks)]
+
+
+def _projections(module: nn.Module) -> list[Projection | ExpertProjection]:
+    return [part for part in module.modules() if isinstance(part, Projection | ExpertProjection)]
+
+
 def _layer_norms(stack: Stack) -> list[float]:
     norms: list[float] = []
     for block in stack.blocks:
-        parts = [
-            part for part in block.get_submodule("feedforward.f").modules() if isinstance(part, Projection | ExpertProjection)
-        ]
+        parts = _projections(block.get_submodule("feedforward.f"))
         gradients = [part.weight.grad.norm() for part in parts if part.weight.grad is not None]
         norms.append(float(torch.stack(gradients).norm()))
     return norms

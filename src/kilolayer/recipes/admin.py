@@ -15,9 +15,10 @@ class Admin(Recipe):
     """A vector w on each residual, set from the variance of the branches below it."""
 
     start: Literal["released", "paper", "closed"] = "released"
-    """How w starts: the released code's running variance, the paper's sum of variances, or a closed form without data."""
+    """How w starts: as the released code profiles, with the running variance of the sums; by the formula of Very Deep
+    Transformers, section 3, the sum of the branches' variances; or by a closed form without data."""
     weight: Literal["fixed", "trainable"] = "fixed"
-    """Whether training changes w."""
+    """Whether training changes w: fixed in Very Deep Transformers, trainable in the released code."""
 
     name: ClassVar[str] = "admin"
     title: ClassVar[str] = "Admin"
@@ -26,7 +27,14 @@ class Admin(Recipe):
     expect: ClassVar[str] = (
         "60L-12L reached 43.8 BLEU on WMT'14 En-Fr, 2.5 above 6L-6L. At 50L-50L and deeper it diverged in DeepNet's Table 1."
     )
-    extension: ClassVar[str] = "Encoder and decoder are profiled apart; a single stack is profiled as either."
+    extension: ClassVar[str] = (
+        "Encoder and decoder are profiled apart; a single stack is profiled as either. The default profiles as the code "
+        "released with the two papers and fixes w as Very Deep Transformers says; that paper's own formula is start='paper'. "
+        "It is not the default because it sets the first w to 0, which is 1 here, and the second below Post-LN's 1 (0.75 at "
+        "18L-18L, width 64), where the code's are 1 and above. The code also trains w, and starts query, key and value at "
+        "1/sqrt(2) of Xavier; here each starts at Xavier. The paper profiles on 8k tokens; training does on its first batch, "
+        "of whatever size."
+    )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
         return Constants(omega=self._closed(side, depths)) if self.start == "closed" else Constants()

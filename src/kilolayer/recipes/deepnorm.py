@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from kilolayer.config import bounded
+from kilolayer.errors import OptionError
 from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side, register
 
 
@@ -14,10 +15,14 @@ from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, R
 class DeepNorm(Recipe):
     """Residual times alpha; value, attention output and FFN weights start at beta times Xavier."""
 
+    alpha: Literal["derived", "one"] = "derived"
+    """The residual's factor: by depth, or 1 in every stack (DeepNet, Table 11, "- DeepNorm")."""
+    beta: Literal["derived", "one"] = "derived"
+    """The factor on Xavier: by depth, or 1 in every stack (DeepNet, Table 11, "- Initialization")."""
     alpha_scale: float = bounded(1.0, above=0, most=1e6)
-    """Multiplies alpha (DeepNet, Figure 9 and Table 11)."""
+    """Multiplies the derived alpha (DeepNet, Figure 9)."""
     beta_scale: float = bounded(1.0, above=0, most=1e6)
-    """Multiplies beta (DeepNet, Figure 9 and Table 11)."""
+    """Multiplies the derived beta (DeepNet, Figure 9)."""
 
     name: ClassVar[str] = "deepnorm"
     title: ClassVar[str] = "DeepNorm"
@@ -28,6 +33,13 @@ class DeepNorm(Recipe):
         "on WMT-17 at 8 x 4,096 tokens a batch and work at 128 x 4,096."
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha", "beta"):
+            scale = getattr(self, f"{name}_scale")
+            if getattr(self, name) == "one" and scale != 1:
+                raise OptionError(f'{name}_scale = {scale:g} has no effect on {name} = "one"', fix="remove one of them")
+
     def constants(self, side: Side, depths: Depths) -> Constants:
         n, m = depths.encoder, depths.decoder
         if not depths.paired:
@@ -36,7 +48,10 @@ class DeepNorm(Recipe):
             alpha, beta = 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
         else:
             alpha, beta = (3 * m) ** (1 / 4), (12 * m) ** (-1 / 4)
-        return Constants(alpha=alpha * self.alpha_scale, beta=beta * self.beta_scale)
+        return Constants(
+            alpha=1.0 if self.alpha == "one" else alpha * self.alpha_scale,
+            beta=1.0 if self.beta == "one" else beta * self.beta_scale,
+        )
 
     def plan(self, place: Place) -> Plan:
         constants = self.constants(place.side, place.depths)

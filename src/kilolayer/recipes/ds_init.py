@@ -24,7 +24,10 @@ class DSInit(Recipe):
     equation: ClassVar[str] = "x' = LN(x + f(x));  every matrix of layer l starts at (alpha / sqrt(l)) Xavier"
     paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, Improving Deep Transformer with Depth-Scaled Initialization"
     expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged from 18L-18L on WMT-17 (DeepNet, Table 1)."
-    extension: ClassVar[str] = "Encoder and decoder count their layers apart, from 1."
+    extension: ClassVar[str] = (
+        "Encoder and decoder count their layers apart, from 1. "
+        "Matrices start normal, in the paper uniform, of the same deviation."
+    )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
         return Constants(first_layer_gain=self._gain(1), last_layer_gain=self._gain(depths.of(side)))

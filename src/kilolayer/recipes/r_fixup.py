@@ -20,7 +20,8 @@ class RFixup(Recipe):
     expect: ClassVar[str] = "28.4 BLEU at 18L-18L, 27.7 at 50L-50L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
         "L counts every residual sublayer of the model: 2N + 3M, or twice the layers of a single stack. "
-        "No linear layer has a bias; an untied output table starts at 0."
+        "No linear layer has a bias; an untied output table starts at 0. "
+        "Matrices start normal, in fairseq uniform."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

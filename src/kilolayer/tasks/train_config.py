@@ -32,7 +32,7 @@ class TrainConfig:
     seed: int = bounded(1, least=0, most=2**63 - 1)
     """Fixes the weights, the order of the data and the dropout."""
     optimizer: Literal["adam", "adamw", "radam"] = "adam"
-    """AdamW decays weights apart from the gradient, the others as a part of it."""
+    """AdamW and RAdam decay weights apart from the gradient, Adam as a part of it."""
     lr: float = bounded(7e-4, above=0, most=1000)
     """Highest learning rate."""
     layer_decay: float = bounded(1.0, above=0, most=1)
@@ -142,6 +142,11 @@ class TrainConfig:
     def layers_distance(self) -> int:
         """Steps from one measurement of the layers to the next; 0 where there is none."""
         return max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the decay is of the weights, w <- (1 - lr decay) w, and not a part of the gradient."""
+        return self.optimizer != "adam"
 
     def _warmup(self, steps: int) -> int:
         """The steps of the warm-up in a run of so many."""

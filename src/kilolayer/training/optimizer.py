@@ -93,7 +93,7 @@ class Optimizer:
 
     mean and square are the running means of the gradient and of its square. With t updates, Adam has step = lr / (1 - beta1^t),
     root = 1 / sqrt(1 - beta2^t), offset = eps. RAdam multiplies by its rectification and leaves the denominator out until that
-    is defined. AdamW decays as written; the others add decay * w to the gradient.
+    is defined. AdamW and RAdam, as in its authors' code, decay as written; Adam adds decay * w to the gradient.
     `lr` is a tensor, so that a captured step reads its value of the moment; each weight has its own factor on lr and step.
     """
 
@@ -197,7 +197,7 @@ class Optimizer:
         rates = group.rates[few]
         if not group.even:
             torch._foreach_mul_(changes, rates)
-        if group.decay and self.config.optimizer == "adamw":
+        if group.decay and self.config.decoupled:
             # w' = (1 - lr decay) w - change, so that w - w' = (change + lr decay w') / (1 - lr decay).
             for change, weight, rate in zip(changes, weights, rates, strict=True):
                 change.add_(weight.detach() * (lr * rate * group.decay)).div_(1 - lr * rate * group.decay)
@@ -286,7 +286,7 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
     with torch.no_grad():
         if scale != 1.0:
             gradients = torch._foreach_mul(gradients, scale)
-        if group.decay and config.optimizer == "adamw":
+        if group.decay and config.decoupled:
             torch._foreach_mul_(weights, [1 - lr * rate * group.decay for rate in rates])
         elif group.decay:
             gradients = torch._foreach_add(gradients, weights, alpha=group.decay)
@@ -307,7 +307,7 @@ def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | Non
         return None
     from kilolayer.operators.update_kernel import UpdateKernel
 
-    return UpdateKernel(groups, beta1=config.beta1, beta2=config.beta2, decoupled=config.optimizer == "adamw")
+    return UpdateKernel(groups, beta1=config.beta1, beta2=config.beta2, decoupled=config.decoupled)
 
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
