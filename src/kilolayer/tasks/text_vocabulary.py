@@ -1,4 +1,4 @@
-"""What the configurations of all models of running text have in common: a vocabulary that gives every text back as it was."""
+"""What the configurations of all models that read text exactly ask of a vocabulary: that it gives every text back as it was."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kilolayer.config import Table
-from kilolayer.data.documents import DocumentsConfig
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.models.config import ModelConfig
 from kilolayer.tasks.config import Fault
-from kilolayer.tasks.train_config import TrainConfig
 
 
 def exact_vocabulary(table: Mapping[str, Any], more: int = 0) -> Table:
@@ -45,28 +43,4 @@ def vocabulary_faults(model: ModelConfig, tokenizer: TokenizerConfig, more: int 
         "a language model's vocabulary must give every text back as it was",
         "tokenizer",
         "remove byte_fallback and normalization",
-    )
-
-
-def text_faults(model: ModelConfig, text: DocumentsConfig, train: TrainConfig, tokens: int) -> Iterator[Fault]:
-    """Of the table [text]; tokens: of a batch."""
-    short = model.max_length is not None and model.max_length < text.length
-    unvalidated = not text.valid and not text.valid_share
-    yield (
-        short,
-        f"the model has {model.max_length} positions, and a window {text.length} tokens",
-        "text",
-        "lower text.length, or raise model.max_length",
-    )
-    yield (
-        tokens < text.length,
-        f"a batch of {tokens} tokens cannot hold a window of {text.length}",
-        "text",
-        "raise batches.tokens, or lower text.length",
-    )
-    yield (
-        bool(train.patience) and unvalidated,
-        "patience has no effect without a validation part",
-        "train",
-        "set text.valid or text.valid_share",
     )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from kilolayer.data.documents import TextParts, absolute, find_text
+from kilolayer.data.documents import TextParts
 from kilolayer.data.token_text import TokenText, encode_documents
-from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
+from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.data.windows import Windows, windows_in_order
 from kilolayer.evaluate.likelihood import TextLoss, TextScore, measure
 from kilolayer.generate.config import SearchConfig
@@ -20,43 +18,23 @@ from kilolayer.generate.continuation import continue_texts
 from kilolayer.models.decoder import Decoder
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
-from kilolayer.tasks.results import write_results
-from kilolayer.tasks.task import Loss, Task
+from kilolayer.tasks.task import Loss
+from kilolayer.tasks.text_task import TextTask
 from kilolayer.tasks.token_loss import token_loss
 
 SAMPLES, PROMPT, CONTINUATION = 5, 100, 200  # of the report: texts, tokens before, tokens written
 
 
-class CausalLMTask(Task[CausalLMConfig]):
+class CausalLMTask(TextTask[CausalLMConfig]):
     """The text of a run, ready to train, to validate and to test on."""
 
     def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: CausalLMConfig) -> None:
-        self._vocabulary, self.config, self.length = vocabulary, config, config.text.length
-        self.rows = max(1, config.batches.tokens // self.length)
+        super().__init__(text, vocabulary, cache, config)
         self.train = encode_documents(text.train, vocabulary, cache)
         self.valid, self.test = (
             None if part is None else encode_documents(part, vocabulary, cache) for part in (text.valid, text.test)
         )
         self.training_batches(seed=0)  # refuses a text that is too short
-
-    @classmethod
-    def prepare(cls, config: CausalLMConfig, cache: Path, vocabulary: TextVocabulary | None = None) -> CausalLMTask:
-        config = replace(config, text=absolute(config.text))
-        text = find_text(config.text, cache)
-        return cls(text, vocabulary or vocabulary_for(text.train, config.tokenizer, cache), cache, config)
-
-    @classmethod
-    def load_vocabulary(cls, config: CausalLMConfig, folder: Path) -> TextVocabulary:
-        return load_vocabulary(folder, config.tokenizer)
-
-    @property
-    def vocabulary(self) -> TextVocabulary:
-        return self._vocabulary
-
-    def resolve(self, config: CausalLMConfig) -> CausalLMConfig:
-        """With the size of the vocabulary, and absolute paths."""
-        model = replace(config.model, vocab_size=self.vocabulary.vocab_size)
-        return replace(config, model=model, text=absolute(config.text))
 
     def loss(self, model: Decoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """Parts: tokens and, as labels, the token after each: int64 [rows, length]."""
@@ -82,19 +60,13 @@ class CausalLMTask(Task[CausalLMConfig]):
         stride = stride or self.config.text.stride or self.length
         return self._measure(model, self.test, stride).scores(f"length:{self.length}|stride:{stride}")
 
-    def score(self, model: Decoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Leave the scores of the test part and samples of what the model writes in a run's folder."""
-        tested = {} if self.test is None else {"test": self.test_scores(model)}
-        scores = {part: {key: asdict(score) for key, score in found.items()} for part, found in tested.items()}
-        write_results(folder, self._samples(model), scores, weights)
-
     def _measure(
         self, model: Decoder, text: TokenText, stride: int, most: int | None = None, recorder: Recorder | None = None
     ) -> TextLoss:
         batches = windows_in_order(text, self.rows, self.length, stride, most)
         return measure(model, batches, self.vocabulary.byte_lengths, recorder)
 
-    def _samples(self, model: Decoder) -> list[dict[str, str]]:
+    def samples(self, model: Decoder) -> list[dict[str, str]]:
         """How the model goes on at a few places of a text that it was not trained on, where there is one."""
         text = self.test or self.valid or self.train
         width = min(PROMPT + CONTINUATION, len(text) - 1)

@@ -2,65 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kilolayer.data.documents import TextParts, absolute, find_text
+from kilolayer.data.documents import TextParts
 from kilolayer.data.masking import MaskedText, Masker, fixed_masks, inputs_of
 from kilolayer.data.packing import Documents, FixedRows, PackedText
 from kilolayer.data.token_text import encode_documents
 from kilolayer.data.tokenizer import END, PAD, START
-from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
+from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.evaluate.likelihood import TextScore
 from kilolayer.evaluate.masked_likelihood import MaskedLoss, measure_masked
 from kilolayer.generate.fill import spell
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
 from kilolayer.speed.recorder import Recorder
-from kilolayer.tasks.masked_lm.config import MASK_ROWS, MaskedLMConfig
-from kilolayer.tasks.results import write_results
-from kilolayer.tasks.task import Loss, Task
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
+from kilolayer.tasks.task import Loss
+from kilolayer.tasks.text_task import TextTask
 from kilolayer.tasks.token_loss import token_losses
 
 SAMPLES, SHOWN = 5, 100  # of the report: texts, and tokens of each
 
 
-class MaskedLMTask(Task[MaskedLMConfig]):
+class MaskedLMTask(TextTask[MaskedLMConfig]):
     """The text of a run, ready to train, to validate and to test on."""
 
     def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: MaskedLMConfig) -> None:
-        self._vocabulary, self.config, self.length = vocabulary, config, config.text.length
-        self.rows = max(1, config.batches.tokens // self.length)
+        super().__init__(text, vocabulary, cache, config)
         self.masker = Masker(config.masking, self.length, vocabulary.vocab_size)
         self.train = Documents(encode_documents(text.train, vocabulary, cache))
         self.valid, self.test = (
             None if part is None else FixedRows(Documents(encode_documents(part, vocabulary, cache)), self.length)
             for part in (text.valid, text.test)
         )
-
-    @classmethod
-    def prepare(cls, config: MaskedLMConfig, cache: Path, vocabulary: TextVocabulary | None = None) -> MaskedLMTask:
-        config = replace(config, text=absolute(config.text))
-        text = find_text(config.text, cache)
-        return cls(text, vocabulary or vocabulary_for(text.train, config.tokenizer, cache), cache, config)
-
-    @classmethod
-    def load_vocabulary(cls, config: MaskedLMConfig, folder: Path) -> TextVocabulary:
-        return load_vocabulary(folder, config.tokenizer)
-
-    @property
-    def vocabulary(self) -> TextVocabulary:
-        return self._vocabulary
-
-    def resolve(self, config: MaskedLMConfig) -> MaskedLMConfig:
-        """With the size of the vocabulary and the mask, and absolute paths."""
-        model = replace(config.model, vocab_size=self.vocabulary.vocab_size + MASK_ROWS)
-        return replace(config, model=model, text=absolute(config.text))
 
     def training_batches(self, seed: int) -> MaskedText:
         """Endless shuffled rows of the training text, masked anew in each epoch."""
@@ -88,19 +67,13 @@ class MaskedLMTask(Task[MaskedLMConfig]):
         masking = "|".join(f"{name}:{value:g}" for name, value in asdict(self.config.masking).items())
         return self._measure(model, self.test).scores(f"{masking}|length:{self.length}")
 
-    def score(self, model: Encoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Leave the scores of the test part and samples of what the model fills in in a run's folder."""
-        tested = {} if self.test is None else {"test": self.test_scores(model)}
-        scores = {part: {key: asdict(score) for key, score in found.items()} for part, found in tested.items()}
-        write_results(folder, self._samples(model), scores, weights)
-
     def _measure(
         self, model: Encoder, rows: FixedRows, most: int | None = None, recorder: Recorder | None = None
     ) -> MaskedLoss:
         return measure_masked(model, fixed_masks(rows, self.masker, self.rows, most), recorder)
 
     @torch.inference_mode()
-    def _samples(self, model: Encoder) -> list[dict[str, str]]:
+    def samples(self, model: Encoder) -> list[dict[str, str]]:
         """What the model fills in at a few places of a text that it was not trained on, where there is one."""
         rows = self.test or self.valid or FixedRows(self.train, self.length)
         (batch,) = fixed_masks(rows, self.masker, SAMPLES, SAMPLES)

@@ -1,0 +1,62 @@
+"""What all tasks on running text share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from kilolayer.data.documents import TextParts, absolute, find_text
+from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
+from kilolayer.evaluate.likelihood import TextScore
+from kilolayer.tasks.results import write_results
+from kilolayer.tasks.task import Task
+from kilolayer.tasks.text_config import TextRunConfig
+
+Config = TypeVar("Config", bound=TextRunConfig)
+
+
+class TextTask(Task[Config], Generic[Config]):
+    """The text of a run in its vocabulary; a batch has `rows` rows of `length` tokens. A subclass encodes the parts."""
+
+    test: Any
+    """The test part; None where there is none."""
+
+    def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: Config) -> None:
+        self._vocabulary, self.config, self.length = vocabulary, config, config.text.length
+        self.rows = max(1, config.batches.tokens // self.length)
+
+    @classmethod
+    def prepare(cls, config: Config, cache: Path, vocabulary: TextVocabulary | None = None) -> Self:
+        config = replace(config, text=absolute(config.text))
+        text = find_text(config.text, cache)
+        return cls(text, vocabulary or vocabulary_for(text.train, config.tokenizer, cache), cache, config)
+
+    @classmethod
+    def load_vocabulary(cls, config: Config, folder: Path) -> TextVocabulary:
+        return load_vocabulary(folder, config.tokenizer)
+
+    @property
+    def vocabulary(self) -> TextVocabulary:
+        return self._vocabulary
+
+    def resolve(self, config: Config) -> Config:
+        """With the size of the vocabulary, and absolute paths."""
+        model = replace(config.model, vocab_size=self.vocabulary.vocab_size + config.more_rows)
+        return replace(config, model=model, text=absolute(config.text))
+
+    def score(self, model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
+        """Leave the scores of the test part and samples of what the model makes of text in a run's folder."""
+        tested = {} if self.test is None else {"test": self.test_scores(model)}
+        scores = {part: {key: asdict(score) for key, score in found.items()} for part, found in tested.items()}
+        write_results(folder, self.samples(model), scores, weights)
+
+    @abstractmethod
+    def test_scores(self, model: Any) -> Mapping[str, TextScore]:
+        """Those of the test part, by their keys."""
+
+    @abstractmethod
+    def samples(self, model: Any) -> list[dict[str, str]]:
+        """Texts for the report, of a part that the model was not trained on, where there is one."""
