@@ -31,7 +31,7 @@ files = "test"
 """
 
 
-@pytest.mark.parametrize("method", ["sample", "beam"])
+@pytest.mark.parametrize("method", ["sample", pytest.param("beam", marks=pytest.mark.slow)])
 def test_back_translated_text_is_tagged_and_the_rest_is_shown_twice(
     method: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

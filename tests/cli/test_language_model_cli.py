@@ -286,6 +286,7 @@ def test_a_plan_reads_the_windows_of_a_language_model(text: Path, capsys: pytest
     assert json.loads(quietly("plan", write_config(text, "bpe"), "--length", "16", "--json")[1])["work"]["batch"] == 8
 
 
+@pytest.mark.slow
 def test_it_all_works_in_a_shell(of_bytes: Path) -> None:
     command = [sys.executable, "-m", "kilolayer", "generate", str(of_bytes), "--max-tokens", "50", "--temperature", "9"]
     done = subprocess.run(command, input="Straße\n".encode(), capture_output=True, check=False)

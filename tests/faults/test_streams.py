@@ -57,7 +57,8 @@ def test_output_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert "the output cannot be written: no space left on device" in err.read_text()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_any_locale_will_do(tmp_path: Path, finished: Callable[..., Path], encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     for words in (["recipes", "admin"], ["translate", str(finished("translation"))]):

@@ -127,11 +127,11 @@ def test_a_signal_to_one_stops_all_and_the_run_goes_on_as_if_it_had_not_stopped(
     assert record(broken) == record(whole)
 
 
-OTHERS = [("dense", (0, 1)), ("sparse", (0,))]
+OTHERS = [("dense", (0, 1)), ("sparse", (0,)), ("sparse", (0, 1))]
 
 
 @pytest.mark.parametrize(
-    ("model", "ranks"), [("dense", (1,)), ("sparse", (0, 1)), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+    ("model", "ranks"), [("dense", (1,)), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
 )
 def test_a_signal_to_any_of_them_ends_a_validation_of_all(
     tmp_path: Path, corpus: Path, pool: ProcessPool, model: str, ranks: tuple[int, ...]
@@ -146,7 +146,10 @@ def test_a_signal_to_any_of_them_ends_a_validation_of_all(
     assert record(broken) == record(whole)
 
 
-@pytest.mark.parametrize(("model", "size"), [("dense", 2), pytest.param("sparse", 1, marks=pytest.mark.slow), ("balanced", 2)])
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [("balanced", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dense", 2), ("sparse", 1)))],
+)
 def test_another_number_of_processes_goes_on_from_their_checkpoint(
     tmp_path: Path, corpus: Path, pool: ProcessPool, model: str, size: int
 ) -> None:
