@@ -7,10 +7,10 @@ quickstart: .venv/ready
 	if [ -e runs/quickstart/config.toml ]; then $(BIN)/kilolayer train --resume runs/quickstart; else $(BIN)/kilolayer train; fi
 
 test: .venv/ready-dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: .venv/ready-dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -140,6 +140,7 @@ def test_training_leaves_everything_in_its_folder(written: tuple[Path, str, str]
     assert f"{scores['bits_per_byte']['value']:.4f}" in page
 
 
+@pytest.mark.slow
 def test_a_run_from_its_own_configuration_is_the_same_run(written: tuple[Path, str, str], tmp_path: Path) -> None:
     kept = build(RunConfig, load(written[0] / "config.toml"))
     assert kept.task == "causal_lm"

@@ -56,6 +56,7 @@ def test_the_folders_configuration_is_that_of_the_run(trained: tuple[Path, str, 
     assert kept.model.depths == typed.model.depths
 
 
+@pytest.mark.slow
 def test_a_run_from_its_own_configuration_is_the_same_run(trained: tuple[Path, str, str], tmp_path: Path) -> None:
     code, _, err = quietly("train", trained[0] / "config.toml", "--run", tmp_path / "again")
     assert code == 0, err
@@ -73,6 +74,7 @@ def test_a_finished_run_has_nothing_more_to_do(trained: tuple[Path, str, str]) -
     assert {path: path.stat().st_mtime_ns for path in (trained[0] / "checkpoints").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_interrupted_as_it_scored_the_run_is_scored_again(
     trained: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

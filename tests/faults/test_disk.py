@@ -126,6 +126,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @as_root
 def test_another_users_files_are_named(
     open_folder: Path, corpus: Path, configured: Callable[..., Path], finished: Callable[..., Path]

@@ -20,7 +20,7 @@ from kilolayer.training.run import Run
 
 LIFE = {"steps": 30, "save_every": 4, "valid_every": 9, "log_every": 4, "layers_every": 3, "accumulate": 2, "keep": 2}
 SLOW = [pytest.param(form, seed, marks=pytest.mark.slow) for form in FORMS for seed in range(10, 14)]
-KILLED, STOPPED = ([(form, 1), *SLOW] for form in QUICK)
+KILLED, STOPPED = [(QUICK[0], 1), *SLOW], [pytest.param(QUICK[1], 1, marks=pytest.mark.slow), *SLOW]
 
 
 def options_of(form: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def assert_same(run: Path, undisturbed: Path, form: str) -> None:
         assert (run / name).read_bytes() == (undisturbed / name).read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORM)
 def test_a_reader_of_the_log_that_goes_away_ends_nothing(
     tmp_path: Path, configured: Callable[..., Path], finished: Callable[..., Path], form: str

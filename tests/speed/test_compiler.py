@@ -89,6 +89,7 @@ def test_so_it_is_with_operators_in_half_precision(recipe: str, options: dict[st
     assert graphs() == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_operator")
 def test_a_hooked_layer_runs_as_it_is_and_the_others_stay_compiled() -> None:
     model, calls, batch = kl.EncoderDecoder(50, 16, 2, 32, 3, 3, "pre_ln").train(), [], random_batch(3, 7, 6)

@@ -223,6 +223,7 @@ def test_a_mistake_is_told_once(
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
+@pytest.mark.slow
 def test_the_command_trains_scores_and_speaks_once(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
     (tmp_path / "run.toml").write_text(dump(table(corpus, **MODELS["sparse"], train={"valid_every": 3})))
     folder, cache = tmp_path / "run", os.environ["KILOLAYER_CACHE"]

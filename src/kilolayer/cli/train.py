@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from kilolayer.training.run import Run
     from kilolayer.training.stop import Stop
 
-EMBEDDED = Path(str(files("kilolayer.tasks.translation") / "quickstart.toml"))
+EMBEDDED = Path(__file__).parents[1] / "tasks" / "translation" / "quickstart.toml"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
