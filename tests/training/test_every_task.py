@@ -130,7 +130,10 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
     processes.stop()
 
 
-@pytest.mark.parametrize("task", sorted(SMALL))
+@pytest.mark.parametrize(
+    "task",
+    [pytest.param(task, marks=pytest.mark.slow if task in ("translation", "causal_lm") else ()) for task in sorted(SMALL)],
+)  # test_processes.py has these two in the quick tests
 @pytest.mark.parametrize("experts", ["dense", pytest.param("sparse", marks=pytest.mark.slow)])
 def test_two_processes_train_as_one_that_reads_both_batches(
     task: str, experts: str, tmp_path: Path, corpus: Path, pool: ProcessPool
