@@ -14,8 +14,10 @@ import torch
 from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
+from kilolayer.cli.train import EMBEDDED, _new_run
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
+from kilolayer.parallel.processes import Processes
 from kilolayer.tasks import results
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training import checkpoint
@@ -189,6 +191,15 @@ def test_several_hypotheses_a_line(trained: tuple[Path, str, str], monkeypatch: 
     assert float(rows[0][1]) >= float(rows[1][1]) >= float(rows[2][1])
     code, _, err = translate(monkeypatch, b"x\n", trained[0], *typed)
     assert (code, "add --n-best" in err) == (2, True)
+
+
+def test_the_embedded_default_can_start_from_a_run_of_itself(tmp_path: Path) -> None:
+    small = ["--model.encoder_layers=1", "--model.decoder_layers=1"]
+    with _new_run(tmp_path / "first", EMBEDDED, small, Processes()) as first:
+        pass
+    with _new_run(tmp_path / "second", EMBEDDED, ["--train.start_from", str(first.folder), *small], Processes()) as second:
+        assert second.config.table()["data"]["folder"] == str((tmp_path / "second/data").resolve())
+        assert second.vocabulary().digest == first.vocabulary().digest
 
 
 def test_another_vocabulary_is_refused(trained: tuple[Path, str, str], config: Path, tmp_path: Path) -> None:

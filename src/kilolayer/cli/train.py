@@ -125,8 +125,8 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     from kilolayer.training.run import Run, cache_folder, check_new, in_steps, locked, prepare
 
     start, below = find_start(path, typed)
-    if path == EMBEDDED and start is None:
-        below = {"data": {"folder": str(folder / "data")}}
+    if path == EMBEDDED:
+        below = {**below, "data": {"folder": str(folder / "data")}}
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
     check_new(folder)
