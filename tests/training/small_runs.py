@@ -18,6 +18,7 @@ from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training import checkpoint
+from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.step import Stepper
@@ -192,6 +193,22 @@ def _die_at(point: str) -> None:
         assert folder.name != ".step-00000004.partial" or not reached("before the rename")
 
     checkpoint._write, checkpoint.sync, Path.rename = dying_write, dying_sync, dying_rename  # type: ignore[method-assign]
+
+
+def stopped_and_resumed(whole: Run, broken: Run, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Train one run of six steps, and one that is stopped after three and resumed; the record that both leave, to the bit."""
+    assert train(whole, task_of(whole)) == 0
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert train(broken, task_of(broken)) == 143
+    assert checkpoint.step_of(checkpoint.steps(broken.checkpoints)[-1]) == 3
+    torch.manual_seed(12345)  # nothing may come from the process that goes on
+    assert train(broken, task_of(broken), resume=True) == 0
+    expected, found = record(whole), record(broken)
+    assert found["step"] == 6
+    for part in expected:
+        assert found[part] == expected[part], part
+    return found
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -12,7 +12,7 @@ import shared_runs
 import torch
 from process_pool import ProcessPool
 from small_classifiers import classify_table, created, new_classifier, write_examples
-from small_runs import last_checkpoint, record, stop_after, task_of
+from small_runs import last_checkpoint, stopped_and_resumed, task_of
 
 from kilolayer.config import build, merge
 from kilolayer.tasks.config import RunConfig
@@ -44,16 +44,7 @@ def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, examples: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     whole, broken = (new_classifier(tmp_path / name, examples, **VARIANTS[variant]) for name in ("whole", "broken"))
-    assert train(whole, task_of(whole)) == 0
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        assert train(broken, task_of(broken)) == 143
-    torch.manual_seed(12345)
-    assert train(broken, task_of(broken), resume=True) == 0
-    expected, found = record(whole), record(broken)
-    assert found["step"] == 6
-    for part in expected:
-        assert found[part] == expected[part], part
+    stopped_and_resumed(whole, broken, monkeypatch)
 
 
 def test_epochs_are_told_in_steps_when_the_run_is_created(tmp_path: Path, examples: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import shared_runs
 import torch
 from process_pool import ProcessPool
-from small_runs import SMALL, last_checkpoint, new_run_of, record, stop_after, task_of
+from small_runs import SMALL, last_checkpoint, new_run_of, stopped_and_resumed, task_of
 
 from kilolayer import recipes
 from kilolayer.cli.main import main
@@ -80,13 +80,7 @@ def test_stopped_and_resumed_it_is_to_the_bit_the_run_that_was_not_and_is_scored
     task: str, chosen: Case, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, broken = (new_run_of(task, tmp_path / name, corpus, **sections(chosen)) for name in ("whole", "broken"))
-    assert train(whole, task_of(whole)) == 0
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        assert train(broken, task_of(broken)) == 143
-    torch.manual_seed(12345)  # nothing may come from the process that goes on
-    assert train(broken, task_of(broken), resume=True) == 0
-    assert record(broken) == record(whole)
+    stopped_and_resumed(whole, broken, monkeypatch)
     losses = [row["loss"] for row in read_metrics(whole.folder) if row["kind"] == "train"]
     assert len(losses) == 6
     assert all(map(math.isfinite, losses))

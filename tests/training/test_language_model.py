@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import bytes_of, new_text_run, record, stop_after, task_of
+from small_runs import bytes_of, new_text_run, record, stopped_and_resumed, task_of
 
 import kilolayer as kl
 from kilolayer import recipes
@@ -48,16 +48,7 @@ def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     whole, broken = (new_text_run(tmp_path / name, corpus, **VARIANTS[variant]) for name in ("whole", "broken"))
-    assert train(whole, task_of(whole)) == 0
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        assert train(broken, task_of(broken)) == 143
-    torch.manual_seed(12345)
-    assert train(broken, task_of(broken), resume=True) == 0
-    expected, found = record(whole), record(broken)
-    assert found["step"] == 6
-    for part in expected:
-        assert found[part] == expected[part], part
+    found = stopped_and_resumed(whole, broken, monkeypatch)
     if variant == "several epochs":
         assert json.loads(found["state"])["batches"]["epoch"] > 0
 

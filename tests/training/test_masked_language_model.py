@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from small_runs import bytes_of, last_checkpoint, new_run_of, record, stop_after, task_of
+from small_runs import bytes_of, last_checkpoint, new_run_of, stopped_and_resumed, task_of
 
 from kilolayer import recipes
 from kilolayer.training.loop import train
@@ -30,16 +29,7 @@ def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     whole, broken = (new_run_of("masked_lm", tmp_path / name, corpus, **VARIANTS[variant]) for name in ("whole", "broken"))
-    assert train(whole, task_of(whole)) == 0
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        assert train(broken, task_of(broken)) == 143
-    torch.manual_seed(12345)
-    assert train(broken, task_of(broken), resume=True) == 0
-    expected, found = record(whole), record(broken)
-    assert found["step"] == 6
-    for part in expected:
-        assert found[part] == expected[part], part
+    found = stopped_and_resumed(whole, broken, monkeypatch)
     if variant == "several epochs":
         assert json.loads(found["state"])["batches"]["epoch"] > 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import bytes_of, new_run, record, stop_after, task_of
+from small_runs import bytes_of, new_run, record, stop_after, stopped_and_resumed, task_of
 from torch import nn
 
 from kilolayer import recipes
@@ -50,17 +50,7 @@ def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     whole, broken = (new_run(tmp_path / name, corpus, **VARIANTS[variant]) for name in ("whole", "broken"))
-    assert train(whole, task_of(whole)) == 0
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        assert train(broken, task_of(broken)) == 143
-    assert checkpoint.step_of(checkpoint.steps(broken.checkpoints)[-1]) == 3
-    torch.manual_seed(12345)  # nothing may come from the process that goes on
-    assert train(broken, task_of(broken), resume=True) == 0
-    expected, found = record(whole), record(broken)
-    assert found["step"] == 6
-    for part in expected:
-        assert found[part] == expected[part], part
+    stopped_and_resumed(whole, broken, monkeypatch)
 
 
 def test_two_resumes_of_one_checkpoint_are_alike_and_the_second_drops_what_the_first_wrote(
