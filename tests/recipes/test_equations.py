@@ -19,6 +19,8 @@ EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("admin", {"weight": "trainable"}, naive.Admin),
     ("admin", {"start": "paper"}, naive.Admin),
     ("admin", {"start": "closed"}, naive.Admin),
+    ("b2t", {}, naive.B2T),
+    ("b2t", {"rescale": True}, naive.B2T),
     ("deepnorm", {}, naive.DeepNorm),
     ("deepnorm", {"alpha_scale": 2.5}, naive.DeepNorm),
     ("deepnorm", {"beta_scale": 0.5}, naive.DeepNorm),
@@ -34,10 +36,13 @@ EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("post_ln_init", {}, naive.PostLN),
     ("pre_ln", {}, naive.PreLN),
     ("r_fixup", {}, naive.RFixup),
+    ("residual", {}, naive.ResiDual),
+    ("residual", {"scale": 0.1}, naive.ResiDual),
     ("rezero", {}, naive.ReZero),
     ("sub_ln", {}, naive.SubLN),
     ("sub_ln", {"cross_gain": False}, naive.SubLN),
     ("t_fixup", {}, naive.TFixup),
+    ("x0_residual", {}, naive.X0Residual),
 ]
 
 

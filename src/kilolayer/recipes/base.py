@@ -2,9 +2,10 @@
 
 Every sublayer computes
 
-    y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
+    y = N_out( skip * x + b ),  b = branch * N_post( f( in_scale * N_pre(x) ) )
 
-and a `Plan` says which norms stand, what the scales are, and how each projection inside f starts.
+and a `Plan` says which norms stand, what the scales are, and how each projection inside f starts. Where the recipe's stream has
+a second state z beside x, it computes y = N_out( skip * x + b + second_in * z ) and z' = z + second_out * b.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class Learned:
     shape: Literal["scalar", "vector"]
     trainable: bool = True
     per: Literal["sublayer", "layer"] = "sublayer"
+    rate: float = 1.0
 
 
 Scale = float | Learned
@@ -135,6 +137,9 @@ class Plan:
     bias: bool = True
     gains: Mapping[Role, float] = field(default_factory=dict)
     xavier: Literal["normal", "uniform"] = "normal"
+    joint_attention: bool = False  # query, key and value start with Xavier's fans of the one matrix that holds all three
+    second_in: float = 0.0  # of the second state, under N_out
+    second_out: float = 0.0  # of the branch, added to the second state
 
     def gain(self, role: Role) -> float:
         """The factor on Xavier's standard deviation, sqrt(2 / (fan_in + fan_out))."""
@@ -151,13 +156,47 @@ class Top:
 
 
 @dataclass(frozen=True)
-class Combination:
-    """A stream in which each layer reads a learned combination of all outputs below it.
+class Stream:
+    """How the state travels from layer to layer, where a layer does not just read what the one below it wrote.
+
+    has_second: whether the sublayers are handed a second state beside x.
+    """
+
+    has_second: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Combination(Stream):
+    """Each layer reads a learned combination of all outputs below it.
 
     `normalise`: "each" output before it is combined, or the "sum".
     """
 
     normalise: Literal["each", "sum"]
+
+
+@dataclass(frozen=True)
+class Anchor(Stream):
+    """Layer l reads keep_l * x + add_l * x_0, x_0 the embedded input."""
+
+    keep: Learned
+    add: Learned
+
+
+@dataclass(frozen=True)
+class LayerInput(Stream):
+    """The second state is the layer's input, the same for all its sublayers."""
+
+    has_second: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class RunningSum(Stream):
+    """The second state z starts as scale * x_0 and is handed on from layer to layer; on top stands x + N(z)."""
+
+    has_second: ClassVar[bool] = True
+
+    scale: float
 
 
 class Constants(dict[str, float]):
@@ -214,8 +253,8 @@ class Recipe:
         """What stands above the last layer."""
         return Top()
 
-    def stream(self) -> Combination | None:
-        """How the state travels from layer to layer; None: each layer reads the one below."""
+    def stream(self) -> Stream | None:
+        """How the state travels from layer to layer; None: each layer reads what the one below it wrote."""
         return None
 
     def embedding_gain(self, side: Side, depths: Depths) -> float:
