@@ -149,6 +149,10 @@ def post_ln_init_gain(side: str, layer: int, role: str) -> float:
     return 1 / ((N if side == "encoder" else M) - layer + 1)
 
 
+def admin_released_gain(side: str, layer: int, role: str) -> float:
+    return 1 / math.sqrt(2) if role in ("qk", "v") else 1.0  # one matrix [3d, d] has the fans of both together
+
+
 def b2t_rescaled_gain(side: str, layer: int, role: str) -> float:
     return (N if side == "encoder" else M) ** -0.5
 
@@ -166,6 +170,7 @@ GAINS = [
     (kl.recipes.get("ds_init"), ds_init_gain),
     (kl.recipes.get("ds_init", scaled="variance"), ds_init_code_gain),
     (kl.recipes.get("post_ln_init"), post_ln_init_gain),
+    (kl.recipes.get("admin", start="released"), admin_released_gain),
     (kl.recipes.get("b2t", rescale=True), b2t_rescaled_gain),
     *[(kl.recipes.get(name), xavier_gain) for name in ("admin", "dlcl", "normformer", "post_ln", "pre_ln", "rezero")],
     *[(kl.recipes.get(name), xavier_gain) for name in ("b2t", "residual", "x0_residual")],

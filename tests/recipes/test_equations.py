@@ -17,7 +17,7 @@ import kilolayer as kl
 EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("admin", {}, naive.Admin),
     ("admin", {"weight": "trainable"}, naive.Admin),
-    ("admin", {"start": "paper"}, naive.Admin),
+    ("admin", {"start": "released"}, naive.Admin),
     ("admin", {"start": "closed"}, naive.Admin),
     ("b2t", {}, naive.B2T),
     ("b2t", {"rescale": True}, naive.B2T),

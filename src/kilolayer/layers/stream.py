@@ -6,7 +6,7 @@ layer takes, and in the end what stands on top. What a history is, only its stre
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,14 @@ def state_of(y: LayerState) -> Tensor:
 
 
 class StackStream(nn.Module):
-    """What a stack asks of its stream."""
+    """What a stack asks of its stream.
+
+    states_taken: states [batch, length, dim] that a layer takes. states_kept: those that the stream itself keeps for the
+    backward pass, for each layer, besides what layers keep.
+    """
+
+    states_taken: ClassVar[int] = 1
+    states_kept: ClassVar[int] = 0
 
     def begin(self, x: Tensor) -> Any:
         """The history before the first layer; x: the embedded input."""
@@ -52,6 +59,10 @@ class StackStream(nn.Module):
     def end(self, history: Any) -> Tensor:
         """What stands on top reads: [batch, length, dim]."""
         raise NotImplementedError
+
+    def of_layer(self, layer: int) -> list[nn.Module]:
+        """Its parts that belong to one layer, counted from 0."""
+        return []
 
 
 class Latest(StackStream):
@@ -89,13 +100,15 @@ class LatestWithInput(StackStream):
 class LatestWithSum(StackStream):
     """As `Latest`, and beside it a sum to which every sublayer adds: on top stands x + N(sum)."""
 
+    states_taken: ClassVar[int] = 2
+
     def __init__(self, running: RunningSum, options: LayerOptions) -> None:
         super().__init__()
-        self.scale = make_scale(running.scale, options.dim)
+        self.scale = running.scale
         self.norm = make_norm(True, options.dim, options)
 
     def begin(self, x: Tensor) -> Pair:
-        return Pair(x, self.scale(x))
+        return Pair(x, self.scale * x)
 
     def write(self, history: Pair, y: Pair) -> Pair:
         return y
@@ -109,6 +122,8 @@ class LatestWithSum(StackStream):
 
 class Anchored(StackStream):
     """Each layer reads keep_l * x + add_l * x_0. A history is x_0 and x."""
+
+    states_kept: ClassVar[int] = 1
 
     def __init__(self, anchor: Anchor, layers: int, options: LayerOptions) -> None:
         super().__init__()
@@ -128,6 +143,9 @@ class Anchored(StackStream):
     def end(self, history: tuple[Tensor, Tensor]) -> Tensor:
         return history[1]
 
+    def of_layer(self, layer: int) -> list[nn.Module]:
+        return [self.keep[layer], self.add[layer]]
+
 
 class LayerCombination(StackStream):
     """DLCL: each layer, and what stands above the last, reads a learned combination of all outputs below it.
@@ -135,6 +153,8 @@ class LayerCombination(StackStream):
     `normalise="each"`: sum_k W[l,k] LN_k(y_k), the embedding y_0 not normalised;
     "sum": LN(sum_k W[l,k] y_k), except for the first layer, which reads W[0,0] y_0.
     """
+
+    states_kept: ClassVar[int] = 2
 
     def __init__(
         self,

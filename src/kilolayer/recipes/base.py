@@ -188,6 +188,10 @@ class Stream:
 
     has_second: ClassVar[bool] = False
 
+    def scales(self) -> dict[str, Learned]:
+        """Its learned numbers by name, one of each a layer."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Combination(Stream):
@@ -205,6 +209,9 @@ class Anchor(Stream):
 
     keep: Learned
     add: Learned
+
+    def scales(self) -> dict[str, Learned]:
+        return {"keep": self.keep, "add": self.add}
 
 
 @dataclass(frozen=True)
@@ -303,12 +310,14 @@ class Recipe:
             f"{side} {weight}": self.rates(weight, side, depths, width) for side in depths.sides for weight in (*Role, *Part)
         }
         for side in depths.sides:
-            usual = self.rates(Part.SCALE, side, depths, width)
+            usual, stream = self.rates(Part.SCALE, side, depths, width), self.stream()
+            scales: dict[str, Scale] = {} if stream is None else dict(stream.scales())
             for kind in Kind:
                 plan = self.plan(Place(kind, side, 1, depths))
-                for name, scale in (("skip", plan.skip), ("branch", plan.branch), ("in_scale", plan.in_scale)):
-                    if isinstance(scale, Learned) and scale.trainable and scale.rate != 1:
-                        found[f"{side} {kind} {name}"] = dataclasses.replace(usual, lr=usual.lr * scale.rate)
+                scales |= {f"{kind} skip": plan.skip, f"{kind} branch": plan.branch, f"{kind} in_scale": plan.in_scale}
+            for name, scale in scales.items():
+                if isinstance(scale, Learned) and scale.trainable and scale.rate != 1:
+                    found[f"{side} {name}"] = dataclasses.replace(usual, lr=usual.lr * scale.rate)
         return {name: rates for name, rates in found.items() if rates != Rates()}
 
     def calibration(self) -> Literal["running", "summed"] | None:

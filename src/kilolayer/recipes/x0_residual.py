@@ -33,6 +33,7 @@ class X0Residual(Recipe):
         "model (there norm = 'rms'), matrices start at Xavier (there the projections that end a branch at 0), and c has the "
         "learning rate of all weights (there 0.5, with Adam's beta1 0.96). Encoders and paired decoders are an extension."
     )
+    training: ClassVar[str] = "r (`keep`) learns at 1/100 of the learning rate; c (`add`) as all weights do."
 
     def plan(self, place: Place) -> Plan:
         return Plan(pre_norm=True)
