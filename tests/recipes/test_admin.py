@@ -173,7 +173,9 @@ FIXED = [{}, {"start": "paper"}, {"weight": "fixed"}, {"start": "closed"}, {"sta
 TRAINED = [{"start": "released"}, {"weight": "trainable"}, {"start": "closed", "weight": "trainable"}]
 
 
-@pytest.mark.parametrize(("options", "trained"), [*((each, False) for each in FIXED), *((each, True) for each in TRAINED)], ids=str)
+@pytest.mark.parametrize(
+    ("options", "trained"), [*((each, False) for each in FIXED), *((each, True) for each in TRAINED)], ids=str
+)
 def test_fixed_scales_are_saved_buffers_and_trained_ones_parameters(options: dict[str, str], trained: bool) -> None:
     model = build("encoder_decoder", "admin", options)
     scales = {name for name in model.state_dict() if name.endswith(".skip.weight")}

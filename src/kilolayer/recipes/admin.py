@@ -33,9 +33,9 @@ class Admin(Recipe):
         "Encoder and decoder are profiled apart; a single stack is profiled as either. The formula's first w is 0, an empty "
         "sum, and would cut the embedding off the first residual: it is 1 here, and what the paper's runs had is not stated. "
         "Its second w may be below Post-LN's 1 (0.75 at 18L-18L, width 64). The released code's first w is 1 and no later one "
-        "is smaller; it starts query, key and value as one Xavier matrix of all three, 1/sqrt(2) of Xavier's deviation for each "
-        "of the model's width. Both are profiled on one batch of about 8,000 tokens (the paper's footnote 5), which training "
-        "joins from its first batches."
+        "is smaller; it starts query, key and value as one Xavier matrix of all three, each at 1/sqrt(2) of its own deviation "
+        "where all are of the model's width. Both are profiled on one batch of about 8,000 tokens (the paper's footnote 5), "
+        "which training joins from its first batches."
     )
 
     def __post_init__(self) -> None:

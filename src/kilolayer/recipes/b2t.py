@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import ClassVar
 
-from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Side, register
+from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Role, Side, register
 
 
 @register
@@ -33,10 +34,10 @@ class B2T(Recipe):
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
-        return Constants(beta=depths.of(side) ** -0.5) if self.rescale else Constants()
+        return Constants(beta=1 / sqrt(depths.of(side))) if self.rescale else Constants()
 
     def plan(self, place: Place) -> Plan:
-        gains = dict.fromkeys(EVERY_MATRIX, place.layers**-0.5) if self.rescale else {}
+        gains: dict[Role, float] = {role: 1 / sqrt(place.layers) for role in EVERY_MATRIX} if self.rescale else {}
         return Plan(out_norm=True, second_in=1.0 if place.kind is Kind.FEEDFORWARD else 0.0, gains=gains)
 
     def stream(self) -> LayerInput:

@@ -20,7 +20,9 @@ class ResiDual(Recipe):
     name: ClassVar[str] = "residual"
     title: ClassVar[str] = "ResiDual"
     equation: ClassVar[str] = "b = f(x);  x' = LN(x + b);  z' = z + s b, z_0 = s x_0;  on top x + LN(z)"
-    paper: ClassVar[str] = "Xie et al. 2023, ResiDual: Transformer with Dual Residual Connections; github.com/microsoft/ResiDual"
+    paper: ClassVar[str] = (
+        "Xie et al. 2023, ResiDual: Transformer with Dual Residual Connections; github.com/microsoft/ResiDual"
+    )
     expect: ClassVar[str] = (
         "Its authors trained it at 6 and 12 layers a side on IWSLT and WMT and deeper on OPUS-100. Early layers get larger "
         "gradients than late ones, as in Pre-LN. The sum is one state more to keep."

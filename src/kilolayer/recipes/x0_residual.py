@@ -21,7 +21,9 @@ class X0Residual(Recipe):
 
     name: ClassVar[str] = "x0_residual"
     title: ClassVar[str] = "x0-residual"
-    equation: ClassVar[str] = "layer l reads r_l x + c_l x_0;  x' = x + f(LN(x));  final LN on top;  r from 1 at lr / 100, c from 0"
+    equation: ClassVar[str] = (
+        "layer l reads r_l x + c_l x_0;  x' = x + f(LN(x));  final LN on top;  r from 1 at lr / 100, c from 0"
+    )
     paper: ClassVar[str] = "github.com/KellerJordan/modded-nanogpt; github.com/karpathy/nanochat, dev/LOG.md, January 2026"
     expect: ClassVar[str] = (
         "nanochat measured 0.0103 to 0.0039 bits per byte less than without, at 8 to 20 layers, at no cost. At its start it "

@@ -19,7 +19,16 @@ from kilolayer.moe.router import Router
 
 LAYERS: set[type[nn.Module]] = {Block, CrossBlock, SparseBlock, SparseCrossBlock}
 PARTS: set[type[nn.Module]] = LAYERS | {
-    *(Sublayer, RoutedSublayer, PairSublayer, RoutedPairSublayer, SelfAttention, CrossAttention, FeedForward, SparseFeedForward),
+    *(
+        Sublayer,
+        RoutedSublayer,
+        PairSublayer,
+        RoutedPairSublayer,
+        SelfAttention,
+        CrossAttention,
+        FeedForward,
+        SparseFeedForward,
+    ),
     *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection, LayerNorm, RMSNorm),
     *(Constant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
     *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU),
