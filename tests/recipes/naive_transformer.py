@@ -47,9 +47,13 @@ class NaiveTransformer:
         return weight[ids] * (math.sqrt(weight.shape[1]) if scaled else 1)
 
     def stack(self, side: str, x: Tensor, view: View) -> Tensor:
+        x = self.bottom(side, x)
         for layer in range(self.layers[side]):
             x = self.layer(f"{side}.blocks.{layer}", x, view)
         return self.top(side, x)
+
+    def bottom(self, side: str, x: Tensor) -> Tensor:
+        return x
 
     def layer(self, name: str, x: Tensor, view: View) -> Tensor:
         x = self.residual(f"{name}.self_attention", x, lambda x: self.self_attention(f"{name}.self_attention.f", x, view))
@@ -233,21 +237,66 @@ class ResiDual(NaiveTransformer):
 
 class B2T(NaiveTransformer):
     def layer(self, name: str, x: Tensor, view: View) -> Tensor:
-        self.bottom = x
+        self.layer_input = x
         return super().layer(name, x, view)
 
     def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
-        bottom = self.bottom if name.endswith("feedforward") else 0
+        bottom = self.layer_input if name.endswith("feedforward") else 0
         return self.norm(f"{name}.out_norm", x + f(x) + bottom)
 
 
 class X0Residual(PreLN):
     def stack(self, side: str, x: Tensor, view: View) -> Tensor:
-        first = x
+        first = x = self.norm(f"{side}.input_norm", x)
         for layer in range(self.layers[side]):
             r, c = (self.weight(f"{side}.stream.{name}.{layer}.weight") for name in ("keep", "add"))
             x = self.layer(f"{side}.blocks.{layer}", r * x + c * first, view)
         return self.top(side, x)
+
+
+class Keel(NaiveTransformer):
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        side = name.split(".")[0]
+        reads = side == "decoder" and self.layers["encoder"] > 0
+        alpha = self.layers[side] * (3 if reads else 2)
+        return self.norm(f"{name}.out_norm", alpha * x + f(self.norm(f"{name}.pre_norm", x)))
+
+
+class PeriLN(PreLN):
+    def bottom(self, side: str, x: Tensor) -> Tensor:
+        return self.norm(f"{side}.input_norm", x) if self.options.get("embedding_norm", True) else x
+
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        return x + self.norm(f"{name}.post_norm", f(self.norm(f"{name}.pre_norm", x)))
+
+
+class LayerNormScaling(PreLN):
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        layer = int(name.split(".")[2]) + 1
+        return x + f(self.norm(f"{name}.pre_norm", x) / math.sqrt(layer))
+
+
+class MixLN(PreLN):
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        side, _, layer, _ = name.split(".")
+        post = int(layer) < max(1, math.floor(self.options.get("share", 0.25) * self.layers[side]))
+        return self.norm(f"{name}.out_norm", x + f(x)) if post else super().residual(name, x, f)
+
+
+class LayerScale(PreLN):
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        return x + self.weight(f"{name}.branch.weight") * f(self.norm(f"{name}.pre_norm", x))
+
+
+class CompleteP(PreLN):
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        deeper = self.layers[name.split(".")[0]] / self.options.get("base_depth", 2)
+        return x + deeper ** -self.options.get("alpha", 1.0) * f(self.norm(f"{name}.pre_norm", x))
+
+    def top(self, side: str, x: Tensor) -> Tensor:
+        last = side == "decoder" or self.layers["decoder"] == 0
+        wider = x.shape[-1] / self.options.get("base_width", 256)
+        return super().top(side, x) / (math.sqrt(wider) if last else 1)
 
 
 def add_sinusoids(x: Tensor, real: Tensor) -> Tensor:

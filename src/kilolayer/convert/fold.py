@@ -20,7 +20,7 @@ from kilolayer.errors import FoldError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.position import LearnedPositions, sinusoids
-from kilolayer.layers.scale import Constant, LearnedScale
+from kilolayer.layers.scale import Constant, LayerConstant, LearnedScale
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.models.build import build_model
@@ -85,7 +85,8 @@ def _check(model: AnyModel) -> None:
         plans = [sublayer.plan for sublayer in stack.sublayers()]
         start: dict[str, Any] = {"gains": {}, "xavier": "normal", "joint_attention": False}
         plain = all(replace(plan, skip=1.0, **start) == Plan(out_norm=True) for plan in plans)
-        if not plain or recipe.stream() is not None:
+        bare = all(isinstance(part, nn.Identity) for part in (stack.input_norm, stack.output_scale))
+        if not plain or not bare or recipe.stream() is not None:
             raise FoldError(
                 f"the recipe {recipe.name!r} has no exact plain Post-LN form",
                 where=f"its equation is {recipe.equation}",
@@ -170,9 +171,9 @@ def _scale(sublayer: Sublayer) -> Tensor | None:
     match sublayer.skip:
         case LearnedScale() as learned:
             return learned.weight.detach()
-        case Constant() as constant:
+        case Constant() | LayerConstant() as constant:
             weight = next(sublayer.parameters())
-            return torch.tensor(constant.value, dtype=weight.dtype, device=weight.device)
+            return torch.as_tensor(constant.value, dtype=weight.dtype, device=weight.device)
         case _:
             return None
 

@@ -144,7 +144,7 @@ def read(model: Decoder, batch: Batch) -> Tensor:
     )
     stack.positions.check_length(int(batch.positions.max()) + 1)
     placed = Placed(positions, positions, _mask(batch, positions, branches))
-    x = stack.positions.at_input(model.embedding(tokens), positions)
+    x = stack.enter(model.embedding(tokens), positions)
     real = branches != FILLING if (batch.branches == FILLING).any() else None
     view = make_view(stack.positions, placed, stack.product_dtype, real=real)
     # Fast stacks make views of their own, which know no branches: of them the plain layers run.

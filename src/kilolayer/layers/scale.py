@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.initialise import Noise
-from kilolayer.recipes.base import Learned, Scale
+from kilolayer.recipes.base import Learned, PerLayer, Scale
 
 
 class Constant(nn.Module):
@@ -21,6 +21,27 @@ class Constant(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.value:.4f}"
+
+
+class LayerConstant(nn.Module):
+    """x times one number of a layer's own."""
+
+    value: Tensor
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.start = value
+        # A tensor: one compiled layer serves all layers, and a number of each layer's own would be compiled in.
+        self.register_buffer("value", torch.empty(()), persistent=False)
+
+    def fill(self, noise: Noise) -> None:
+        self.value.fill_(self.start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value * x
+
+    def extra_repr(self) -> str:
+        return f"{self.start:.4f}"
 
 
 class LearnedScale(nn.Module):
@@ -77,13 +98,15 @@ def make_scale(scale: Scale, size: int) -> nn.Module:
     """The module of a plan's scale; the identity where it is the number 1."""
     if isinstance(scale, Learned):
         return LearnedScale(scale, size)
+    if isinstance(scale, PerLayer):
+        return LayerConstant(scale.value)
     return nn.Identity() if scale == 1.0 else Constant(scale)
 
 
 def factor_of(scale: nn.Module) -> float | Tensor:
     """What a module of `make_scale` multiplies by."""
     match scale:
-        case Constant():
+        case Constant() | LayerConstant():
             return scale.value
         case LearnedScale():
             return scale.weight

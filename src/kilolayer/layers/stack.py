@@ -55,11 +55,14 @@ class Stack(nn.Module):
         final_norm: bool | None = None,
         first_eps: float | None = None,
         sparsity: Sparsity | None = None,
+        output_factor: float = 1.0,
     ) -> None:
+        """output_factor: on the states, where a vocabulary scores them."""
         super().__init__()
         self.side: Side = side
         top = recipe.top(side, depths)
         self.positions = Positions(options, side)
+        self.input_norm = make_norm(recipe.input_norm(side, depths), options.dim, options)
         self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
             make_block(options, recipe, side, layer, depths, sparsity) for layer in range(1, depths.of(side) + 1)
@@ -70,6 +73,7 @@ class Stack(nn.Module):
         self.top_norm = make_norm(top.norm and final_norm is not False, options.dim, options)
         self.top_shift = make_shift(top.shift)
         self.top_scale = make_scale(Learned(1.0, "scalar") if top.scale else 1.0, options.dim)
+        self.output_scale = make_scale(output_factor, options.dim)
 
     @property
     def product_dtype(self) -> torch.dtype:
@@ -99,7 +103,7 @@ class Stack(nn.Module):
     def look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, View]:
         """The input with its positions, and what the layers see besides it."""
         placed = place(self.positions, inputs, cache, causal=self.side == "decoder")
-        x = self.dropout(self.positions.at_input(inputs.states, placed.places))
+        x = self.dropout(self.enter(inputs.states, placed.places))
         view = make_view(
             self.positions,
             placed,
@@ -110,6 +114,10 @@ class Stack(nn.Module):
             real=inputs.real,
         )
         return x, view
+
+    def enter(self, embedded: Tensor, places: Tensor) -> Tensor:
+        """Embeddings [batch, length, dim] at places, int [1 or batch, length], to what the first layer reads."""
+        return self.input_norm(self.positions.at_input(embedded, places))
 
     def run(
         self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
@@ -126,4 +134,4 @@ class Stack(nn.Module):
 
     def top(self, x: Tensor) -> Tensor:
         """What the recipe puts on top of the last layer."""
-        return self.top_scale(self.top_shift(self.top_norm(x)))
+        return self.output_scale(self.top_scale(self.top_shift(self.top_norm(x))))

@@ -67,6 +67,7 @@ class ModelConfig(LayerOptions):
         self._check_head()
         self._check_size()
         self.recipe.check_depths(self.depths)
+        self.recipe.check_embeddings(self.scale_embeddings)
         if self.positions == "xpos" and self.shape == "encoder":
             raise OptionError(
                 "xPos decays with the distance into the past, and an encoder also looks ahead",

@@ -85,6 +85,7 @@ class Model(nn.Module):
 
     def _stack(self, side: Side) -> Stack:
         config = self.config
+        scored = side == config.depths.sides[-1] and config.vocab_size is not None and config.head is None
         return Stack(
             config,
             config.recipe,
@@ -93,6 +94,7 @@ class Model(nn.Module):
             final_norm=config.final_norm,
             first_eps=config.first_eps(side),
             sparsity=make_sparsity(config.moe),
+            output_factor=config.recipe.output_factor(config.dim) if scored else 1.0,
         )
 
     def _embedding(self, vocab_size: int, side: Side) -> Embedding:

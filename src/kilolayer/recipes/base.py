@@ -142,7 +142,14 @@ class Learned:
     rate: float = 1.0
 
 
-Scale = float | Learned
+@dataclass(frozen=True)
+class PerLayer:
+    """A fixed number that differs from layer to layer; a plain number is the same for a whole stack."""
+
+    value: float
+
+
+Scale = float | PerLayer | Learned
 
 
 @dataclass(frozen=True)
@@ -269,6 +276,9 @@ class Recipe:
     def check_depths(self, depths: Depths) -> None:
         """Raise where an option would have no effect on a model of these depths."""
 
+    def check_embeddings(self, scaled: bool) -> None:
+        """Raise where the recipe is not made for tables that are, or are not, multiplied by sqrt(dim) at the input."""
+
     def constants(self, side: Side, depths: Depths) -> Constants:
         """The numbers of one stack."""
         return Constants()
@@ -284,6 +294,14 @@ class Recipe:
     def top(self, side: Side, depths: Depths) -> Top:
         """What stands above the last layer."""
         return Top()
+
+    def input_norm(self, side: Side, depths: Depths) -> bool:
+        """Whether a norm stands below the first layer, on the embeddings with their positions."""
+        return False
+
+    def output_factor(self, width: int) -> float:
+        """What the states that a vocabulary scores are multiplied by in a model of this width (`dim`)."""
+        return 1.0
 
     def stream(self) -> Stream | None:
         """How the state travels from layer to layer; None: each layer reads what the one below it wrote."""

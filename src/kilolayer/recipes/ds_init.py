@@ -25,15 +25,14 @@ class DSInit(Recipe):
     paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, Improving Deep Transformer with Depth-Scaled Initialization"
     expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged from 18L-18L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
-        "Encoder and decoder count their layers apart, from 1. "
-        "Matrices start normal, in the paper uniform, of the same deviation."
+        "Encoder and decoder count their layers apart, from 1. Matrices start uniform, as in the paper and its public code."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
         return Constants(first_layer_gain=self._gain(1), last_layer_gain=self._gain(depths.of(side)))
 
     def plan(self, place: Place) -> Plan:
-        return Plan(out_norm=True, gains=dict.fromkeys(EVERY_MATRIX, self._gain(place.layer)))
+        return Plan(out_norm=True, gains=dict.fromkeys(EVERY_MATRIX, self._gain(place.layer)), xavier="uniform")
 
     def _gain(self, layer: int) -> float:
         factor = self.alpha / layer**0.5

@@ -21,7 +21,7 @@ class RFixup(Recipe):
     extension: ClassVar[str] = (
         "L counts every residual sublayer of the model: 2N + 3M, or twice the layers of a single stack. "
         "No linear layer has a bias; an untied output table starts at 0. "
-        "Matrices start normal, in fairseq uniform."
+        "Matrices start uniform, as in the authors' code, where query, key and value are at 1/sqrt(2) of this."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
@@ -37,7 +37,7 @@ class RFixup(Recipe):
             Role.FFN_IN: constants.ffn_gain,
             Role.FFN_OUT: 0.0,
         }
-        return Plan(branch=Learned(1.0, "scalar"), shifts=True, bias=False, gains=gains)
+        return Plan(branch=Learned(1.0, "scalar"), shifts=True, bias=False, gains=gains, xavier="uniform")
 
     def top(self, side: Side, depths: Depths) -> Top:
         return Top(shift=True, scale=side == "encoder")

@@ -20,7 +20,7 @@ class TFixup(Recipe):
     expect: ClassVar[str] = "Trains without warm-up; 28.4 BLEU at 18L-18L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
         "Defined for an encoder-decoder. A decoder alone has no cross-attention, so its layers are the encoder's: 0.67 M^-1/4. "
-        "Matrices start normal, in fairseq uniform."
+        "Matrices start uniform, as in the authors' code, where query and key are at 1/sqrt(2) of Xavier, here at Xavier."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
@@ -30,7 +30,7 @@ class TFixup(Recipe):
         return Constants(beta=beta, embedding_gain=self.embedding_gain(side, depths))
 
     def plan(self, place: Place) -> Plan:
-        return Plan(gains=dict.fromkeys(VALUE_PATH, self.constants(place.side, place.depths).beta))
+        return Plan(gains=dict.fromkeys(VALUE_PATH, self.constants(place.side, place.depths).beta), xavier="uniform")
 
     def embedding_gain(self, side: Side, depths: Depths) -> float:
         return (9 * depths.of(side)) ** (-1 / 4)

@@ -21,19 +21,18 @@ class X0Residual(Recipe):
 
     name: ClassVar[str] = "x0_residual"
     title: ClassVar[str] = "x0-residual"
-    equation: ClassVar[str] = (
-        "layer l reads r_l x + c_l x_0;  x' = x + f(LN(x));  final LN on top;  r from 1 at lr / 100, c from 0"
-    )
+    equation: ClassVar[str] = "x_0 = LN(embedding);  layer l reads r_l x + c_l x_0;  x' = x + f(LN(x));  final LN on top"
     paper: ClassVar[str] = "github.com/KellerJordan/modded-nanogpt; github.com/karpathy/nanochat, dev/LOG.md, January 2026"
     expect: ClassVar[str] = (
-        "nanochat measured 0.0103 to 0.0039 bits per byte less than without, at 8 to 20 layers, at no cost. At its start it "
-        "is Pre-LN."
+        "nanochat measured 0.0103 to 0.0039 bits per byte less than without, at 8 to 20 layers, at no cost. It starts as "
+        "Pre-LN on normalised embeddings."
     )
     extension: ClassVar[str] = (
         "No paper: checked against copies of nanochat's code. There x_0 is the token's embedding under an RMS norm, with no "
-        "position in it; here it is what the first layer would read, positions and dropout included. Norms are those of the "
-        "model (there norm = 'rms'), matrices start at Xavier (there the projections that end a branch at 0), and c has the "
-        "learning rate of all weights (there 0.5, with Adam's beta1 0.96). Encoders and paired decoders are an extension."
+        "position in it; here it is what stands under the first layer, with positions at the input and dropout. Norms are "
+        "those of the model (there norm = 'rms', without gains), matrices start at Xavier (there the projections that end a "
+        "branch at 0), and c has the learning rate of all weights (there 0.5, with Adam's beta1 0.96). Encoders and paired "
+        "decoders are an extension."
     )
     training: ClassVar[str] = "r (`keep`) learns at 1/100 of the learning rate; c (`add`) as all weights do."
 
@@ -42,6 +41,9 @@ class X0Residual(Recipe):
 
     def top(self, side: Side, depths: Depths) -> Top:
         return Top(norm=True)
+
+    def input_norm(self, side: Side, depths: Depths) -> bool:
+        return True
 
     def stream(self) -> Anchor:
         return Anchor(keep=Learned(1.0, "scalar", rate=KEEP_RATE), add=Learned(self.start, "scalar"))

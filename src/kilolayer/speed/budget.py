@@ -214,9 +214,9 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
         layers = len(stack.blocks)
         stream = layers * stack.stream.states_kept * state
         shared = 0
-        # Layers of one kind keep the same: those without experts, and those with.
-        for kind, count in Counter(map(type, stack.blocks)).items():
-            first = next(block for block in stack.layers() if type(block) is kind)
+        # Layers of one kind keep the same: those without experts, and those with; and those whose norms stand alike.
+        for kind, count in Counter(map(_kind_of, stack.layers())).items():
+            first = next(block for block in stack.layers() if _kind_of(block) == kind)
             for block in (stack.layers()[0], first):  # by the first of all a stack tells the dtype of its products
                 lower(block, dtype, RESIDUAL)
             layer, shared = _layer_activations(stack, first, config, work)
@@ -225,6 +225,13 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
         kept += shared + stream
         recomputed += layers * stack.stream.states_taken * state + shared + stream
     return kept, recomputed + largest
+
+
+def _kind_of(block: Block) -> tuple[type, tuple[bool, ...]]:
+    plans = [sublayer.plan for sublayer in block.sublayers()]
+    return type(block), tuple(
+        norm for plan in plans for norm in (plan.pre_norm, plan.inner_norm, plan.post_norm, plan.out_norm)
+    )
 
 
 def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work: Work) -> tuple[int, int]:

@@ -152,7 +152,7 @@ class StaticDecoder:
         self.seen.scatter_(2, new[None, :, None].expand(self.size.rows, -1, -1), True)
         decoder, places = self.model.decoder, (self.begun + self.step).expand(-1, width)
         placed, of_source = Placed(places, self.places, Mask(values=self.seen[:, None])), Mask(values=self.real)
-        x = decoder.positions.at_input(self.model.embedding(self.tokens), places)
+        x = decoder.enter(self.model.embedding(self.tokens), places)
         if self.by_kernel:
             rotation = make_rotation(decoder.positions, placed, self.dtype)
             view = FastView(placed.mask, rotation, new, memory_mask=of_source, step=True)

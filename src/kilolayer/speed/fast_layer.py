@@ -17,7 +17,7 @@ from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.routing import Routing
-from kilolayer.layers.scale import factor_of
+from kilolayer.layers.scale import LayerConstant, factor_of
 from kilolayer.layers.stream import Pair
 from kilolayer.layers.sublayer import DropPath, PairSublayer, Sublayer
 from kilolayer.moe.layer import SparseFeedForward
@@ -62,8 +62,8 @@ def opening_norm(sublayer: Sublayer) -> nn.Module | None:
 
     A router reads what is precise: experts are chosen by small differences.
     """
-    plan = sublayer.plan
-    return sublayer.pre_norm if plan.pre_norm and plan.in_scale == 1.0 and type(sublayer) is Sublayer else None
+    reads_norm = isinstance(sublayer.in_scale, nn.Identity)
+    return sublayer.pre_norm if sublayer.plan.pre_norm and reads_norm and type(sublayer) is Sublayer else None
 
 
 def run_sublayer(
@@ -108,7 +108,7 @@ def _read(sublayer: Sublayer, x: State) -> Tensor:
     """in_scale * N_pre(x), what f reads."""
     if x.normed is not None:
         return x.normed
-    prepared = sublayer.plan.pre_norm or sublayer.plan.in_scale != 1.0
+    prepared = sublayer.plan.pre_norm or not isinstance(sublayer.in_scale, nn.Identity)
     return sublayer.in_scale(sublayer.pre_norm(x.precise if prepared else x.rounded))
 
 
@@ -170,10 +170,14 @@ def _unserved(sublayer: Sublayer) -> str | None:
         return "they carry a second state"
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     if isinstance(branch, Tensor):
-        return "the scale of their branch is learned"
+        return f"the scale of their branch {_variety(sublayer.branch, 'is learned')}"
     if isinstance(skip, Tensor) and skip.dim() == 0:
-        return "the scale of their residual is one learned number"
+        return f"the scale of their residual {_variety(sublayer.skip, 'is one learned number')}"
     return None
+
+
+def _variety(scale: nn.Module, learned: str) -> str:
+    return "differs from layer to layer" if isinstance(scale, LayerConstant) else learned
 
 
 def why_unfused(block: Block) -> str | None:
@@ -183,6 +187,8 @@ def why_unfused(block: Block) -> str | None:
             return reason
         if isinstance(sublayer.out_norm, nn.Identity) and not sublayer.plan.pre_norm:
             return "no norm stands on their residual"
+        if isinstance(sublayer.out_norm, nn.Identity) and not isinstance(sublayer.in_scale, nn.Identity):
+            return "what their functions read is scaled after its norm"
     return None
 
 

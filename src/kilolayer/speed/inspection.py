@@ -11,7 +11,7 @@ from kilolayer.layers.feedforward import FeedForward, SwiGLU
 from kilolayer.layers.modules import modules_of
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.projection import Projection
-from kilolayer.layers.scale import Constant, HeadScale, LearnedScale, Shift
+from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
 from kilolayer.layers.sublayer import DropPath, PairSublayer, RoutedPairSublayer, RoutedSublayer, Sublayer
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts, Unnormed
 from kilolayer.moe.layer import SparseFeedForward
@@ -30,7 +30,7 @@ PARTS: set[type[nn.Module]] = LAYERS | {
         SparseFeedForward,
     ),
     *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection, LayerNorm, RMSNorm),
-    *(Constant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
+    *(Constant, LayerConstant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
     *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU),
 }
 

@@ -25,7 +25,7 @@ from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
-from kilolayer.layers.scale import Constant, HeadScale, LearnedScale, Shift
+from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Pair
 from kilolayer.layers.sublayer import PairSublayer, Sublayer
@@ -352,6 +352,8 @@ def _scale(scale: nn.Module) -> Tensor | float:
     match scale:
         case Constant():
             return scale.value
+        case LayerConstant():
+            return float(scale.value)
         case LearnedScale():
             return scale.weight.detach() if scale.weight.dim() else float(scale.weight)
         case _:

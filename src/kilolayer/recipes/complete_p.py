@@ -1,0 +1,89 @@
+"""CompleteP: Pre-LN whose branches, learning rates, eps and weight decay follow width and depth, so that settings carry over.
+
+Written for tables that start at N(0, 1/dim) and are multiplied by sqrt(dim) at the input. The authors' tables start alike at
+every width and are not multiplied, with 1/m_N before the output; a table divided by sqrt(m_N), whose learning rate is divided
+by sqrt(m_N) and whose eps and weight decay are multiplied by it, computes and learns the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.config import bounded
+from kilolayer.errors import OptionError
+from kilolayer.recipes.base import Constants, Depths, Part, Place, Plan, Rates, Recipe, Role, Side, Top, register
+
+
+@register
+@dataclass(frozen=True)
+class CompleteP(Recipe):
+    """What was tuned at a base width and depth holds at others: m_N = dim / base_width, m_L = layers / base_depth."""
+
+    base_width: int = bounded(256, least=1, most=2**20)
+    """The width (dim) at which learning rate, eps and weight decay are as typed."""
+    base_depth: int = bounded(2, least=1, most=10_000)
+    """The layers of a stack at which they are as typed, and at which branches are not scaled."""
+    alpha: float = bounded(1.0, least=0.5, most=1)
+    """The power of depth on the branches: 1 is CompleteP, 1/2 the rule of depth-muP."""
+
+    name: ClassVar[str] = "complete_p"
+    title: ClassVar[str] = "CompleteP"
+    equation: ClassVar[str] = "x' = x + m_L^-alpha f(LN(x));  final LN on top, times m_N^-1/2 before the vocabulary"
+    paper: ClassVar[str] = (
+        "Dey et al. 2025, Don't be lazy: CompleteP enables compute-efficient deep transformers; its public code"
+    )
+    expect: ClassVar[str] = (
+        "The learning rate that is best in a small model is to stay the best in deeper and wider ones: tune there, and set "
+        "base_width and base_depth to its sizes."
+    )
+    extension: ClassVar[str] = (
+        "Branch, learning rates, eps and weight decay are checked against the authors' code, whose one eps serves all weights. "
+        "The paper itself could not be read. The code divides attention scores by the width of a head, here it is by its root: "
+        "the same rule as long as heads keep their width. Xavier's start is the base's; it falls with the width as muP asks "
+        "while ffn_dim grows with dim. Encoder and decoder have their own m_L; a shared table has the encoder's. Routers and "
+        "heads, which the code does not have, follow the rule of matrices."
+    )
+    training: ClassVar[str] = (
+        "Learning rate: matrices times m_L^(alpha - 1) / m_N, norms, biases and scales of layers times m_L^(alpha - 1), tables "
+        "of the vocabulary times m_N^-1/2. Adam's eps: times 1 / (m_N m_L^alpha), of tables times m_N^-1/2 m_L^-alpha. Weight "
+        "decay: matrices times m_N, tables times m_N^1/2; the rule is that of AdamW."
+    )
+
+    def check_embeddings(self, scaled: bool) -> None:
+        if not scaled:
+            raise OptionError(
+                "scale_embeddings=False makes the input of a wider model smaller, which CompleteP's rules do not foresee",
+                where="recipe complete_p",
+                fix="remove scale_embeddings",
+            )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(branch=self._depth(side, depths) ** -self.alpha)
+
+    def plan(self, place: Place) -> Plan:
+        return Plan(pre_norm=True, branch=self.constants(place.side, place.depths).branch)
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        return Top(norm=True)
+
+    def output_factor(self, width: int) -> float:
+        return (width / self.base_width) ** -0.5
+
+    def rates(self, weight: Role | Part, side: Side, depths: Depths, width: int) -> Rates:
+        wider, deeper = width / self.base_width, self._depth(side, depths)
+        eps, by_depth = 1 / (wider * deeper**self.alpha), deeper ** (self.alpha - 1)
+        match weight:
+            case Role.HEAD:
+                return Rates(1 / wider, eps, wider)
+            case Role():
+                return Rates(by_depth / wider, eps, wider)
+            case Part.EMBEDDING | Part.VOCABULARY:
+                return Rates(wider**-0.5, eps * wider**0.5, wider**0.5)
+            case Part.NORM | Part.BIAS | Part.SCALE:
+                return Rates(by_depth, eps)
+            case _:
+                return Rates(1.0, eps)
+
+    def _depth(self, side: Side, depths: Depths) -> float:
+        return depths.of(side) / self.base_depth

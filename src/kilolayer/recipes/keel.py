@@ -1,0 +1,34 @@
+"""Keel: Post-LN whose residual outweighs the branch by the depth of its stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side, register
+
+
+@register
+@dataclass(frozen=True)
+class Keel(Recipe):
+    """A second norm inside the branch, and a residual times the number of residual sublayers."""
+
+    name: ClassVar[str] = "keel"
+    title: ClassVar[str] = "Keel"
+    equation: ClassVar[str] = "x' = LN(alpha x + f(LN(x)));  alpha the residual sublayers of the stack"
+    paper: ClassVar[str] = "Chen and Wei 2026, Post-LayerNorm Is Back: Stable, Expressive, and Deep (arXiv 2601.19895)"
+    expect: ClassVar[str] = (
+        "The paper trains language models of more than 1,000 layers at larger learning rates than Pre-LN's; no independent "
+        "replication is known."
+    )
+    extension: ClassVar[str] = (
+        "Equation and alpha are as public descriptions of the paper and re-implementations have them; the paper itself and its "
+        "authors' code could not be read, so that a special first layer, if it has one, is missing here. It is stated for one "
+        "stack; encoder and decoder each count their own sublayers, 2N and 3M."
+    )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(alpha=float(depths.sublayers(side)))
+
+    def plan(self, place: Place) -> Plan:
+        return Plan(pre_norm=True, out_norm=True, skip=self.constants(place.side, place.depths).alpha)

@@ -1,0 +1,44 @@
+"""LayerScale: Pre-LN whose branches start nearly switched off, channel by channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.config import bounded
+from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side, Top, register
+
+
+@register
+@dataclass(frozen=True)
+class LayerScale(Recipe):
+    """A learned vector on each branch, which starts smaller in deeper stacks."""
+
+    start: float | None = bounded(None, above=0, most=1)
+    """Where the vectors start. Absent: by depth, as in the paper."""
+
+    name: ClassVar[str] = "layer_scale"
+    title: ClassVar[str] = "LayerScale"
+    equation: ClassVar[str] = (
+        "x' = x + s . f(LN(x));  s learned, starts at 0.1 to 18 layers, 1e-5 to 24, 1e-6 above;  final LN on top"
+    )
+    paper: ClassVar[str] = "Touvron et al. 2021, Going Deeper with Image Transformers (CaiT)"
+    expect: ClassVar[str] = "Made image classifiers of 36 and 48 layers trainable; not made for translation or language models."
+    extension: ClassVar[str] = (
+        "The starts are checked against public implementations of CaiT. The depths are those of one stack; encoder and decoder "
+        "have their own, and cross-attention has a vector as self-attention does."
+    )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(start=self._start(depths.of(side)))
+
+    def plan(self, place: Place) -> Plan:
+        return Plan(pre_norm=True, branch=Learned(self._start(place.layers), "vector"))
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        return Top(norm=True)
+
+    def _start(self, layers: int) -> float:
+        if self.start is not None:
+            return self.start
+        return 0.1 if layers <= 18 else 1e-5 if layers <= 24 else 1e-6

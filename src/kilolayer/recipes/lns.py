@@ -1,0 +1,38 @@
+"""LayerNorm scaling: Pre-LN whose branches read less the deeper they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+from kilolayer.recipes.base import Constants, Depths, PerLayer, Place, Plan, Recipe, Side, Top, register
+
+
+@register
+@dataclass(frozen=True)
+class LayerNormScaling(Recipe):
+    """The output of each norm is divided by the root of its layer's number."""
+
+    name: ClassVar[str] = "lns"
+    title: ClassVar[str] = "LayerNorm scaling"
+    equation: ClassVar[str] = "x' = x + f(LN(x) / sqrt(l)), l the layer, counted from 1;  final LN on top"
+    paper: ClassVar[str] = "Sun et al. 2025, The Curse of Depth in Large Language Models (NeurIPS); its public code"
+    expect: ClassVar[str] = (
+        "Keeps the residual's variance from growing with depth, so that deep layers change more; language models to 7 billion "
+        "parameters in the paper. nanochat saw no gain with Muon and output projections that start at 0."
+    )
+    extension: ClassVar[str] = (
+        "Checked against the authors' code, whose switch compares a lower-cased name with 'LNS' and so never turns it on. "
+        "The paper warns of starts that also fall with depth. Encoder and decoder count their layers apart, from 1, and "
+        "cross-attention is scaled as self-attention is."
+    )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(first_layer_scale=1.0, last_layer_scale=1 / sqrt(depths.of(side)))
+
+    def plan(self, place: Place) -> Plan:
+        return Plan(pre_norm=True, in_scale=PerLayer(1 / sqrt(place.layer)))
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        return Top(norm=True)

@@ -1,0 +1,46 @@
+"""Mix-LN: Post-LN in the lowest layers, Pre-LN above them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.config import bounded
+from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side, Top, register
+
+
+@register
+@dataclass(frozen=True)
+class MixLN(Recipe):
+    """The first quarter of the layers is Post-LN, the rest Pre-LN."""
+
+    share: float = bounded(0.25, above=0, below=1)
+    """The share of layers that are Post-LN, from the first; at least one layer is."""
+
+    name: ClassVar[str] = "mix_ln"
+    title: ClassVar[str] = "Mix-LN"
+    equation: ClassVar[str] = "l <= L / 4: x' = LN(x + f(x));  above: x' = x + f(LN(x));  final LN on top"
+    paper: ClassVar[str] = (
+        "Li, Yin and Liu 2024, Mix-LN: Unleashing the Power of Deeper Layers (arXiv 2412.13795); its public code"
+    )
+    expect: ClassVar[str] = (
+        "Gradients are more even over depth than Pre-LN's and Post-LN's in language models of 71 million to 7 billion "
+        "parameters; its Post-LN part keeps Post-LN's limits, so that very deep stacks need a smaller share."
+    )
+    extension: ClassVar[str] = (
+        "Checked against the authors' code, which is given the number of Post-LN layers: 3 of 12, 6 of 24. Here it is the "
+        "share of the layers, rounded down, and 1 where that is 0. Encoder and decoder each have their own."
+    )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(post_layers=float(self._post_layers(side, depths)))
+
+    def plan(self, place: Place) -> Plan:
+        post = place.layer <= self._post_layers(place.side, place.depths)
+        return Plan(pre_norm=not post, out_norm=post)
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        return Top(norm=True)
+
+    def _post_layers(self, side: Side, depths: Depths) -> int:
+        return max(1, int(self.share * depths.of(side)))

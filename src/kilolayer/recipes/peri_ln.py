@@ -1,0 +1,40 @@
+"""Peri-LN: Pre-LN whose branches are normalised again before they join the residual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kilolayer.recipes.base import Depths, Place, Plan, Recipe, Side, Top, register
+
+
+@register
+@dataclass(frozen=True)
+class PeriLN(Recipe):
+    """A norm before and after each function, on the embeddings and on top."""
+
+    embedding_norm: bool = True
+    """A norm on the embeddings, positions included; without it the layout is that of Gemma 2 and of Sandwich-LN."""
+
+    name: ClassVar[str] = "peri_ln"
+    title: ClassVar[str] = "Peri-LN"
+    equation: ClassVar[str] = "x_0 = LN(embeddings);  x' = x + LN(f(LN(x)));  final LN on top"
+    paper: ClassVar[str] = "Kim et al. 2025, Peri-LN: Revisiting Normalization Layer in the Transformer Architecture (ICML)"
+    expect: ClassVar[str] = (
+        "The residual's variance grows linearly with depth, where Pre-LN's may grow exponentially in training; tried to 3.2 "
+        "billion parameters in the paper."
+    )
+    extension: ClassVar[str] = (
+        "The equation is as public descriptions of the paper have it; the paper itself could not be read. It is stated for "
+        "decoders; cross-attention is treated as self-attention is, and each stack of an encoder-decoder normalises its own "
+        "embeddings."
+    )
+
+    def plan(self, place: Place) -> Plan:
+        return Plan(pre_norm=True, post_norm=True)
+
+    def top(self, side: Side, depths: Depths) -> Top:
+        return Top(norm=True)
+
+    def input_norm(self, side: Side, depths: Depths) -> bool:
+        return self.embedding_norm
