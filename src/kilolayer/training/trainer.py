@@ -243,12 +243,13 @@ class Trainer:
             return
         position, taken, tokens = self.batches.state(), [], 0
         for _ in range(len(self.batches)):
+            inputs = self.task.model_inputs(next(self.batches).parts)
+            # A batch without padding may have no mask: those that are joined have the same parts.
+            if not taken or _part_names(inputs) == _part_names(taken[0]):
+                taken.append(inputs)
+                tokens += self._count_tokens(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs[0])
             if tokens >= TOKENS:
                 break
-            inputs = self.task.model_inputs(next(self.batches).parts)
-            parts = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
-            tokens += self._count_tokens(parts[0])
-            taken.append(inputs)
         self.batches.load_state(position)
         whole = joined(taken)
         if isinstance(whole, Mapping):
@@ -260,3 +261,7 @@ class Trainer:
         """Those of a batch [rows, length, ...] that are not padding, as far as ids tell it."""
         pad = self.model.config.pad_id
         return ids.shape[0] * ids.shape[1] if pad is None or ids.is_floating_point() else int((ids != pad).sum())
+
+
+def _part_names(inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> list[str | int]:
+    return list(inputs) if isinstance(inputs, Mapping) else list(range(len(inputs)))
