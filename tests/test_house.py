@@ -96,7 +96,8 @@ def test_every_room_has_its_place() -> None:
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "recipes"], ids=lambda p: p.stem)
 def test_no_other_room_writes_a_recipes_name(path: Path) -> None:
     texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
-    assert not texts & set(kl.recipes.names())
+    # The residual is also what reports and metrics call the stream between layers.
+    assert not texts & (set(kl.recipes.names()) - {"residual"})
 
 
 @pytest.mark.parametrize("module", ["kilolayer", "kilolayer.config", "kilolayer.recipes", "kilolayer.models.config"])

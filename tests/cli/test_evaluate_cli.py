@@ -14,6 +14,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers.tokenizer_spm import TokenizerSPM
 from typed_commands import quietly, refused
 
+from kilolayer.data.corpora import ScoredPart
 from kilolayer.training.run import Run
 
 DIRECTIONS = ["en-de", "de-en", "en-up", "up-en"]
@@ -36,7 +37,7 @@ def _half_right(task: Any, model: object, lines: list[str], direction: Any, sear
     """The references; every second one lacks its first words, none in the first direction, one in the second, and so on."""
     from kilolayer.generate.translate import Translation
 
-    for index, (_, target) in enumerate(task.corpora.test_of(direction)):
+    for index, (_, target) in enumerate(task.corpora.test_of(ScoredPart(direction))):
         drop = DIRECTIONS.index(direction.name) * (index % 2)
         yield Translation([" ".join(target.split()[drop:])], [0.0], cut=False)
 
@@ -184,3 +185,38 @@ def test_the_report_of_many_directions(several: Path, tmp_path: Path) -> None:
     assert "average xx-en" in page
     assert "Where the errors lie" in page
     assert page.count('<th scope="row">test up-en</th>') == 3  # scores, words, sentences
+
+
+@pytest.fixture(scope="module")
+def two_sets(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two test sets, whose translations lack their first words."""
+    folder = tmp_path_factory.mktemp("runs") / "sets"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kilolayer.tasks.translation.task.TranslationTask.translate", _without_first_words)
+        typed = ["--data.test", '["valid", "test"]', "--train.steps", "1"]
+        assert quietly("train", config, "--run", folder, *typed)[0] == 0
+    return folder
+
+
+def _without_first_words(task: Any, model: object, lines: list[str], direction: Any, search: object) -> Any:
+    from kilolayer.generate.translate import Translation
+
+    targets = {source: target for text in task.corpora.test for source, target in text.pairs()}
+    for line in lines:
+        yield Translation([" ".join(targets[line].split()[1:])], [0.0], cut=False)
+
+
+def test_each_test_set_has_scores_and_translations_of_its_own(two_sets: Path) -> None:
+    corpus = Path(Run.open(two_sets).config.table()["data"]["folder"])
+    found = evaluated(two_sets)
+    assert list(found["scores"]) == list(found["frequency_buckets"]) == ["test valid", "test test"]
+    for name in ("valid", "test"):
+        lines, references = lines_of(two_sets / f"test.{name}.en-de.txt"), lines_of(corpus / f"{name}.de")
+        expected = BLEU()
+        score = found["scores"][f"test {name}"]["bleu"]
+        assert score["value"] == pytest.approx(expected.corpus_score(lines, [references]).score)
+        assert 0 < score["value"] < 100
+        assert score["signature"].startswith("nrefs:1|")
+    _, out, _ = quietly("evaluate", two_sets)
+    rows = {" ".join(line.split()[:2]): line.split() for line in out.partition("word accuracy")[0].splitlines()}
+    assert rows["test valid"][2] == f"{found['scores']['test valid']['bleu']['value']:.2f}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kilolayer.config import build
-from kilolayer.data.corpora import DataConfig, Direction, ParallelText, expand, find_corpora
+from kilolayer.data.corpora import DataConfig, Direction, ParallelText, ScoredPart, expand, find_corpora
 from kilolayer.errors import InputError, KilolayerError, OptionError
 
 TABLE = "deu\teng\tHallo\tHello\neng\tfra\tHello\tBonjour\neng\tdeu\tYes\tJa\ndeu\teng\tNein\r\r\tNo\r\r\n"
@@ -37,6 +37,48 @@ def test_line_aligned_files_plain_and_compressed(tmp_path: Path) -> None:
     assert corpora.test == []
     assert [text.size for text in corpora.train] == [2, 2]
     assert corpora.tags == ["de", "en"]
+
+
+def test_several_test_sets_are_scored_apart(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    write(tmp_path, train__en="a\n", train__de="A\n", one__en="b\n", one__de="B\n")
+    write(tmp_path / "old", two__en="c\nd\n", two__de="C\nD\n")
+    config = DataConfig(folder=str(tmp_path), directions=["en-de", "de-en"], test=["one", "old/two"])
+    corpora = find_corpora(config)
+    there, back = Direction("en", "de"), Direction("de", "en")
+    assert corpora.scored_parts == [ScoredPart(way, name) for name in ("one", "two") for way in (there, back)]
+    assert corpora.test_of(ScoredPart(back, "two")) == [("C", "c"), ("D", "d")]
+    alone = find_corpora(DataConfig(folder=str(tmp_path), directions=["en-de"], test=["one"]))
+    assert alone.scored_parts == [ScoredPart(there)]
+
+
+def test_corpora_of_one_name_are_one_test_set(tmp_path: Path) -> None:
+    write(tmp_path, train__en="a\n", train__de="A\n", one__en="b\n", one__de="B\n", two__en="c\n", two__de="C\n")
+    sets = [("one", "both"), ("two", "both"), ("two", "second")]
+    entries = "".join(f'[[test]]\nfiles = "{stem}"\nname = "{name}"\n' for stem, name in sets)
+    write(tmp_path, manifest__toml=f'directions = ["en-de"]\n[[train]]\nfiles = "train"\n{entries}')
+    corpora = find_corpora(DataConfig(manifest=str(tmp_path / "manifest.toml")))
+    found = {part.name: corpora.test_of(part) for part in corpora.scored_parts}
+    assert found == {"both": [("b", "B"), ("c", "C")], "second": [("c", "C")]}
+
+
+@pytest.mark.parametrize(
+    ("entries", "what"),
+    [
+        ('[[train]]\nfiles = "train"\nname = "x"\n', "name has no effect on the corpus 'train'"),
+        ('[[train]]\nfiles = "train"\n[[test]]\nfiles = "train"\nname = "../x"\n', "the name of a test set"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(tmp_path: Path, entries: str, what: str) -> None:
+    write(tmp_path, train__en="a\n", train__de="A\n", manifest__toml=f'directions = ["en-de"]\n{entries}')
+    with pytest.raises(OptionError, match=what):
+        find_corpora(DataConfig(manifest=str(tmp_path / "manifest.toml")))
+
+
+def test_two_test_sets_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, train__en="a\n", train__de="A\n")
+    with pytest.raises(OptionError, match="one name: a/test, b/test"):
+        find_corpora(DataConfig(folder=str(tmp_path), directions=["en-de"], test=["a/test", "b/test"]))
 
 
 def test_one_direction_needs_no_tag(tmp_path: Path) -> None:

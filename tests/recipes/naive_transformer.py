@@ -223,6 +223,37 @@ class NormFormer(PreLN):
         return self.norm(f"{name}.inner_norm", hidden.clamp(min=0))
 
 
+class ResiDual(NaiveTransformer):
+    def stack(self, side: str, x: Tensor, view: View) -> Tensor:
+        self.total = self.options.get("scale", 1) * x
+        x = super().stack(side, x, view)
+        return x + self.norm(f"{side}.stream.norm", self.total)
+
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        branch = f(x)
+        self.total = self.total + self.options.get("scale", 1) * branch
+        return self.norm(f"{name}.out_norm", x + branch)
+
+
+class B2T(NaiveTransformer):
+    def layer(self, name: str, x: Tensor, view: View) -> Tensor:
+        self.layer_input = x
+        return super().layer(name, x, view)
+
+    def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
+        bottom = self.layer_input if name.endswith("feedforward") else 0
+        return self.norm(f"{name}.out_norm", x + f(x) + bottom)
+
+
+class X0Residual(PreLN):
+    def stack(self, side: str, x: Tensor, view: View) -> Tensor:
+        first = x = self.norm(f"{side}.input_norm", x)
+        for layer in range(self.layers[side]):
+            r, c = (self.weight(f"{side}.stream.{name}.{layer}.weight") for name in ("keep", "add"))
+            x = self.layer(f"{side}.blocks.{layer}", r * x + c * first, view)
+        return self.top(side, x)
+
+
 class Keel(NaiveTransformer):
     def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
         side = name.split(".")[0]

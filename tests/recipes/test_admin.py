@@ -13,7 +13,8 @@ from tiny_models import HEADS, PADDING, SHAPES, SOURCE, TARGET, build, randomise
 from torch import Tensor, nn
 
 import kilolayer as kl
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, OptionError
+from kilolayer.models.calibrate import joined
 
 BATCHES = {"encoder": SOURCE, "decoder": TARGET, "encoder_decoder": (SOURCE, TARGET)}
 
@@ -63,11 +64,13 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+PROFILED: list[dict[str, str]] = [{"start": "released"}, {"start": "paper"}, {"start": "paper", "weight": "trainable"}]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("start", ["released", "paper"])
-@pytest.mark.parametrize("weight", ["fixed", "trainable"])
-def test_scales_are_those_of_a_naive_profile(shape: str, start: str, weight: str) -> None:
-    model = build(shape, "admin", {"start": start, "weight": weight})
+@pytest.mark.parametrize("options", PROFILED, ids=str)
+def test_scales_are_those_of_a_naive_profile(shape: str, options: dict[str, str]) -> None:
+    model, start = build(shape, "admin", options), options["start"]
     randomise(model.state_dict())  # w too: the pass has to start from 1
     before = snapshot(model)
     expected = ProfiledAdmin(before, SHAPES[shape], start).profile()
@@ -166,17 +169,48 @@ def test_closed_form(shape: str, depths: dict[str, int], expected: dict[str, tup
             torch.testing.assert_close(vector, torch.full((8,), scale, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("start", ["released", "paper", "closed"])
-def test_fixed_scales_are_saved_buffers_and_trainable_ones_parameters(start: str) -> None:
-    fixed = build("encoder_decoder", "admin", {"start": start})
-    trainable = build("encoder_decoder", "admin", {"start": start, "weight": "trainable"})
-    scales = {name for name in fixed.state_dict() if name.endswith(".skip.weight")}
+FIXED = [{}, {"start": "paper"}, {"weight": "fixed"}, {"start": "closed"}, {"start": "closed", "weight": "fixed"}]
+TRAINED = [{"start": "released"}, {"weight": "trainable"}, {"start": "closed", "weight": "trainable"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "trained"), [*((each, False) for each in FIXED), *((each, True) for each in TRAINED)], ids=str
+)
+def test_fixed_scales_are_saved_buffers_and_trained_ones_parameters(options: dict[str, str], trained: bool) -> None:
+    model = build("encoder_decoder", "admin", options)
+    scales = {name for name in model.state_dict() if name.endswith(".skip.weight")}
     assert len(scales) == 2 * 3 + 3 * 2
-    assert scales <= dict(fixed.named_buffers()).keys()
-    assert scales.isdisjoint(dict(fixed.named_parameters()))
-    assert scales <= dict(trainable.named_parameters()).keys()
-    assert trainable.state_dict().keys() == fixed.state_dict().keys()
-    assert all(parameter.requires_grad for parameter in trainable.parameters())
+    own, other = dict(model.named_parameters()), dict(model.named_buffers())
+    own, other = (own, other) if trained else (other, own)
+    assert scales <= own.keys()
+    assert scales.isdisjoint(other)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("weight", ["fixed", "trainable"])
+def test_the_release_is_taken_whole(weight: str) -> None:
+    with pytest.raises(OptionError, match=f'weight = "{weight}" has no effect on start = "released"'):
+        kl.recipes.get("admin", start="released", weight=weight)
+
+
+def test_the_default_is_the_papers() -> None:
+    assert kl.recipes.get("admin") == kl.recipes.get("admin", start="paper", weight="derived")
+    assert kl.recipes.get("admin").calibration() == "summed"
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_release_starts_attention_as_one_matrix_of_query_key_and_value(kv_heads: int) -> None:
+    width, rows = 64, 64 + 2 * 16 * kv_heads
+    joint, apart = (
+        kl.EncoderDecoder(50, width, 4, 128, 1, 1, kl.recipes.get("admin", start=start), kv_heads=kv_heads).state_dict()
+        for start in ("released", "paper")
+    )
+    for name in ("self_attention.f.query_key_value", "cross_attention.f.query", "cross_attention.f.key_value"):
+        largest = joint[f"decoder.blocks.0.{name}.weight"].abs().max()
+        assert float(largest) == pytest.approx(sqrt(6 / (rows + width)), rel=0.01)
+    for name in ("self_attention.f.output", "feedforward.f.input", "feedforward.f.output"):
+        bounds = [float(each[f"decoder.blocks.0.{name}.weight"].abs().max()) for each in (joint, apart)]
+        assert bounds[0] == pytest.approx(bounds[1], rel=0.02)
 
 
 def test_a_pass_that_fails_leaves_the_scales_as_they_were() -> None:
@@ -194,14 +228,23 @@ def test_a_batch_of_padding_alone_is_refused() -> None:
         kl.calibrate(build("encoder", "admin"), torch.zeros(2, 3).long())
 
 
-def test_the_codes_scales_rise_from_one_and_the_papers_do_not() -> None:
+def test_the_releases_scales_rise_from_one_and_the_papers_do_not() -> None:
     torch.manual_seed(0)
     model, other = (kl.Encoder(50, 64, 2, 128, 6, kl.recipes.get("admin", start=start)) for start in ("released", "paper"))
     other.load_state_dict(model.state_dict())
     tokens = torch.randint(1, 50, (8, 16))
     released, paper = kl.calibrate(model, tokens).encoder, kl.calibrate(other, tokens).encoder
     assert list(released) == sorted(released)
-    assert released[0] == paper[0] == 1
+    assert released[0] == paper[0] == 1  # the formula's first is an empty sum
     assert paper[1] < 1
-    bound = model.get_parameter("encoder.blocks.0.self_attention.f.query_key_value.weight").detach().abs().max()
-    assert float(bound) == pytest.approx(sqrt(6 / (64 + 64)), rel=0.01)  # of one matrix [3d, d]: 1 / sqrt(2) of it
+
+
+def test_batches_are_joined_row_by_row() -> None:
+    short, long = torch.tensor([[5, 6]]), torch.tensor([[1, 2, 3], [4, 0, 0]])
+    rows = torch.tensor([[5, 6, 0], [1, 2, 3], [4, 0, 0]])
+    (whole,) = joined([(short,), (long,)])
+    assert torch.equal(whole, rows)
+    named = joined([{"tokens": short, "mask": short > 0}, {"tokens": long, "mask": long > 0}])
+    assert torch.equal(named["mask"], rows > 0)
+    model = build("encoder", "admin")
+    assert kl.calibrate(model, joined([(SOURCE[:1],), (SOURCE[1:],)])) == kl.calibrate(model, SOURCE)

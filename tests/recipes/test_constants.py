@@ -178,6 +178,14 @@ def post_ln_init_gain(side: str, layer: int, role: str) -> float:
     return 1 / ((N if side == "encoder" else M) - layer + 1)
 
 
+def admin_released_gain(side: str, layer: int, role: str) -> float:
+    return 1 / math.sqrt(2) if role in ("qk", "v") else 1.0  # one matrix [3d, d] has the fans of both together
+
+
+def b2t_rescaled_gain(side: str, layer: int, role: str) -> float:
+    return (N if side == "encoder" else M) ** -0.5
+
+
 def xavier_gain(side: str, layer: int, role: str) -> float:
     return 1.0
 
@@ -191,11 +199,14 @@ GAINS = [
     (kl.recipes.get("ds_init"), ds_init_gain),
     (kl.recipes.get("ds_init", scaled="variance"), ds_init_code_gain),
     (kl.recipes.get("post_ln_init"), post_ln_init_gain),
+    (kl.recipes.get("admin", start="released"), admin_released_gain),
+    (kl.recipes.get("b2t", rescale=True), b2t_rescaled_gain),
     *[
         (kl.recipes.get(name), xavier_gain)
         for name in (
             *("admin", "complete_p", "dlcl", "keel", "layer_scale", "lns", "mix_ln"),
             *("normformer", "peri_ln", "post_ln", "pre_ln", "rezero"),
+            *("b2t", "residual", "x0_residual"),
         )
     ],
 ]

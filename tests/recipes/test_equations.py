@@ -17,8 +17,10 @@ import kilolayer as kl
 EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("admin", {}, naive.Admin),
     ("admin", {"weight": "trainable"}, naive.Admin),
-    ("admin", {"start": "paper"}, naive.Admin),
+    ("admin", {"start": "released"}, naive.Admin),
     ("admin", {"start": "closed"}, naive.Admin),
+    ("b2t", {}, naive.B2T),
+    ("b2t", {"rescale": True}, naive.B2T),
     ("complete_p", {}, naive.CompleteP),
     ("complete_p", {"base_width": 2, "base_depth": 5, "alpha": 0.5}, naive.CompleteP),
     ("deepnorm", {}, naive.DeepNorm),
@@ -43,10 +45,13 @@ EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("post_ln_init", {}, naive.PostLN),
     ("pre_ln", {}, naive.PreLN),
     ("r_fixup", {}, naive.RFixup),
+    ("residual", {}, naive.ResiDual),
+    ("residual", {"scale": 0.1}, naive.ResiDual),
     ("rezero", {}, naive.ReZero),
     ("sub_ln", {}, naive.SubLN),
     ("sub_ln", {"cross_gain": False}, naive.SubLN),
     ("t_fixup", {}, naive.TFixup),
+    ("x0_residual", {}, naive.X0Residual),
 ]
 
 

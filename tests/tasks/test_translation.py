@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import kilolayer as kl
 from kilolayer.data.batches import BatchConfig
-from kilolayer.data.corpora import DataConfig
+from kilolayer.data.corpora import DataConfig, ScoredPart
 from kilolayer.data.grammar import pairs
 from kilolayer.data.parallel import Direction
 from kilolayer.data.tokenizer import TokenizerConfig
@@ -217,7 +217,7 @@ def test_several_corpora_of_one_direction_all_count(corpus: Path, cache: Path) -
     entries = "".join(f'[[{part}]]\nfiles = "{stem}"\n' for part, stem in parts)
     manifest.write_text(f'directions = ["en-de"]\n{entries}')
     task = of_data(DataConfig(manifest=str(manifest)), cache)
-    assert len(task.corpora.test_of(Direction("en", "de"))) == 7 + 23
+    assert len(task.corpora.test_of(ScoredPart(Direction("en", "de")))) == 7 + 23
     model = model_for(task)
     both = task.validate(model, 2000)
     single = [prepare(corpus, cache, valid=stem).validate(model, 2000) for stem in ("valid", "test")]

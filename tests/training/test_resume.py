@@ -129,6 +129,31 @@ def test_a_recipe_that_asks_for_it_is_calibrated_before_the_first_step_and_never
     assert any(not torch.all(scale == 1) for scale in scales)
 
 
+@pytest.mark.parametrize(("tokens", "batches"), [(1, 1), (400, None), (10**9, None)])
+def test_it_is_calibrated_on_as_many_batches_as_make_the_tokens(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, batches: int | None
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(placement, "calibrate", lambda _, batch: given.append(batch))
+    monkeypatch.setattr("kilolayer.training.trainer.TOKENS", tokens)
+    run = new_run(tmp_path / "run", corpus, model={"recipe": CALIBRATED[0]})
+    task = task_of(run)
+    trainer = Trainer(run, task)
+    before = trainer.batches.state()
+    trainer.begin(None)
+    assert trainer.batches.state() == before
+    stream, expected = task.training_batches(run.config.train.seed), []
+    while not expected or (sum(int((row != 0).sum()) for row in expected) < tokens and len(expected) < 200):
+        source, _ = task.model_inputs(next(stream).parts)
+        expected += [row[row != 0] for row in source]
+        batches = batches if batches is None else batches - 1
+    assert batches in (None, 0)
+    ((source, target),) = given
+    assert len(source) == len(target) == len(expected)
+    for row, tokens_of_row in zip(source, expected, strict=True):
+        assert torch.equal(row[row != 0], tokens_of_row)
+
+
 def test_a_signal_before_the_first_step_leaves_a_checkpoint_that_is_not_calibrated_again(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, resolve
 
 if TYPE_CHECKING:
-    from kilolayer.data.parallel import Direction
+    from kilolayer.data.corpora import ScoredPart
     from kilolayer.evaluate.scores import Metric
     from kilolayer.evaluate.significance import Comparison
     from kilolayer.training.run import Run
@@ -24,7 +24,7 @@ SAMPLES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Translated:
-    """The test part of a direction, as a run has translated it."""
+    """A part of the test text, as a run has translated it."""
 
     references: list[str]
     hypotheses: list[str]
@@ -50,7 +50,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     metrics = _metrics(options)
     runs = {str(path): _translated(path, options) for path in [options.run, *options.against]}
     own = runs[str(options.run)]
-    more = {direction: score_all(each.hypotheses, each.references, metrics) for direction, each in own.items()}
+    more = {part: score_all(each.hypotheses, each.references, metrics) for part, each in own.items()}
     scores = add_scores(read_scores(options.run), more)
     references, systems = _lines(runs)
     comparisons = _comparisons(references, systems, options.samples)
@@ -83,8 +83,8 @@ def _metrics(options: argparse.Namespace) -> list[Metric]:
     ]
 
 
-def _translated(folder: Path, options: argparse.Namespace) -> dict[Direction, Translated]:
-    """The test part of each direction of a run; translated now where it has not been."""
+def _translated(folder: Path, options: argparse.Namespace) -> dict[ScoredPart, Translated]:
+    """The parts of a run's test text; translated now where they have not been."""
     from kilolayer.data.text import read_lines
     from kilolayer.evaluate.scores import check_tokenised
     from kilolayer.tasks.translation.scores import hypotheses_path
@@ -96,24 +96,17 @@ def _translated(folder: Path, options: argparse.Namespace) -> dict[Direction, Tr
     assert isinstance(task, TranslationTask)
     if not task.corpora.test:
         raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
-    references = {
-        direction: [target for _, target in pairs]
-        for direction in task.corpora.directions
-        if (pairs := task.corpora.test_of(direction))
-    }
+    references = {part: [target for _, target in task.corpora.test_of(part)] for part in task.corpora.scored_parts}
     if options.tokenised:
-        for direction, lines in references.items():
-            check_tokenised(lines, where=f"{folder}, {direction.name}")
+        for part, lines in references.items():
+            check_tokenised(lines, where=f"{folder}, {part.direction.name}")
     if kind_of(folder / "scores.json") is None:
         run.score(task, choose_device(options.device))
-    return {
-        direction: Translated(lines, list(read_lines(hypotheses_path(folder, direction))))
-        for direction, lines in references.items()
-    }
+    return {part: Translated(lines, list(read_lines(hypotheses_path(folder, part)))) for part, lines in references.items()}
 
 
-def _lines(runs: dict[str, dict[Direction, Translated]]) -> tuple[list[str], dict[str, list[str]]]:
-    """The references of all directions, one behind the other, and the hypotheses of each run in the same order."""
+def _lines(runs: dict[str, dict[ScoredPart, Translated]]) -> tuple[list[str], dict[str, list[str]]]:
+    """The references of all parts, one behind the other, and the hypotheses of each run in the same order."""
     references = {name: [line for part in parts.values() for line in part.references] for name, parts in runs.items()}
     first = next(iter(runs))
     for name, lines in references.items():

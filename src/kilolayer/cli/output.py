@@ -69,12 +69,12 @@ def show_scores(scores: dict[str, Any]) -> None:
 
 
 def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
-    """One row a direction, then the averages; how each score was computed is said once."""
+    """One row a test set and direction, then the averages; how each score was computed is said once."""
     names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
     rows = [[part, *(_shown(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
     for side, values in averages.items():
         rows.append([f"average {side}", *(_shown({"value": values[key]} if key in values else {}) for key in names)])
-    show_table("scores by direction", rows, ["", *names.values()])
+    show_table("scores by test part", rows, ["", *names.values()])
     for line in dict.fromkeys(f"{each['name']}: {_how(each)}" for entry in tests.values() for each in entry.values()):
         show_line(line)
     show_line()

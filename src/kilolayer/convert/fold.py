@@ -10,6 +10,7 @@ LN(w x + f(x)) = LN(x + f(x) / w) with eps / w^2; where it is a vector, w goes i
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,8 @@ def _check(model: AnyModel) -> None:
     recipe = model.config.recipe
     for stack in model.stacks():
         plans = [sublayer.plan for sublayer in stack.sublayers()]
-        plain = all(replace(plan, skip=1.0, gains={}, xavier="normal") == Plan(out_norm=True) for plan in plans)
+        start: dict[str, Any] = {"gains": {}, "xavier": "normal", "joint_attention": False}
+        plain = all(replace(plan, skip=1.0, **start) == Plan(out_norm=True) for plan in plans)
         bare = all(isinstance(part, nn.Identity) for part in (stack.input_norm, stack.output_scale))
         if not plain or not bare or recipe.stream() is not None:
             raise FoldError(

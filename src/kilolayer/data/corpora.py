@@ -22,6 +22,9 @@ from kilolayer.data.text import SUFFIXES
 from kilolayer.errors import InputError, OptionError, shown, unknown
 from kilolayer.files.paths import kind_of
 
+SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+"""It becomes a part of a file's name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
@@ -37,11 +40,17 @@ class CorpusConfig:
     """Its source side was made by a machine (back-translation): each source gets the tag <bt>."""
     upsample: float = bounded(1.0, least=1e-6, most=10_000)
     """How often an epoch shows each pair; 1.5 shows one half of them twice."""
+    name: str = ""
+    """Of a test set with scores of its own. Test corpora of one name, or all without one, are scored together."""
 
     def __post_init__(self) -> None:
         check(self)
         if not self.files:
             raise OptionError("a corpus names no files", fix='name their stem: files = "train"')
+        if self.name and not SET_NAME.fullmatch(self.name):
+            raise OptionError(
+                f"the name of a test set is {shown(self.name)}", fix="use letters, digits, '_', '-' and '.', at most 64"
+            )
         if self.columns and (len(set(self.columns)) != 2 or len(self.columns) != 2):
             raise OptionError(f"columns is {self.columns}", fix='name the languages of two columns: ["en", "de"]')
 
@@ -69,6 +78,9 @@ class Manifest:
 
     def __post_init__(self) -> None:
         check(self)
+        for entry in (*self.train, *self.valid):
+            if entry.name:
+                raise OptionError(f"name has no effect on the corpus {entry.files!r}", fix="remove it: it is for [[test]]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +99,8 @@ class DataConfig:
     """Stems of the training corpora: "train" stands for train.en and train.de, or train.tsv; plain, .gz or .xz."""
     valid: str | None = None
     """Stem of the validation corpus."""
-    test: str | None = None
-    """Stem of the test corpus."""
+    test: str | list[str] | None = None
+    """Stem of the test corpus; or a list of stems, each a test set with scores of its own: ["newstest2013", "newstest2014"]."""
     columns: list[str] = field(default_factory=list)
     """The languages of the columns of two-column TSV files."""
     synthetic: list[str] = field(default_factory=list)
@@ -113,6 +125,14 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class ScoredPart:
+    """A part of the test text with scores of its own: one direction of one set; name: of the set, empty where there is one."""
+
+    direction: Direction
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class Corpora:
     """All text of a run."""
 
@@ -127,9 +147,17 @@ class Corpora:
         """The validation text of one direction."""
         return [text for text in self.valid if text.direction == direction]
 
-    def test_of(self, direction: Direction) -> list[tuple[str, str]]:
-        """The pairs of the test text of one direction, of all its corpora one behind the other."""
-        return [pair for text in self.test if text.direction == direction for pair in text.pairs()]
+    def test_of(self, part: ScoredPart) -> list[tuple[str, str]]:
+        """The pairs of one part of the test text, of all its corpora one behind the other."""
+        return [pair for text in self.test if ScoredPart(text.direction, text.set_name) == part for pair in text.pairs()]
+
+    @property
+    def scored_parts(self) -> list[ScoredPart]:
+        """The parts of the test text: set by set, direction by direction."""
+        there = {ScoredPart(text.direction, text.set_name) for text in self.test}
+        names = dict.fromkeys(text.set_name for text in self.test)
+        every = [ScoredPart(direction, name) for name in names for direction in self.directions]
+        return [part for part in every if part in there]
 
     def check_held_out(self) -> None:
         """Read the validation and the test text once: what is wrong in a line of it is found now, and not after training."""
@@ -219,8 +247,15 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _as_manifest(config: DataConfig) -> Manifest:
-    def entry(stem: str, synthetic: bool = False, upsample: float = 1.0) -> CorpusConfig:
-        return CorpusConfig(files=stem, columns=config.columns, synthetic=synthetic, upsample=upsample)
+    def entry(stem: str, synthetic: bool = False, upsample: float = 1.0, name: str = "") -> CorpusConfig:
+        return CorpusConfig(files=stem, columns=config.columns, synthetic=synthetic, upsample=upsample, name=name)
+
+    tests = [config.test] if isinstance(config.test, str) else config.test or []
+    names = [Path(stem).name for stem in tests] if len(tests) > 1 else [""] * len(tests)
+    if len(set(names)) < len(names):
+        raise OptionError(
+            f"test sets have one name: {', '.join(tests)}", where="data.test", fix="give their files different names"
+        )
 
     return Manifest(
         directions=config.directions,
@@ -228,7 +263,7 @@ def _as_manifest(config: DataConfig) -> Manifest:
         train=[entry(stem, upsample=config.upsample) for stem in config.train]
         + [entry(stem, True) for stem in config.synthetic],
         valid=[entry(config.valid)] if config.valid is not None else [],
-        test=[entry(config.test)] if config.test is not None else [],
+        test=[entry(stem, name=name) for stem, name in zip(tests, names, strict=True)],
     )
 
 
@@ -259,7 +294,7 @@ class _Finder:
         return f"{stem}.{direction.source} and {stem}.{direction.target} (or {stem}.tsv; plain, .gz or .xz)"
 
     def _text(self, entry: CorpusConfig, direction: Direction) -> ParallelText | None:
-        shared: dict[str, Any] = {"synthetic": entry.synthetic, "upsample": entry.upsample}
+        shared: dict[str, Any] = {"synthetic": entry.synthetic, "upsample": entry.upsample, "set_name": entry.name}
         for infix in ("", f".{direction.name}", f".{direction.reverse.name}"):
             sides = [self._file(f"{entry.files}{infix}.{language}") for language in (direction.source, direction.target)]
             source, target = sides

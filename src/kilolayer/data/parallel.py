@@ -61,6 +61,8 @@ class ParallelText:
     """Languages of the columns of a two-column TSV; empty where there are four columns, or two files."""
     synthetic: bool = False
     upsample: float = 1.0
+    set_name: str = ""
+    """Of the test set that it belongs to; empty where a run has one."""
 
     def pairs(self) -> Iterator[Pair]:
         """(source, target) in the order of the files."""

@@ -26,6 +26,8 @@ class Attention(nn.Module):
         self.head_scale = HeadScale(options.heads) if plan.head_scale else nn.Identity()
         self.inner_norm = make_norm(plan.inner_norm, options.dim, options)
         self.output = Projection(options.dim, [(Role.ATTENTION_OUTPUT, options.dim)], plan)
+        self.key_width = self.key_heads * self.head_dim
+        self.joint_rows = options.dim + 2 * self.key_width if plan.joint_attention else None
 
     def project(self, x_BLD: Tensor, projection: Projection) -> list[Tensor]:
         """The parts of a projection, each split into heads: [batch, heads, length, head width]."""
@@ -54,9 +56,8 @@ class SelfAttention(Attention):
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__(options, plan)
-        width, key_width = options.dim, self.key_heads * self.head_dim
-        parts = [(Role.QUERY_KEY, width), (Role.QUERY_KEY, key_width), (Role.VALUE, key_width)]
-        self.query_key_value = Projection(options.dim, parts, plan)
+        parts = [(Role.QUERY_KEY, options.dim), (Role.QUERY_KEY, self.key_width), (Role.VALUE, self.key_width)]
+        self.query_key_value = Projection(options.dim, parts, plan, self.joint_rows)
 
     def forward(
         self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: KeyCache | None = None, past: int | Tensor = 0
@@ -74,9 +75,9 @@ class CrossAttention(Attention):
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__(options, plan)
-        key_width = self.key_heads * self.head_dim
-        self.query = Projection(options.dim, [(Role.QUERY_KEY, options.dim)], plan)
-        self.key_value = Projection(options.dim, [(Role.QUERY_KEY, key_width), (Role.VALUE, key_width)], plan)
+        parts = [(Role.QUERY_KEY, self.key_width), (Role.VALUE, self.key_width)]
+        self.query = Projection(options.dim, [(Role.QUERY_KEY, options.dim)], plan, self.joint_rows)
+        self.key_value = Projection(options.dim, parts, plan, self.joint_rows)
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Mask, cache: KeyCache | None = None) -> Tensor:
         """memory: None where the cache has the keys and values of the source already."""

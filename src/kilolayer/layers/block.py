@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
@@ -14,7 +14,8 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
-from kilolayer.layers.sublayer import RoutedSublayer, Sublayer
+from kilolayer.layers.stream import LayerState
+from kilolayer.layers.sublayer import PairSublayer, RoutedPairSublayer, RoutedSublayer, Sublayer
 from kilolayer.layers.view import View
 from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side
 
@@ -22,9 +23,9 @@ FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAtte
 
 
 class LayerOutput(NamedTuple):
-    """states [batch, length, dim]; routing: how a layer with experts sent its tokens to them."""
+    """states [batch, length, dim], two where the stream has a second; routing: how a layer with experts sent its tokens."""
 
-    states: Tensor
+    states: LayerState
     routing: Routing | None = None
 
 
@@ -58,6 +59,8 @@ class Block(nn.Module):
         super().__init__()
         drop_path = options.drop_path * layer / depths.of(side)
         shared: nn.Module | None = None
+        stream = recipe.stream()
+        plain, routed = (PairSublayer, RoutedPairSublayer) if stream and stream.has_second else (Sublayer, RoutedSublayer)
 
         def sublayer(kind: Kind) -> Sublayer:
             nonlocal shared
@@ -65,9 +68,9 @@ class Block(nn.Module):
             if shared is None and _shares_branch(plan):
                 shared = make_scale(plan.branch, options.dim)
             if sparsity is not None and kind is Kind.FEEDFORWARD:
-                residual, make = RoutedSublayer, sparsity.make
+                residual, make = routed, sparsity.make
             else:
-                residual, make = Sublayer, FUNCTIONS[kind]
+                residual, make = plain, FUNCTIONS[kind]
             return residual(make(options, plan), options, plan, drop_path=drop_path, layer_branch=shared)
 
         for kind in self.kinds():
@@ -83,7 +86,7 @@ class Block(nn.Module):
         """The sublayers in their order."""
         return [getattr(self, kind) for kind in self.kinds()]
 
-    def forward(self, x: Tensor, view: View, cache: KeyCache | None = None) -> LayerOutput:
+    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         return LayerOutput(self.feedforward(x))
 
@@ -91,7 +94,7 @@ class Block(nn.Module):
 class SparseBlock(Block):
     """A block whose feed-forward network is many experts."""
 
-    def forward(self, x: Tensor, view: View, cache: KeyCache | None = None) -> LayerOutput:
+    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         return LayerOutput(*self.feedforward(x, view.real))
 
@@ -105,7 +108,7 @@ class CrossBlock(Block):
     def kinds() -> tuple[Kind, ...]:
         return (Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD)
 
-    def forward(self, x: Tensor, view: View, cache: KeyCache | None = None) -> LayerOutput:
+    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         x = self.cross_attention(x, view.memory, view.memory_mask, cache)
         return LayerOutput(self.feedforward(x))
@@ -114,7 +117,7 @@ class CrossBlock(Block):
 class SparseCrossBlock(CrossBlock):
     """A block that reads an encoder's output and whose feed-forward network is many experts."""
 
-    def forward(self, x: Tensor, view: View, cache: KeyCache | None = None) -> LayerOutput:
+    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         x = self.cross_attention(x, view.memory, view.memory_mask, cache)
         return LayerOutput(*self.feedforward(x, view.real))

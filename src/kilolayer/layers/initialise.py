@@ -36,10 +36,15 @@ class Noise:
         values.uniform_(-1, 1, generator=self._generator(tensor, key))
         tensor.copy_(values.mul_(bound))
 
-    def xavier_(self, matrix: Tensor, gain: float, kind: Literal["normal", "uniform"], key: str) -> None:
-        """Fill a matrix [fan_out, fan_in] with standard deviation gain * sqrt(2 / (fan_in + fan_out))."""
-        fan_out, fan_in = matrix.shape
-        std = gain * (2 / (fan_in + fan_out)) ** 0.5
+    def xavier_(
+        self, matrix: Tensor, gain: float, kind: Literal["normal", "uniform"], key: str, fan_out: int | None = None
+    ) -> None:
+        """Fill a matrix [rows, fan_in] with standard deviation gain * sqrt(2 / (fan_in + fan_out)).
+
+        fan_out: of the whole, where the matrix is a part of one; by default its own rows.
+        """
+        rows, fan_in = matrix.shape
+        std = gain * (2 / (fan_in + (fan_out or rows))) ** 0.5
         if kind == "normal":
             self.normal_(matrix, std, key)
         else:

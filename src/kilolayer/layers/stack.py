@@ -17,7 +17,7 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
-from kilolayer.layers.stream import make_stream
+from kilolayer.layers.stream import make_stream, state_of
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.layers.view import Sequences, View, make_view, mask_of_memory, place
 from kilolayer.recipes.base import Depths, Learned, Recipe, Side
@@ -123,13 +123,13 @@ class Stack(nn.Module):
         self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
         """The layers, and what stands on top, over [batch, length, dim] that has its positions."""
-        kept, routing, history = [x], [], self.stream.write([], x)
+        kept, routing, history = [x], [], self.stream.begin(x)
         for index, block in enumerate(self.blocks):
-            y, layer_routing = block(self.stream.read(history), view, caches[index] if caches else None)
+            y, layer_routing = block(self.stream.read(history, index), view, caches[index] if caches else None)
             history = self.stream.write(history, y)
-            kept += [y] if hidden_states else []
+            kept += [state_of(y)] if hidden_states else []
             routing += [layer_routing] if layer_routing is not None else []
-        states = self.top(self.stream.read(history))
+        states = self.top(self.stream.end(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
     def top(self, x: Tensor) -> Tensor:

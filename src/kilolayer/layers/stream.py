@@ -1,6 +1,12 @@
-"""How the state travels from layer to layer of a stack."""
+"""How the state travels from layer to layer of a stack.
+
+A stream begins a history with the embedded input, writes the output of each layer into it, and reads out of it what the next
+layer takes, and in the end what stands on top. What a history is, only its stream knows.
+"""
 
 from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,25 +14,147 @@ from torch import Tensor, nn
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
-from kilolayer.recipes.base import Combination
+from kilolayer.layers.scale import make_scale
+from kilolayer.recipes.base import Anchor, Combination, LayerInput, RunningSum, Stream
 
 
-class Latest(nn.Module):
+class Pair(NamedTuple):
+    """The state x and the second state beside it, [batch, length, dim] each."""
+
+    x: Tensor
+    second: Tensor
+
+
+LayerState = Tensor | Pair
+"""What a layer takes and gives."""
+
+
+def state_of(y: LayerState) -> Tensor:
+    """x alone."""
+    return y.x if isinstance(y, Pair) else y
+
+
+class StackStream(nn.Module):
+    """What a stack asks of its stream.
+
+    states_taken: states [batch, length, dim] that a layer takes. states_kept: those that the stream itself keeps for the
+    backward pass, for each layer, besides what layers keep.
+    """
+
+    states_taken: ClassVar[int] = 1
+    states_kept: ClassVar[int] = 0
+
+    def begin(self, x: Tensor) -> Any:
+        """The history before the first layer; x: the embedded input."""
+        raise NotImplementedError
+
+    def write(self, history: Any, y: Any) -> Any:
+        """The history with the output of one more layer."""
+        raise NotImplementedError
+
+    def read(self, history: Any, layer: int) -> Any:
+        """What a layer, counted from 0, takes."""
+        raise NotImplementedError
+
+    def end(self, history: Any) -> Tensor:
+        """What stands on top reads: [batch, length, dim]."""
+        raise NotImplementedError
+
+    def of_layer(self, layer: int) -> list[nn.Module]:
+        """Its parts that belong to one layer, counted from 0."""
+        return []
+
+
+class Latest(StackStream):
     """Each layer reads the output of the layer below it."""
 
-    def write(self, history: list[Tensor], y: Tensor) -> list[Tensor]:
-        return [y]
+    def begin(self, x: Tensor) -> Tensor:
+        return x
 
-    def read(self, history: list[Tensor]) -> Tensor:
-        return history[-1]
+    def write(self, history: Tensor, y: Any) -> Tensor:
+        return y
+
+    def read(self, history: Tensor, layer: int) -> Tensor:
+        return history
+
+    def end(self, history: Tensor) -> Tensor:
+        return history
 
 
-class LayerCombination(nn.Module):
+class LatestWithInput(StackStream):
+    """As `Latest`, and each layer also takes its input as the second state."""
+
+    def begin(self, x: Tensor) -> Tensor:
+        return x
+
+    def write(self, history: Tensor, y: Pair) -> Tensor:
+        return y.x
+
+    def read(self, history: Tensor, layer: int) -> Pair:
+        return Pair(history, history)
+
+    def end(self, history: Tensor) -> Tensor:
+        return history
+
+
+class LatestWithSum(StackStream):
+    """As `Latest`, and beside it a sum to which every sublayer adds: on top stands x + N(sum)."""
+
+    states_taken: ClassVar[int] = 2
+
+    def __init__(self, running: RunningSum, options: LayerOptions) -> None:
+        super().__init__()
+        self.scale = running.scale
+        self.norm = make_norm(True, options.dim, options)
+
+    def begin(self, x: Tensor) -> Pair:
+        return Pair(x, self.scale * x)
+
+    def write(self, history: Pair, y: Pair) -> Pair:
+        return y
+
+    def read(self, history: Pair, layer: int) -> Pair:
+        return history
+
+    def end(self, history: Pair) -> Tensor:
+        return history.x + self.norm(history.second)
+
+
+class Anchored(StackStream):
+    """Each layer reads keep_l * x + add_l * x_0. A history is x_0 and x."""
+
+    states_kept: ClassVar[int] = 1
+
+    def __init__(self, anchor: Anchor, layers: int, options: LayerOptions) -> None:
+        super().__init__()
+        self.keep = nn.ModuleList(make_scale(anchor.keep, options.dim) for _ in range(layers))
+        self.add = nn.ModuleList(make_scale(anchor.add, options.dim) for _ in range(layers))
+
+    def begin(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    def write(self, history: tuple[Tensor, Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+        return history[0], y
+
+    def read(self, history: tuple[Tensor, Tensor], layer: int) -> Tensor:
+        first, latest = history
+        return self.keep[layer](latest) + self.add[layer](first)
+
+    def end(self, history: tuple[Tensor, Tensor]) -> Tensor:
+        return history[1]
+
+    def of_layer(self, layer: int) -> list[nn.Module]:
+        return [self.keep[layer], self.add[layer]]
+
+
+class LayerCombination(StackStream):
     """DLCL: each layer, and what stands above the last, reads a learned combination of all outputs below it.
 
     `normalise="each"`: sum_k W[l,k] LN_k(y_k), the embedding y_0 not normalised;
     "sum": LN(sum_k W[l,k] y_k), except for the first layer, which reads W[0,0] y_0.
     """
+
+    states_kept: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -43,25 +171,36 @@ class LayerCombination(nn.Module):
         rows = torch.arange(1, len(self.weight) + 1, device=self.weight.device, dtype=self.weight.dtype)
         self.weight.copy_(torch.ones_like(self.weight).tril() / rows[:, None])
 
-    def write(self, history: list[Tensor], y: Tensor) -> list[Tensor]:
-        """The outputs so far with a new one; the first is the embedding."""
-        return [*history, self.norms[len(history) - 1](y) if self.normalises_each and history else y]
+    def begin(self, x: Tensor) -> list[Tensor]:
+        return [x]
 
-    def read(self, history: list[Tensor]) -> Tensor:
-        """What the next layer reads: [batch, length, dim]."""
-        count = len(history)
-        weights = self.weight[count - 1, :count].unbind()
+    def write(self, history: list[Tensor], y: Tensor) -> list[Tensor]:
+        return [*history, self.norms[len(history) - 1](y) if self.normalises_each else y]
+
+    def read(self, history: list[Tensor], layer: int) -> Tensor:
+        weights = self.weight[layer, : layer + 1].unbind()
         # Term by term: the outputs are kept once, where a stacked product would keep a copy of them for every layer.
         combined = weights[0] * history[0]
         for weight, output in zip(weights[1:], history[1:], strict=True):
             combined = torch.addcmul(combined, weight, output)
-        return combined if self.normalises_each or count == 1 else self.norms[count - 2](combined)
+        return combined if self.normalises_each or layer == 0 else self.norms[layer - 1](combined)
+
+    def end(self, history: list[Tensor]) -> Tensor:
+        return self.read(history, len(history) - 1)
 
 
-def make_stream(
-    combination: Combination | None,
-    layers: int,
-    options: LayerOptions,
-) -> Latest | LayerCombination:
+def make_stream(stream: Stream | None, layers: int, options: LayerOptions) -> StackStream:
     """The stream that a recipe asks for."""
-    return Latest() if combination is None else LayerCombination(combination, layers, options)
+    match stream:
+        case None:
+            return Latest()
+        case Combination():
+            return LayerCombination(stream, layers, options)
+        case Anchor():
+            return Anchored(stream, layers, options)
+        case LayerInput():
+            return LatestWithInput()
+        case RunningSum():
+            return LatestWithSum(stream, options)
+        case _:
+            raise TypeError(f"{type(stream).__name__} is no known stream")

@@ -13,6 +13,7 @@ from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
+from kilolayer.layers.stream import Pair
 from kilolayer.recipes.base import Plan
 
 
@@ -81,16 +82,50 @@ class Sublayer(nn.Module):
             raise OptionError("an eps of its own has no effect where no norm stands on the residual", fix="remove it")
         self.out_norm.eps = eps
 
-    def forward(self, x: Tensor, *seen: Any) -> Tensor:
+    def forward(self, x: Any, *seen: Any) -> Any:
         """[batch, length, dim] to the same; `seen` is what f takes besides its input."""
-        y = self.post_norm(self.f(self.in_scale(self.pre_norm(x)), *seen))
-        return self.out_norm(self.skip(x) + self.branch(self.drop_path(self.dropout(y))))
+        return self.join(x, self.f(self.read(x), *seen))
+
+    def read(self, x: Any) -> Tensor:
+        """What f reads."""
+        return self.in_scale(self.pre_norm(x))
+
+    def join(self, x: Any, y: Tensor) -> Any:
+        """The residual and what f made of it, y, in one."""
+        return self.out_norm(self.skip(x) + self.scaled(y))
+
+    def scaled(self, y: Tensor) -> Tensor:
+        """The branch as it joins the residual."""
+        return self.branch(self.drop_path(self.dropout(self.post_norm(y))))
 
 
 class RoutedSublayer(Sublayer):
     """A sublayer whose f sends each token to some of its experts, and also returns how."""
 
-    def forward(self, x: Tensor, *seen: Any) -> tuple[Tensor, Routing]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        y, routing = self.f(self.in_scale(self.pre_norm(x)), *seen)
-        y = self.post_norm(y)
-        return self.out_norm(self.skip(x) + self.branch(self.drop_path(self.dropout(y)))), routing
+    def forward(self, x: Any, *seen: Any) -> tuple[Any, Routing]:
+        y, routing = self.f(self.read(x), *seen)
+        return self.join(x, y), routing
+
+
+class PairSublayer(Sublayer):
+    """A sublayer of a stream with a second state z: y = N_out( skip * x + b + second_in * z ), z' = z + second_out * b."""
+
+    def read(self, x: Pair) -> Tensor:
+        return super().read(x.x)
+
+    def join(self, x: Pair, y: Tensor) -> Pair:
+        total, second = self.add(x, self.scaled(y))
+        return Pair(self.out_norm(total), second)
+
+    def add(self, x: Pair, branch: Tensor) -> Pair:
+        """What N_out normalises, and the second state for the next sublayer."""
+        total, second = self.skip(x.x) + branch, x.second
+        if self.plan.second_in:
+            total = torch.add(total, second, alpha=self.plan.second_in)
+        if self.plan.second_out:
+            second = torch.add(second, branch, alpha=self.plan.second_out)
+        return Pair(total, second)
+
+
+class RoutedPairSublayer(PairSublayer, RoutedSublayer):
+    """As `PairSublayer`, with experts."""

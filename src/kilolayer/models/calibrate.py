@@ -22,6 +22,8 @@ from kilolayer.moe.shard import expert_group
 logger = logging.getLogger(__name__)
 
 Batch = Tensor | Sequence[Tensor] | Mapping[str, Any]
+TOKENS = 8_000
+"""Of a batch to calibrate on (Very Deep Transformers, footnote 5)."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Calibration:
 def calibrate(model: Model, batch: Batch) -> Calibration:
     """Set the residual scales of `model` from one forward over `batch`, with dropout on.
 
-    batch: what the model's forward takes: a tensor, a sequence of tensors, or a mapping of keywords; about 8,000 tokens are
-    enough. torch's random state is left as it was. Where the recipe needs no data, nothing happens, and a log line says so.
+    batch: what the model's forward takes: a tensor, a sequence of tensors, or a mapping of keywords; about `TOKENS` tokens
+    are enough. torch's random state is left as it was. Where the recipe needs no data, nothing happens, and a log line says so.
     """
     rule = model.config.recipe.calibration()
     if rule is None:
@@ -61,6 +63,23 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
     finally:
         for probe in probes.values():
             probe.remove()
+
+
+def joined(batches: Sequence[Sequence[Tensor] | Mapping[str, Tensor]]) -> tuple[Tensor, ...] | dict[str, Tensor]:
+    """The rows of several batches in one, shorter ones padded with 0 at their end: what a model's forward takes."""
+    first = batches[0]
+    if isinstance(first, Mapping):
+        return {name: _stacked([each[name] for each in batches if isinstance(each, Mapping)]) for name in first}
+    return tuple(_stacked(list(parts)) for parts in zip(*batches, strict=True))
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """[rows, length, ...] each to [all rows, longest, ...]."""
+    longest = max(part.shape[1] for part in parts)
+    whole = parts[0].new_zeros(sum(map(len, parts)), longest, *parts[0].shape[2:])
+    for rows, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
+        rows[:, : part.shape[1]] = part
+    return whole
 
 
 class _Profile:

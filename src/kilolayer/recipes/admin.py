@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import log, sqrt
 from typing import ClassVar, Literal
 
+from kilolayer.errors import OptionError
 from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side, register
 
 
@@ -14,11 +15,12 @@ from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Reci
 class Admin(Recipe):
     """A vector w on each residual, set from the variance of the branches below it."""
 
-    start: Literal["released", "paper", "closed"] = "released"
-    """How w starts: as the released code profiles, with the running variance of the sums; by the formula of Very Deep
-    Transformers, section 3, the sum of the branches' variances; or by a closed form without data."""
-    weight: Literal["fixed", "trainable"] = "fixed"
-    """Whether training changes w: fixed in Very Deep Transformers, trainable in the released code."""
+    start: Literal["paper", "released", "closed"] = "paper"
+    """How w starts: by the formula of Very Deep Transformers, section 3, from the sum of the branches' variances; as in the
+    code that its authors released, whose running variance, attention start and trained w come together; or by a closed form
+    without data."""
+    weight: Literal["derived", "fixed", "trainable"] = "derived"
+    """Whether training changes w; derived: fixed, as Very Deep Transformers says. The released code's is always trained."""
 
     name: ClassVar[str] = "admin"
     title: ClassVar[str] = "Admin"
@@ -28,13 +30,20 @@ class Admin(Recipe):
         "60L-12L reached 43.8 BLEU on WMT'14 En-Fr, 2.5 above 6L-6L. At 50L-50L and deeper it diverged in DeepNet's Table 1."
     )
     extension: ClassVar[str] = (
-        "Encoder and decoder are profiled apart; a single stack is profiled as either. The default profiles as the code "
-        "released with the two papers and fixes w as Very Deep Transformers says; that paper's own formula is start='paper'. "
-        "It is not the default because it sets the first w to 0, which is 1 here, and the second below Post-LN's 1 (0.75 at "
-        "18L-18L, width 64), where the code's are 1 and above. The code also trains w, and starts query, key and value at "
-        "1/sqrt(2) of Xavier; here each starts at Xavier. The paper profiles on 8k tokens; training does on its first batch, "
-        "of whatever size."
+        "Encoder and decoder are profiled apart; a single stack is profiled as either. The formula's first w is 0, an empty "
+        "sum, and would cut the embedding off the first residual: it is 1 here, and what the paper's runs had is not stated. "
+        "Its second w may be below Post-LN's 1 (0.75 at 18L-18L, width 64). The released code's first w is 1 and no later one "
+        "is smaller; it starts query, key and value as one Xavier matrix of all three, each at 1/sqrt(2) of its own deviation "
+        "where all are of the model's width. Both are profiled on one batch of about 8,000 tokens (the paper's footnote 5), "
+        "which training joins from its first batches."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start == "released" and self.weight != "derived":
+            raise OptionError(
+                f'weight = "{self.weight}" has no effect on start = "released", whose w is trained', fix="remove one of them"
+            )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
         return Constants(omega=self._closed(side, depths)) if self.start == "closed" else Constants()
@@ -51,8 +60,9 @@ class Admin(Recipe):
 
     def plan(self, place: Place) -> Plan:
         start = self._closed(place.side, place.depths) if self.start == "closed" else 1.0
-        omega = Learned(start, "vector", trainable=self.weight == "trainable")
-        return Plan(out_norm=True, skip=omega, xavier="uniform")
+        released = self.start == "released"
+        omega = Learned(start, "vector", trainable=released or self.weight == "trainable")
+        return Plan(out_norm=True, skip=omega, xavier="uniform", joint_attention=released)
 
     def calibration(self) -> Literal["running", "summed"] | None:
         return {"released": "running", "paper": "summed", "closed": None}[self.start]

@@ -2,9 +2,10 @@
 
 Every sublayer computes
 
-    y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
+    y = N_out( skip * x + b ),  b = branch * N_post( f( in_scale * N_pre(x) ) )
 
-and a `Plan` says which norms stand, what the scales are, and how each projection inside f starts.
+and a `Plan` says which norms stand, what the scales are, and how each projection inside f starts. Where the recipe's stream has
+a second state z beside x, it computes y = N_out( skip * x + b + second_in * z ) and z' = z + second_out * b.
 """
 
 from __future__ import annotations
@@ -168,6 +169,9 @@ class Plan:
     bias: bool = True
     gains: Mapping[Role, float] = field(default_factory=dict)
     xavier: Literal["normal", "uniform"] = "normal"
+    joint_attention: bool = False  # query, key and value start with Xavier's fans of the one matrix that holds all three
+    second_in: float = 0.0  # of the second state, under N_out
+    second_out: float = 0.0  # of the branch, added to the second state
 
     def gain(self, role: Role) -> float:
         """The factor on Xavier's standard deviation, sqrt(2 / (fan_in + fan_out))."""
@@ -184,13 +188,54 @@ class Top:
 
 
 @dataclass(frozen=True)
-class Combination:
-    """A stream in which each layer reads a learned combination of all outputs below it.
+class Stream:
+    """How the state travels from layer to layer, where a layer does not just read what the one below it wrote.
+
+    has_second: whether the sublayers are handed a second state beside x.
+    """
+
+    has_second: ClassVar[bool] = False
+
+    def scales(self) -> dict[str, Learned]:
+        """Its learned numbers by name, one of each a layer."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Combination(Stream):
+    """Each layer reads a learned combination of all outputs below it.
 
     `normalise`: "each" output before it is combined, or the "sum".
     """
 
     normalise: Literal["each", "sum"]
+
+
+@dataclass(frozen=True)
+class Anchor(Stream):
+    """Layer l reads keep_l * x + add_l * x_0, x_0 the embedded input."""
+
+    keep: Learned
+    add: Learned
+
+    def scales(self) -> dict[str, Learned]:
+        return {"keep": self.keep, "add": self.add}
+
+
+@dataclass(frozen=True)
+class LayerInput(Stream):
+    """The second state is the layer's input, the same for all its sublayers."""
+
+    has_second: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class RunningSum(Stream):
+    """The second state z starts as scale * x_0 and is handed on from layer to layer; on top stands x + N(z)."""
+
+    has_second: ClassVar[bool] = True
+
+    scale: float
 
 
 class Constants(dict[str, float]):
@@ -259,8 +304,8 @@ class Recipe:
         """What the states that a vocabulary scores are multiplied by in a model of this width (`dim`)."""
         return 1.0
 
-    def stream(self) -> Combination | None:
-        """How the state travels from layer to layer; None: each layer reads the one below."""
+    def stream(self) -> Stream | None:
+        """How the state travels from layer to layer; None: each layer reads what the one below it wrote."""
         return None
 
     def embedding_gain(self, side: Side, depths: Depths) -> float:
@@ -284,12 +329,14 @@ class Recipe:
             f"{side} {weight}": self.rates(weight, side, depths, width) for side in depths.sides for weight in (*Role, *Part)
         }
         for side in depths.sides:
-            usual = self.rates(Part.SCALE, side, depths, width)
+            usual, stream = self.rates(Part.SCALE, side, depths, width), self.stream()
+            scales: dict[str, Scale] = {} if stream is None else dict(stream.scales())
             for kind in Kind:
                 plan = self.plan(Place(kind, side, 1, depths))
-                for name, scale in (("skip", plan.skip), ("branch", plan.branch), ("in_scale", plan.in_scale)):
-                    if isinstance(scale, Learned) and scale.trainable and scale.rate != 1:
-                        found[f"{side} {kind} {name}"] = dataclasses.replace(usual, lr=usual.lr * scale.rate)
+                scales |= {f"{kind} skip": plan.skip, f"{kind} branch": plan.branch, f"{kind} in_scale": plan.in_scale}
+            for name, scale in scales.items():
+                if isinstance(scale, Learned) and scale.trainable and scale.rate != 1:
+                    found[f"{side} {name}"] = dataclasses.replace(usual, lr=usual.lr * scale.rate)
         return {name: rates for name, rates in found.items() if rates != Rates()}
 
     def calibration(self) -> Literal["running", "summed"] | None:

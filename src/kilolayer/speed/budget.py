@@ -18,7 +18,7 @@ from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.stream import Latest, LayerCombination
+from kilolayer.layers.stream import Latest
 from kilolayer.layers.view import Sequences
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
@@ -31,6 +31,7 @@ from kilolayer.speed.fast import fast_form
 from kilolayer.speed.fast_layer import DRAWS, drops, first_state, opening_norm, run_layer
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.fast_view import FastView
+from kilolayer.speed.state import State
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -211,8 +212,7 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
         assert isinstance(stack, FastStack)
         lower(stack.positions, dtype, RESIDUAL)
         layers = len(stack.blocks)
-        # A combination of layers keeps each layer's normalised output besides what the layers themselves keep.
-        stream = layers * 2 * state if isinstance(stack.stream, LayerCombination) else 0
+        stream = layers * stack.stream.states_kept * state
         shared = 0
         # Layers of one kind keep the same: those without experts, and those with; and those whose norms stand alike.
         for kind, count in Counter(map(_kind_of, stack.layers())).items():
@@ -223,7 +223,7 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
             kept += count * layer
             largest = max(largest, layer)
         kept += shared + stream
-        recomputed += layers * state + shared + stream
+        recomputed += layers * stack.stream.states_taken * state + shared + stream
     return kept, recomputed + largest
 
 
@@ -251,7 +251,10 @@ def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work
         _, view = stack.look(inputs, memory, None)
         # Layers of a kind are alike: what this one reads was prepared as it prepares what the next one reads.
         following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
-        state = first_state(block, x, stack.product_dtype, following)
+        if isinstance(stack.stream, Latest):
+            state = first_state(block, x, stack.product_dtype, following)
+        else:
+            state = State.of(stack.stream.read(stack.stream.begin(x), 0))
         seeds = torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if drops(block) else None
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             run_layer(block, state, view, None, following, seeds)

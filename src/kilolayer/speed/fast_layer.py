@@ -18,7 +18,8 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import LayerConstant, factor_of
-from kilolayer.layers.sublayer import DropPath, Sublayer
+from kilolayer.layers.stream import Pair
+from kilolayer.layers.sublayer import DropPath, PairSublayer, Sublayer
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.fast_attention import cross_attention, self_attention
@@ -89,8 +90,18 @@ def run_sublayer(
     y = normalise(sublayer.post_norm, y)
     if not fused:
         branch = sublayer.branch(sublayer.drop_path(sublayer.dropout(y)))
-        return State.of(normalise(sublayer.out_norm, sublayer.skip(x.precise) + branch)), routing
-    return _join(sublayer, x.precise, y, shift, norm, on_branch, keeps_sum=norm is following), routing
+        return _add(sublayer, x, branch), routing
+    state = _join(sublayer, x.precise, y, shift, norm, on_branch, keeps_sum=norm is following)
+    return state._replace(second=x.second), routing
+
+
+def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
+    """The sum of skip and branch, normalised, one operation at a time."""
+    if not isinstance(sublayer, PairSublayer):
+        return State.of(normalise(sublayer.out_norm, sublayer.skip(x.precise) + branch))
+    assert x.second is not None
+    total, second = sublayer.add(Pair(x.precise, x.second), branch)
+    return State.of(Pair(normalise(sublayer.out_norm, total), second))
 
 
 def _read(sublayer: Sublayer, x: State) -> Tensor:
@@ -149,12 +160,14 @@ def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module
         isinstance(norm, LayerNorm | RMSNorm)
         and can_fuse_residual_norm(x.device, norm.weight.dtype, dtype, norm.weight.shape[0])
         and norm.weight.dtype == x.dtype
-        and _unserved_scale(sublayer) is None
+        and _unserved(sublayer) is None
     )
 
 
-def _unserved_scale(sublayer: Sublayer) -> str | None:
-    """The scale that the kernel does not take, in words; None where it takes both."""
+def _unserved(sublayer: Sublayer) -> str | None:
+    """What the kernel does not compute, in words; None where it computes all."""
+    if sublayer.plan.second_in or sublayer.plan.second_out:
+        return "they carry a second state"
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     if isinstance(branch, Tensor):
         return f"the scale of their branch {_variety(sublayer.branch, 'is learned')}"
@@ -170,7 +183,7 @@ def _variety(scale: nn.Module, learned: str) -> str:
 def why_unfused(block: Block) -> str | None:
     """Which option of a layer keeps its residuals from the kernel that adds, drops and normalises; None where none does."""
     for sublayer in block.sublayers():
-        if (reason := _unserved_scale(sublayer)) is not None:
+        if (reason := _unserved(sublayer)) is not None:
             return reason
         if isinstance(sublayer.out_norm, nn.Identity) and not sublayer.plan.pre_norm:
             return "no norm stands on their residual"

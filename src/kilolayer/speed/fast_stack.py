@@ -71,7 +71,7 @@ class FastStack(Stack):
         self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
         assert isinstance(view, FastView)
-        kept, routing, history = [x], [], self.stream.write([], x)
+        kept, routing, history = [x], [], self.stream.begin(x)
         reasons = self._why_plain()
         following, seeds = self._norms_that_follow(reasons), self._draw_seeds(reasons, x.device)
         state = State.of(x)
@@ -80,16 +80,16 @@ class FastStack(Stack):
         with compiler_settings(self.recompute) if self.compiled else nullcontext():
             for index, block in enumerate(self.blocks):
                 if not isinstance(self.stream, Latest):
-                    state = State.of(self.stream.read(history))
+                    state = State.of(self.stream.read(history, index))
                 run = self._form_of(block, reasons[index], caches)
                 own = None if seeds is None else seeds[index]
                 state, found = run(block, state, view, caches[index] if caches else None, following[index], own)
                 # A layer that keeps nothing but its input is handed one tensor and not two.
-                state = State.of(state.precise) if self.recompute == "layer" else state
-                history = self.stream.write(history, state.precise)
+                state = State.of(state.given) if self.recompute == "layer" else state
+                history = self.stream.write(history, state.given)
                 kept += [state.precise] if hidden_states else []
                 routing += [found] if found is not None else []
-        states = self.top(self.stream.read(history))
+        states = self.top(self.stream.end(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
     def _form_of(self, block: nn.Module, reason: str | None, caches: Sequence[KeyCache] | None) -> RunLayer:
@@ -154,7 +154,7 @@ def _run_plain(
     block: Block, x: State, view: View, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
 ) -> tuple[State, Routing | None]:
     """As `run_layer`, by the plain module."""
-    states, routing = block(x.precise, view, cache)
+    states, routing = block(x.given, view, cache)
     return State.of(states), routing
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,8 @@ from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
 from kilolayer.layers.stack import Stack, StackOutput
-from kilolayer.layers.sublayer import Sublayer
+from kilolayer.layers.stream import Pair
+from kilolayer.layers.sublayer import PairSublayer, Sublayer
 from kilolayer.layers.view import View
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -141,7 +142,7 @@ class WrittenStack(Stack):
         """Holds the modules of `stack`; what was folded or packed is a copy."""
         written = cls.__new__(cls)
         written.__dict__.update(stack.__dict__)
-        written.written = [[WrittenSublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
+        written.written = [[_write_sublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
         return written
 
     def run(
@@ -150,13 +151,17 @@ class WrittenStack(Stack):
         if hidden_states or self.training:
             return super().run(x, view, caches, hidden_states=hidden_states)
         batch, rows = len(x), x.flatten(0, 1)
-        history = self.stream.write([], rows)
+        history = self.stream.begin(rows)
         for index, sublayers in enumerate(self.written):
-            rows = self.stream.read(history)
+            state = self.stream.read(history, index)
             for sublayer in sublayers:
-                rows = sublayer(rows, batch, view, caches[index] if caches else None)
-            history = self.stream.write(history, rows)
-        return StackOutput(self.top(self.stream.read(history)).view(x.shape))
+                state = sublayer(state, batch, view, caches[index] if caches else None)
+            history = self.stream.write(history, state)
+        return StackOutput(self.top(self.stream.end(history)).view(x.shape))
+
+
+def _write_sublayer(sublayer: Sublayer) -> WrittenSublayer:
+    return WrittenPairSublayer(sublayer) if isinstance(sublayer, PairSublayer) else WrittenSublayer(sublayer)
 
 
 class WrittenSublayer:
@@ -170,9 +175,29 @@ class WrittenSublayer:
         self.out_norm = _norm(sublayer.out_norm)
         self.add = _addition(_scale(sublayer.skip))
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
-        y = self.post_norm(self.f(self.pre_norm(x), batch, view, cache))
-        return self.out_norm(self.add(y, x))
+    def __call__(self, x: Any, batch: int, view: View, cache: KeyCache | None) -> Any:
+        return self.out_norm(self.add(self.run(x, batch, view, cache), x))
+
+    def run(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
+        """The branch."""
+        return self.post_norm(self.f(self.pre_norm(x), batch, view, cache))
+
+
+class WrittenPairSublayer(WrittenSublayer):
+    """One residual of a stream with a second state: two times rows [batch * length, dim] to the same."""
+
+    def __init__(self, sublayer: PairSublayer) -> None:
+        super().__init__(sublayer)
+        self.plan = sublayer.plan
+
+    def __call__(self, x: Pair, batch: int, view: View, cache: KeyCache | None) -> Pair:
+        branch, second = self.run(x.x, batch, view, cache), x.second
+        if self.plan.second_out:
+            second = torch.add(second, branch, alpha=self.plan.second_out)
+        total = self.add(branch, x.x)
+        if self.plan.second_in:
+            total.add_(x.second, alpha=self.plan.second_in)
+        return Pair(self.out_norm(total), second)
 
 
 class WrittenAttention:

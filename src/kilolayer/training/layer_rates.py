@@ -26,5 +26,6 @@ def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
         layers = stack.layers()
         rates |= dict.fromkeys([*stack.positions.parameters(), *stack.input_norm.parameters()], decay ** len(layers))
         for index, layer in enumerate(layers, 1):
-            rates |= dict.fromkeys(layer.parameters(), decay ** (len(layers) - index))
+            for part in (layer, *stack.stream.of_layer(index - 1)):
+                rates |= dict.fromkeys(part.parameters(), decay ** (len(layers) - index))
     return rates

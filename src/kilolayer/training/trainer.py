@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.errors import InputError
+from kilolayer.models.calibrate import TOKENS, joined
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.tasks.task import Batch, Task
@@ -240,10 +241,27 @@ class Trainer:
         """Set the residual scales of a recipe that takes them from data; only before the first step."""
         if self.model.config.recipe.calibration() is None:
             return
-        position = self.batches.state()
-        inputs = self.task.model_inputs(next(self.batches).parts)
+        position, taken, tokens = self.batches.state(), [], 0
+        for _ in range(len(self.batches)):
+            inputs = self.task.model_inputs(next(self.batches).parts)
+            # A batch without padding may have no mask: those that are joined have the same parts.
+            if not taken or _part_names(inputs) == _part_names(taken[0]):
+                taken.append(inputs)
+                tokens += self._count_tokens(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs[0])
+            if tokens >= TOKENS:
+                break
         self.batches.load_state(position)
-        if isinstance(inputs, Mapping):
-            self.placement.calibrate({name: each.to(self.device) for name, each in inputs.items()})
+        whole = joined(taken)
+        if isinstance(whole, Mapping):
+            self.placement.calibrate({name: each.to(self.device) for name, each in whole.items()})
         else:
-            self.placement.calibrate(tuple(each.to(self.device) for each in inputs))
+            self.placement.calibrate(tuple(each.to(self.device) for each in whole))
+
+    def _count_tokens(self, ids: Tensor) -> int:
+        """Those of a batch [rows, length, ...] that are not padding, as far as ids tell it."""
+        pad = self.model.config.pad_id
+        return ids.shape[0] * ids.shape[1] if pad is None or ids.is_floating_point() else int((ids != pad).sum())
+
+
+def _part_names(inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> list[str | int]:
+    return list(inputs) if isinstance(inputs, Mapping) else list(range(len(inputs)))

@@ -138,10 +138,10 @@ class TranslationTask(Task[TranslationConfig]):
     def score(self, model: EncoderDecoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Translate the test part; leave translations, scores and samples in a run's folder."""
         results = []
-        for direction in self.corpora.directions:
-            if pairs := self.corpora.test_of(direction):
-                answers = self.translate(model, [source for source, _ in pairs], direction, self.config.search)
-                results.append(TestResult.of(direction, pairs, [answer.text for answer in answers]))
+        for part in self.corpora.scored_parts:
+            pairs = self.corpora.test_of(part)
+            answers = self.translate(model, [source for source, _ in pairs], part.direction, self.config.search)
+            results.append(TestResult.of(part, pairs, [answer.text for answer in answers]))
         write_translations(folder, results, self.corpora.train, weights)
 
     def translate(

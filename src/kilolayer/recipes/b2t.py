@@ -1,0 +1,44 @@
+"""B2T: Post-LN whose last norm of a layer also gets the layer's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Role, Side, register
+
+
+@register
+@dataclass(frozen=True)
+class B2T(Recipe):
+    """A residual from the bottom of each layer to its top, past all its norms but the last."""
+
+    rescale: bool = False
+    """Whether all matrices of the layers start at 1/sqrt(layers of the stack) of Xavier, as in the authors' code."""
+
+    name: ClassVar[str] = "b2t"
+    title: ClassVar[str] = "B2T connection"
+    equation: ClassVar[str] = "x' = LN(x + f(x));  in the last sublayer of a layer x' = LN(x + f(x) + input of the layer)"
+    paper: ClassVar[str] = (
+        "Takase et al. 2022, B2T Connection: Serving Stability and Performance in Deep Transformers; "
+        "github.com/takase/b2t_connection"
+    )
+    expect: ClassVar[str] = (
+        "27.52 BLEU at 18L-18L, mean of seven WMT En-De test sets, against 26.57 of Pre-LN (the authors' code); they have a "
+        "setting for 100L-100L."
+    )
+    extension: ClassVar[str] = (
+        "Checked against the authors' code, which always starts as rescale=True does; whether the paper does was not checked. "
+        "Matrices start normal, in the code uniform, with query, key and value of attention as fairseq has them."
+    )
+
+    def constants(self, side: Side, depths: Depths) -> Constants:
+        return Constants(beta=1 / sqrt(depths.of(side))) if self.rescale else Constants()
+
+    def plan(self, place: Place) -> Plan:
+        gains: dict[Role, float] = {role: 1 / sqrt(place.layers) for role in EVERY_MATRIX} if self.rescale else {}
+        return Plan(out_norm=True, second_in=1.0 if place.kind is Kind.FEEDFORWARD else 0.0, gains=gains)
+
+    def stream(self) -> LayerInput:
+        return LayerInput()
