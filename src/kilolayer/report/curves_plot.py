@@ -17,6 +17,8 @@ from kilolayer.report.figure import LEGEND, POINTS, STYLE, Series, new_axes, sho
 
 TOTAL = 10_000  # points of all lines together: the picture stays below 200 kB
 LEGENDS = 24  # entries
+MANY = 12  # lines, beyond which they are thinner
+GOLDEN = 0.618034  # its multiples mix the order of drawing, so that no colour of neighbours lies above all others
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,11 @@ def curves_plot(name: str, curves: Sequence[Curve], *, x_label: str, y_label: st
         return None
     with mpl.rc_context(STYLE):
         figure, axes = new_axes(x_label, y_label, (7.2, 4.0))
-        for look, x, y in lines:
-            axes.plot(x, y, color=look.colour, linestyle=_style(look), linewidth=1.1, marker="." if len(x) < 24 else "")
+        width, opacity = (0.8, 0.8) if len(lines) > MANY else (1.2, 1.0)
+        for place in sorted(range(len(lines)), key=lambda place: place * GOLDEN % 1):
+            look, x, y = lines[place]
+            style = {"color": look.colour, "linestyle": _style(look), "marker": "." if len(x) < 24 else ""}
+            axes.plot(x, y, linewidth=width, alpha=opacity, **style)
         low, high = sensible_range(np.concatenate([y[np.isfinite(y)] for _, _, y in lines]))
         axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -50,8 +50,8 @@
     const scaleX = controls.logX.checked ? (x) => (x > 0 ? Math.log10(x) : NaN) : (x) => x;
     const scaleY = controls.logY.checked ? (y) => (y > 0 ? Math.log10(y) : NaN) : (y) => y;
     scaled = data.runs.map((run) => {
-      let [xs, ys] = run.curves[metric];
-      if (share) ys = smoothed(xs, ys, share * farthest);
+      let [xs, ys, middles, means] = run.curves[metric];
+      if (share) [xs, ys] = [middles ?? xs, smoothed(middles ?? xs, means ?? ys, share * farthest)];
       const kept = [...xs.keys()].filter((i) => !Number.isNaN(scaleX(xs[i])));
       return {
         steps: kept.map((i) => xs[i]), values: kept.map((i) => ys[i]),
@@ -155,7 +155,7 @@
     pen.textAlign = "center";
     pen.textBaseline = "top";
     let last = -Infinity;
-    for (const { at, text } of ticks(view.x0, view.x1, Math.max(2, width / 110), controls.logX.checked)) {
+    for (const { at, text } of ticks(view.x0, view.x1, Math.max(3, width / 100), controls.logX.checked)) {
       const px = toPixelX(at), half = pen.measureText(text).width / 2;
       stroke(pen, px, MARGIN.top, px, bottom);
       if (px - half < last + 8 || px + half > size.width) continue;
@@ -164,7 +164,7 @@
     }
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const { at, text } of ticks(view.y0, view.y1, Math.max(2, height / 60), controls.logY.checked)) {
+    for (const { at, text } of ticks(view.y0, view.y1, Math.max(4, height / 60), controls.logY.checked)) {
       const py = toPixelY(at);
       stroke(pen, MARGIN.left, py, MARGIN.left + width, py);
       pen.fillText(text, MARGIN.left - 6, py);
@@ -255,6 +255,7 @@
         const curve = curves()[marked.run];
         pen.fillStyle = "#1d1d1f";
         dot(pen, curve.x[marked.place], curve.y[marked.place], 4.5);
+        label(pen, toPixelX(curve.x[marked.place]), toPixelY(curve.y[marked.place]), told());
       }
     }
     if (dragged && dragged.box) {
@@ -267,7 +268,31 @@
     }
   }
 
+  function label(pen, px, py, texts) {
+    // Beside the point, on the side that has room.
+    pen.font = "600 12px system-ui, sans-serif";
+    const width = Math.min(Math.max(...texts.map((text) => pen.measureText(text).width)) + 14, plot.width), height = 17 * texts.length + 8;
+    const left = bounded(px + 12 + width > size.width ? px - 12 - width : px + 12, 2, size.width - width - 4);
+    const top = bounded(py - height - 8, 2, size.height - height - 4);
+    pen.fillStyle = "rgba(255, 255, 255, .94)";
+    pen.strokeStyle = "#777";
+    pen.lineWidth = 1;
+    pen.fillRect(left, top, width, height);
+    pen.strokeRect(left, top, width, height);
+    pen.fillStyle = "#1d1d1f";
+    pen.textAlign = "left";
+    pen.textBaseline = "top";
+    texts.forEach((text, line) => pen.fillText(text, left + 7, top + 6 + 17 * line, width - 14));
+  }
+
   // --- Reading off ---
+
+  function told() {
+    // Run, step, value, outcome.
+    const run = data.runs[marked.run], curve = curves()[marked.run], smooth = +controls.smooth.value ? " (smoothed)" : "";
+    const value = `${data.metrics[controls.metric.value]}${smooth} ${show(curve.values[marked.place])}`;
+    return [run.name, `step ${show(curve.steps[marked.place], 12)}: ${value}`, run.outcome];
+  }
 
   function nearest(px, py) {
     let best = null, least = Infinity;
@@ -288,14 +313,11 @@
     if (marked) rows[marked.run].classList.remove("read");
     marked = next;
     reading.replaceChildren();
+    if (marked) rows[marked.run].classList.add("read");
     if (marked && marked.place !== null) {
-      const run = data.runs[marked.run], curve = curves()[marked.run];
-      rows[marked.run].classList.add("read");
-      const smooth = +controls.smooth.value ? " (smoothed)" : "";
-      const number = `${data.metrics[controls.metric.value]}${smooth} ${show(curve.values[marked.place])}`;
-      reading.append(swatch(look(marked.run)), " ", element("b", run.name), ` step ${show(curve.steps[marked.place], 12)}: `,
-        element("b", number), element("br"), run.outcome);
-    } else if (marked) rows[marked.run].classList.add("read");
+      const [name, value, outcome] = told();
+      reading.append(swatch(look(marked.run)), " ", element("b", name), ` ${value}, ${outcome}`);
+    }
     if (view) drawAbove();
   }
 
@@ -329,21 +351,22 @@
 
   // --- Zooming ---
 
+  function stretched(low, high, at, factor, least, most) {
+    // Around `at`, which stays in its place unless an end of what there is to see is reached.
+    const length = Math.min((high - low) * factor, Math.max(most - least, high - low));
+    const from = at - ((at - low) / (high - low)) * length;
+    return factor < 1 ? [from, from + length] : ((start) => [start, start + length])(Math.max(Math.min(from, most - length), least));
+  }
+
   function zoom(factor, px = MARGIN.left + plot.width / 2, py = MARGIN.top + plot.height / 2) {
-    const x = fromPixelX(px), y = fromPixelY(py), all = extent(true);
-    const next = {
-      x0: x - (x - view.x0) * factor, x1: x + (view.x1 - x) * factor,
-      y0: y - (y - view.y0) * factor, y1: y + (view.y1 - y) * factor,
-    };
-    if (factor > 1) {
-      next.x0 = Math.max(next.x0, Math.min(all.x0, view.x0));
-      next.x1 = Math.min(next.x1, Math.max(all.x1, view.x1));
-      next.y0 = Math.max(next.y0, Math.min(all.y0, view.y0));
-      next.y1 = Math.min(next.y1, Math.max(all.y1, view.y1));
-    }
-    const still = ["x0", "x1", "y0", "y1"].every((side) => Math.abs(next[side] - view[side]) < 1e-12 * Math.max(1, Math.abs(view[side])));
-    if (still || next.x1 - next.x0 < 1e-9 * (all.x1 - all.x0) || next.y1 - next.y0 < 1e-9 * (all.y1 - all.y0)) return false;
-    view = next;
+    const all = extent(true);
+    for (const side of ["x0", "y0"]) all[side] = Math.min(all[side], view[side]);
+    for (const side of ["x1", "y1"]) all[side] = Math.max(all[side], view[side]);
+    const [x0, x1] = stretched(view.x0, view.x1, fromPixelX(px), factor, all.x0, all.x1);
+    const [y0, y1] = stretched(view.y0, view.y1, fromPixelY(py), factor, all.y0, all.y1);
+    const before = (view.x1 - view.x0) * (view.y1 - view.y0), after = (x1 - x0) * (y1 - y0);
+    if (Math.abs(after / before - 1) < 1e-9 || x1 - x0 < 1e-9 * (all.x1 - all.x0) || y1 - y0 < 1e-9 * (all.y1 - all.y0)) return false;
+    view = { x0, x1, y0, y1 };
     zoomed = true;
     draw();
     return true;
@@ -545,7 +568,7 @@
   find("closer").addEventListener("click", () => view && zoom(0.7));
   find("farther").addEventListener("click", () => view && zoom(1 / 0.7));
   find("whole").addEventListener("click", reset);
-  if (data.thinned) find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to these: of each stretch the lowest and the highest stay, and smoothing is over what stays.`;
+  if (data.thinned) find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to these: of each stretch the lowest and the highest stay. Smoothing is over the means of stretches.`;
   find("still").hidden = true;
   find("moving").hidden = false;
   new ResizeObserver(() => {
