@@ -20,8 +20,9 @@ from kilolayer.report.axis_colours import appearances
 from kilolayer.report.comparison_data import BUDGET, FEWEST, axes_of, comparison_data, metrics_of, series_of_runs
 from kilolayer.report.comparison_page import render_comparison, write_comparison_page
 from kilolayer.report.comparison_view import ComparisonView, Grid, GridCell, ViewAxis, ViewRun
-from kilolayer.report.curves_plot import sensible_range
+from kilolayer.report.curves_plot import Curve, curves_plot, sensible_range
 from kilolayer.report.facts import Fact
+from kilolayer.report.figure import Series
 from kilolayer.report.grid_plot import grid_plot
 from kilolayer.report.panels import Table
 
@@ -272,3 +273,23 @@ def test_a_few_wild_points_do_not_flatten_the_rest() -> None:
     assert low == 1.0
     assert 5.0 < high < 6.0
     assert sensible_range(np.array([2.0, 2.0])) == (2.0, 2.2)
+
+
+def test_thirty_long_names_leave_room_for_the_curves_and_the_cells() -> None:
+    names = [f"a recipe with a long name {n}" for n in range(30)]
+    looks = appearances(names)
+    curves = [Curve(Series(name, [1, 2], [1.0, n]), looks[n]) for n, name in enumerate(names)]
+    svg = curves_plot(
+        "many", curves, x_label="step", y_label="loss", description=""
+    )  # a lack of room is a warning, and an error
+    assert svg is not None
+    cells = [[GridCell(float(n), f"{n}.000 ±0.012")] for n in range(30)]
+    picture = grid_plot("grid", Grid("loss", "recipe", names, "layers", ["6"], cells))
+    assert picture is not None
+    wide = [
+        element
+        for element in ElementTree.fromstring(picture).iter("path")
+        if "stroke: #b5b5b5" in element.attrib.get("style", "")
+    ]
+    edges = [float(x) for x in re.findall(r"[ML] ([-\d.]+) ", wide[0].attrib["d"])]
+    assert max(edges) - min(edges) > 72  # points: the text of a cell has room
