@@ -7,12 +7,14 @@
 
   const MARGIN = { left: 62, right: 14, top: 12, bottom: 42 };
   const chart = find("chart"), lines = find("lines"), above = find("above"), reading = find("reading");
-  const controls = { metric: find("metric"), colour: find("colour"), smooth: find("smooth"), logX: find("log-x"), logY: find("log-y") };
+  const controls = {
+    metric: find("metric"), colour: find("colour"), smooth: find("smooth"), logX: find("log-x"), logY: find("log-y"),
+  };
   const offValues = data.axes.map(() => new Set()), offRuns = new Set();
   const rows = [...find("runs").tBodies[0].rows];
   // Runs that look alike lie together in the table; drawn in this order, no colour lies above all others.
   const order = data.runs.map((_, run) => run).sort((a, b) => (a * 0.618034) % 1 - (b * 0.618034) % 1);
-  let size = { width: 0, height: 0 }, plot = { width: 0, height: 0 };   // of the canvas, and of the curves' part of it, in pixels
+  let size = { width: 0, height: 0 }, plot = size;   // pixels of the canvas, and of the curves' part of it
   let view = null;        // x0, x1, y0, y1 on the scales' own lengths: logarithms where an axis is logarithmic
   let zoomed = false, scaled = null, dragged = null, marked = null, awaited = false;
 
@@ -105,7 +107,9 @@
   function show(value, digits = 5) {
     if (value === 0) return "0";
     const much = Math.abs(value);
-    if (much >= 1e7 || much < 1e-4) return value.toExponential(Math.max(digits - 1, 0)).replace(/\.?0+e/, "e").replace("e+", "e");
+    if (much >= 1e7 || much < 1e-4) {
+      return value.toExponential(Math.max(digits - 1, 0)).replace(/\.?0+e/, "e").replace("e+", "e");
+    }
     return value.toLocaleString("en", { maximumSignificantDigits: much >= 1e4 ? 21 : digits, maximumFractionDigits: 20 });
   }
 
@@ -194,7 +198,8 @@
   }
 
   function drawCurve(pen, run, width, colour) {
-    const { x, y } = curves()[run], from = Math.max(firstAt(x, view.x0) - 1, 0), to = Math.min(firstAt(x, view.x1) + 1, x.length);
+    const { x, y } = curves()[run];
+    const from = Math.max(firstAt(x, view.x0) - 1, 0), to = Math.min(firstAt(x, view.x1) + 1, x.length);
     pen.strokeStyle = pen.fillStyle = colour;
     pen.lineWidth = width;
     pen.setLineDash(look(run).dash);
@@ -271,7 +276,8 @@
   function label(pen, px, py, texts) {
     // Beside the point, on the side that has room.
     pen.font = "600 12px system-ui, sans-serif";
-    const width = Math.min(Math.max(...texts.map((text) => pen.measureText(text).width)) + 14, plot.width), height = 17 * texts.length + 8;
+    const longest = Math.max(...texts.map((text) => pen.measureText(text).width));
+    const width = Math.min(longest + 14, plot.width), height = 17 * texts.length + 8;
     const left = bounded(px + 12 + width > size.width ? px - 12 - width : px + 12, 2, size.width - width - 4);
     const top = bounded(py - height - 8, 2, size.height - height - 4);
     pen.fillStyle = "rgba(255, 255, 255, .94)";
@@ -354,8 +360,9 @@
   function stretched(low, high, at, factor, least, most) {
     // Around `at`, which stays in its place unless an end of what there is to see is reached.
     const length = Math.min((high - low) * factor, Math.max(most - least, high - low));
-    const from = at - ((at - low) / (high - low)) * length;
-    return factor < 1 ? [from, from + length] : ((start) => [start, start + length])(Math.max(Math.min(from, most - length), least));
+    let from = at - ((at - low) / (high - low)) * length;
+    if (factor > 1) from = Math.max(Math.min(from, most - length), least);
+    return [from, from + length];
   }
 
   function zoom(factor, px = MARGIN.left + plot.width / 2, py = MARGIN.top + plot.height / 2) {
@@ -365,7 +372,8 @@
     const [x0, x1] = stretched(view.x0, view.x1, fromPixelX(px), factor, all.x0, all.x1);
     const [y0, y1] = stretched(view.y0, view.y1, fromPixelY(py), factor, all.y0, all.y1);
     const before = (view.x1 - view.x0) * (view.y1 - view.y0), after = (x1 - x0) * (y1 - y0);
-    if (Math.abs(after / before - 1) < 1e-9 || x1 - x0 < 1e-9 * (all.x1 - all.x0) || y1 - y0 < 1e-9 * (all.y1 - all.y0)) return false;
+    const tooClose = x1 - x0 < 1e-9 * (all.x1 - all.x0) || y1 - y0 < 1e-9 * (all.y1 - all.y0);
+    if (tooClose || Math.abs(after / before - 1) < 1e-9) return false;
     view = { x0, x1, y0, y1 };
     zoomed = true;
     draw();
@@ -387,7 +395,10 @@
   function boxTo({ px, py }) {
     const { width, height } = plot;
     const x = bounded(px, MARGIN.left, width), y = bounded(py, MARGIN.top, height);
-    const box = { left: Math.min(x, dragged.px), top: Math.min(y, dragged.py), width: Math.abs(x - dragged.px), height: Math.abs(y - dragged.py) };
+    const box = {
+      left: Math.min(x, dragged.px), width: Math.abs(x - dragged.px),
+      top: Math.min(y, dragged.py), height: Math.abs(y - dragged.py),
+    };
     // A flat or narrow rectangle means one direction alone.
     if (box.height < 14) Object.assign(box, { top: MARGIN.top, height });
     else if (box.width < 14) Object.assign(box, { left: MARGIN.left, width });
@@ -429,7 +440,8 @@
   chart.addEventListener("wheel", (event) => {
     const { px, py } = inside(event);
     // Where there is nothing left to zoom out to, the page goes on.
-    if (view && zoom(Math.exp(Math.sign(event.deltaY) * Math.min(Math.abs(event.deltaY), 120) * 0.0022), px, py)) event.preventDefault();
+    const turned = Math.min(Math.max(event.deltaY, -120), 120);
+    if (view && zoom(Math.exp(0.0022 * turned), px, py)) event.preventDefault();
   }, { passive: false });
   chart.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !view) return;
@@ -447,11 +459,14 @@
   // --- Controls, legend, table of runs ---
 
   function swatch(value) {
-    const name = "http://www.w3.org/2000/svg", made = document.createElementNS(name, "svg"), line = document.createElementNS(name, "line");
+    const language = "http://www.w3.org/2000/svg";
+    const made = document.createElementNS(language, "svg"), line = document.createElementNS(language, "line");
     made.setAttribute("class", "swatch");
     made.setAttribute("viewBox", "0 0 26 10");
     made.setAttribute("aria-hidden", "true");
-    const attributes = { x1: 0, x2: 26, y1: 5, y2: 5, stroke: value.colour, "stroke-width": 3.5, "stroke-dasharray": value.dash.join(" ") };
+    const attributes = {
+      x1: 0, x2: 26, y1: 5, y2: 5, stroke: value.colour, "stroke-width": 3.5, "stroke-dasharray": value.dash.join(" "),
+    };
     for (const [key, content] of Object.entries(attributes)) line.setAttribute(key, content);
     made.append(line);
     return made;
@@ -534,7 +549,8 @@
         head.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
         const order = [...rows].sort((one, other) => {
           const a = numberIn(one, column), b = numberIn(other, column);
-          if (Number.isNaN(a) && Number.isNaN(b)) return way * one.cells[column].textContent.localeCompare(other.cells[column].textContent);
+          const [text, next] = [one, other].map((row) => row.cells[column].textContent);
+          if (Number.isNaN(a) && Number.isNaN(b)) return way * text.localeCompare(next);
           if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) ? 1 : -1;   // what has no number stands last
           return way * (a - b);
         });
@@ -568,7 +584,10 @@
   find("closer").addEventListener("click", () => view && zoom(0.7));
   find("farther").addEventListener("click", () => view && zoom(1 / 0.7));
   find("whole").addEventListener("click", reset);
-  if (data.thinned) find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to these: of each stretch the lowest and the highest stay. Smoothing is over the means of stretches.`;
+  if (data.thinned) {
+    find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to these: ` +
+      "of each stretch the lowest and the highest stay. Smoothing is over the means of stretches.";
+  }
   find("still").hidden = true;
   find("moving").hidden = false;
   new ResizeObserver(() => {
