@@ -17,7 +17,7 @@ from typing import Any
 from kilolayer.config import Table, merge, toml_value
 from kilolayer.errors import OptionError, shown
 
-RECIPE, LAYERS, SEED = "model.recipe", "layers", "train.seed"
+RECIPE, LAYERS, SEED, RUN = "model.recipe", "layers", "train.seed", "run"
 Setting = dict[str, Any]
 """The value of each option that varies."""
 TWO_DEPTHS = re.compile(r"(\d+)-(\d+)")
@@ -35,7 +35,7 @@ class Axis:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        if self.name != LAYERS and not OPTION.fullmatch(self.name):
+        if self.name not in (LAYERS, RUN) and not OPTION.fullmatch(self.name):
             raise OptionError(f"{shown(self.name)} is no option", fix="name it with its table, as in train.lr")
         if not self.values:
             raise OptionError(f"{self.name} has no values", fix=f"write them with commas: {self.name}=1,2")
@@ -102,6 +102,9 @@ def shown_value(name: str, value: Any) -> str:
         return "L-".join(f"{value}".split("-")) + "L"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping):
+        options = (f"{key}={shown_value(key, each)}" for key, each in value.items() if key != "name")
+        return " ".join([*filter(None, [value.get("name")]), *options])
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
