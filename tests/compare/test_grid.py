@@ -14,12 +14,12 @@ from kilolayer.errors import OptionError
 
 def test_settings_are_every_combination_in_order() -> None:
     found = settings_of([Axis("model.recipe", ("a", "b")), Axis("layers", (6, "60-12")), Axis("train.seed", (1, 2))])
-    expected = []
-    for recipe in ("a", "b"):
-        for layers in (6, "60-12"):
-            for seed in (1, 2):
-                expected.append({"model.recipe": recipe, "layers": layers, "train.seed": seed})
-    assert found == expected
+    assert found == [
+        {"model.recipe": recipe, "layers": layers, "train.seed": seed}
+        for recipe in ("a", "b")
+        for layers in (6, "60-12")
+        for seed in (1, 2)
+    ]
 
 
 def test_without_axes_there_is_one_run() -> None:

@@ -1,4 +1,4 @@
-"""The queue of a comparison: what is started, waited for, stopped and gone on with. Processes stand for runs, and train nothing."""
+"""The queue of a comparison: what is started, waited for, stopped and gone on with. Its processes stand for runs."""
 
 from __future__ import annotations
 

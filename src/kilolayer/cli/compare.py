@@ -46,7 +46,10 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.compare.documents import as_document, write_documents
     from kilolayer.compare.queue import run_all
 
-    comparison = _comparison(options, typed, _axes(options))
+    try:
+        comparison = _comparison(options, typed, _axes(options))
+    except OptionError as error:
+        raise (error if error.where else error.at("in the typed options")) from None
     if comparison.base is not None:
         code = run_all(comparison, options.parallel, options.seconds)
         if code:
@@ -60,9 +63,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     left = [result for result in comparison.results() if result.outcome.kind in ("waiting", "unfinished")]
     if left and comparison.base is not None:
         say(f"{len(left)} runs are not finished; go on with: kilolayer compare {comparison.folder}")
-    for name in ("comparison.json", "comparison.html"):
-        if kind_of(comparison.folder / name) is not None:
-            say(str(comparison.folder / name))
+    say(f"page: {comparison.folder / 'comparison.html'}")
     return 0
 
 
@@ -86,7 +87,7 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
 
     places: list[Path] = options.places
     if len(places) == 1 and kind_of(places[0] / "comparison.toml") == "file":
-        _refuse({"--out": options.out, "typed options": typed or None}, f"the comparison {places[0]}, which has its own")
+        _refuse({"--out has": options.out, "typed options have": typed or None}, f"the comparison {places[0]}")
         comparison = Comparison.open(places[0])
         if axes:
             comparison.extend(axes)
@@ -108,8 +109,8 @@ def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -
         raise OptionError(
             "one run is nothing to compare", where=str(options.places[0]), fix="name more runs, or a comparison's folder"
         )
-    flags = {"--parallel": options.parallel, "--seconds": options.seconds, "typed options": typed or None}
-    _refuse({**flags, "what varies": axes or None}, "runs that exist")
+    flags = {"--parallel has": options.parallel, "--seconds has": options.seconds, "typed options have": typed or None}
+    _refuse({**flags, "--recipes, --layers, --set and --seeds have": axes or None}, "runs that exist")
     out = options.out or Path("runs") / "compared"
     if kind_of(out / "comparison.toml") is not None:
         raise OptionError("the folder holds a comparison of its own", where=str(out), fix="choose another: --out FOLDER")
@@ -117,9 +118,9 @@ def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -
 
 
 def _refuse(given: dict[str, object], of: str) -> None:
-    for name, value in given.items():
+    for what, value in given.items():
         if value is not None:
-            raise OptionError(f"{name} has no effect on {of}", fix="leave it out")
+            raise OptionError(f"{what} no effect on {of}", fix="leave that out")
 
 
 def _show(table: ComparisonTable, verdicts: list[Verdict]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 from kilolayer.compare.comparison import Comparison, Result
 from kilolayer.compare.table import ComparisonTable, as_json, tabulate
 from kilolayer.compare.verdicts import Verdict, against_best
+from kilolayer.compare.view import view_of
 from kilolayer.files.writing import make_folder, write
+from kilolayer.report.comparison_page import write_comparison_page
 
 
 def write_documents(comparison: Comparison) -> tuple[ComparisonTable, list[Verdict]]:
@@ -22,6 +24,7 @@ def write_documents(comparison: Comparison) -> tuple[ComparisonTable, list[Verdi
     make_folder(comparison.folder)
     document = as_document(comparison, results, table, verdicts)
     write(comparison.folder / "comparison.json", json.dumps(document, indent=1) + "\n")
+    write_comparison_page(comparison.folder / "comparison.html", view_of(comparison, results, table, verdicts))
     return table, verdicts
 
 
