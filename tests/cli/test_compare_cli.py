@@ -1,4 +1,4 @@
-"""kilolayer compare, as a user types it, with real runs. In the quick tests their processes are forked from one that has torch."""
+"""kilolayer compare, as a user types it, with real runs; in the quick tests, forked from a process that has torch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from kilolayer.config import dump
 from kilolayer.training.run import Run
 
 SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "torch._dynamo"])
 
 
 @pytest.fixture(scope="module")
