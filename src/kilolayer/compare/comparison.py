@@ -73,16 +73,21 @@ class Comparison:
 
     @classmethod
     def make(
-        cls, folder: Path, config: Path | None, axes: Sequence[Axis] = (), options: Mapping[str, Any] | None = None
+        cls,
+        folder: Path,
+        config: Path | None,
+        axes: Sequence[Axis] = (),
+        options: Mapping[str, Any] | None = None,
+        settings: Sequence[Mapping[str, Any]] | None = None,
     ) -> Comparison:
         """A new comparison of every combination; config: a file, or None for the embedded default, options laid over it.
 
-        All runs are checked before anything is written.
+        settings: single runs, which need not be a grid, in the place of axes. All are checked before anything is written.
         """
         folder = storable(folder)
         base = base_of(folder, config, options)
         made = cls(folder, [], base)
-        made.members = made._wanted([], settings_of(join_axes(axes)))
+        made.members = made._wanted([], settings_of(join_axes(axes)) if settings is None else list(settings))
         _check_new(folder)
         if base.get("data", {}).get("folder") == str(folder / "data"):
             write_corpus(folder / "data")
