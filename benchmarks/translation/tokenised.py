@@ -6,7 +6,8 @@
     python benchmarks/translation/tokenised.py compare OUT       # the kept translations, each system against each
 
 `prepare` needs sacremoses. `select` and `final` read KILOLAYER_DATA/multi30k_tok; the runs of each are a comparison,
-runs/tokenised-STAGE. In the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_tokens` counts the tokens as they are.
+runs/tokenised-STAGE. In the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_tokens` counts the tokens
+as they are.
 """
 
 from __future__ import annotations
