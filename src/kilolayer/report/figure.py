@@ -123,3 +123,12 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
 def as_file(svg: Markup) -> str:
     """The element as a file of its own, which needs its language named."""
     return re.sub(r"<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', str(svg), count=1) + "\n"
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a picture of points, for where SVG is not read."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(buffer, format="png", dpi=2 * DOTS_PER_INCH, metadata={"Software": None})
+    return buffer.getvalue()
