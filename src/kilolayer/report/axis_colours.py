@@ -9,6 +9,7 @@ from kilolayer.report.comparison_view import Value
 from kilolayer.report.figure import PALETTE, shades
 
 COLOURS = (*PALETTE, "#882255", "#6b6b6b", "#117733", "#332288")  # beyond Okabe and Ito's, four of Tol's that are as far apart
+LIGHTEST = 0.75  # of viridis, as a thin line on white
 DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
 
 
@@ -26,7 +27,7 @@ def appearances(values: Sequence[Value]) -> list[Appearance]:
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == len(values) and len(values) > 2:
         order = sorted(set(numbers))
-        by_size = dict(zip(order, shades(len(order)), strict=True))
+        by_size = dict(zip(order, shades(len(order), LIGHTEST), strict=True))
         return [Appearance(show_value(value), by_size[value]) for value in numbers]
     return [
         Appearance(show_value(value), COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)])

@@ -10,7 +10,7 @@ import numpy as np
 
 from kilolayer.report.axis_colours import Appearance, appearances
 from kilolayer.report.comparison_view import FATAL, ComparisonView, Points, Value, ViewRun
-from kilolayer.report.figure import Series, thinned
+from kilolayer.report.figure import Series, in_stretches, thinned
 from kilolayer.report.record import LARGEST
 
 TITLES = {
@@ -100,11 +100,21 @@ def _as_series(name: str, points: Points) -> Series:
 
 
 def _points(series: Series | None, most: int) -> list[list[float | None]]:
-    """Steps and values, apart; None leaves a gap."""
+    """Steps and values, apart; of a curve that is thinned also the middle and the mean of each stretch, to smooth by."""
     if series is None:
         return [[], []]
-    x, y = thinned(series, most)
-    steps: list[float | None] = [int(step) if step == round(step) else step for step in x.tolist()]
+    found = _listed(*thinned(series, most))
+    if len(series.x) <= most:
+        return found
+    y = in_stretches(np.array(series.y), most // 2)
+    x = in_stretches(np.array(series.x), most // 2)
+    filled = np.isfinite(y).any(1)
+    return found + _listed(np.nanmean(x[filled], 1), np.nanmean(y[filled], 1))
+
+
+def _listed(x: np.ndarray, y: np.ndarray) -> list[list[float | None]]:
+    """None leaves a gap."""
+    steps: list[float | None] = [int(step) if step == round(step) else float(f"{step:.10g}") for step in x.tolist()]
     return [steps, [float(f"{value:.5g}") if math.isfinite(value) else None for value in y.tolist()]]
 
 

@@ -16,7 +16,10 @@ from kilolayer.report.axis_colours import Appearance
 from kilolayer.report.figure import LEGEND, POINTS, STYLE, Series, new_axes, shortened, thinned, to_svg
 
 TOTAL = 10_000  # points of all lines together: the picture stays below 200 kB
-LEGENDS = 24  # entries
+SIZE = (7.2, 3.8)  # inches
+LEGENDS, ROW, ENTRY = 24, 90, 0.2  # entries of the legend at most, letters of a row of it, inches of its height
+MANY = 12  # lines, beyond which they are thinner
+GOLDEN = 0.618034  # its multiples mix the order of drawing, so that no colour of neighbours lies above all others
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,22 @@ def curves_plot(name: str, curves: Sequence[Curve], *, x_label: str, y_label: st
     lines = [(look, x, y) for look, x, y in lines if np.isfinite(y).any()]
     if not lines:
         return None
+    looks = list(dict.fromkeys(look for look, _, _ in lines))[:LEGENDS]
+    columns = max(1, min(len(looks), ROW // (max(len(shortened(look.label)) for look in looks) + 6)))
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(x_label, y_label, (7.2, 4.0))
-        for look, x, y in lines:
-            axes.plot(x, y, color=look.colour, linestyle=_style(look), linewidth=1.1, marker="." if len(x) < 24 else "")
+        figure, axes = new_axes(x_label, y_label, (SIZE[0], SIZE[1] + ENTRY * -(-len(looks) // columns)))
+        width, opacity = (0.8, 0.8) if len(lines) > MANY else (1.2, 1.0)
+        for place in sorted(range(len(lines)), key=lambda place: place * GOLDEN % 1):
+            look, x, y = lines[place]
+            style = {"color": look.colour, "linestyle": _style(look), "marker": "." if len(x) < 24 else ""}
+            axes.plot(x, y, linewidth=width, alpha=opacity, **style)
         low, high = sensible_range(np.concatenate([y[np.isfinite(y)] for _, _, y in lines]))
         axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        looks = list(dict.fromkeys(look for look, _, _ in lines))[:LEGENDS]
         if len(looks) > 1:
             handles = [Line2D([], [], color=look.colour, linestyle=_style(look), label=shortened(look.label)) for look in looks]
-            axes.legend(handles=handles, ncols=min(len(looks), 5), **LEGEND)
+            axes.legend(handles=handles, ncols=columns, **LEGEND)
         return to_svg(figure, name, description)
 
 

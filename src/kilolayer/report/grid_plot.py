@@ -17,7 +17,8 @@ from kilolayer.report.figure import STYLE, new_axes, shortened, to_svg
 from kilolayer.terminal import printable
 
 CELL = (1.15, 0.52)  # inches
-MARGIN = (1.9, 0.9)  # inches for names, scale and labels
+MARGIN = (1.7, 0.9)  # inches for scale and labels
+LETTER = 0.085  # inches of one in a row's name
 LETTERS, LINES = 17, 3  # of a cell's text
 BLUES = LinearSegmentedColormap.from_list("grid", mpl.colormaps["Blues"](np.linspace(0.08, 0.95, 256)))
 
@@ -28,7 +29,8 @@ def grid_plot(name: str, grid: Grid) -> Markup | None:
         return None
     values = [cell.value for row in grid.cells for cell in row if cell is not None and _counts(cell)]
     across, down = len(grid.columns), len(grid.rows)
-    size = (MARGIN[0] + CELL[0] * across, MARGIN[1] + CELL[1] * down)
+    names = LETTER * max(len(shortened(row)) for row in grid.rows)
+    size = (MARGIN[0] + names + CELL[0] * across, MARGIN[1] + CELL[1] * down)
     with mpl.rc_context({**STYLE, "hatch.linewidth": 0.6, "hatch.color": "#b5b5b5"}):
         figure, axes = new_axes(shortened(grid.column_name), shortened(grid.row_name), size)
         scale = _scale(grid, [value for value in values if value is not None])
@@ -44,7 +46,9 @@ def grid_plot(name: str, grid: Grid) -> Markup | None:
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         if scale is not None:
-            bar = figure.colorbar(scale, ax=axes, label=f"{shortened(grid.metric)}, darker is better", fraction=0.05)
+            bar = figure.colorbar(
+                scale, ax=axes, label=f"{shortened(grid.metric)}, darker is better", fraction=0.05, aspect=8 * down
+            )
             bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         return to_svg(figure, name, f"{grid.metric} by {grid.row_name} and {grid.column_name}")
 

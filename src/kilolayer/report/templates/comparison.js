@@ -7,12 +7,14 @@
 
   const MARGIN = { left: 62, right: 14, top: 12, bottom: 42 };
   const chart = find("chart"), lines = find("lines"), above = find("above"), reading = find("reading");
-  const controls = { metric: find("metric"), colour: find("colour"), smooth: find("smooth"), logX: find("log-x"), logY: find("log-y") };
+  const controls = {
+    metric: find("metric"), colour: find("colour"), smooth: find("smooth"), logX: find("log-x"), logY: find("log-y"),
+  };
   const offValues = data.axes.map(() => new Set()), offRuns = new Set();
   const rows = [...find("runs").tBodies[0].rows];
   // Runs that look alike lie together in the table; drawn in this order, no colour lies above all others.
   const order = data.runs.map((_, run) => run).sort((a, b) => (a * 0.618034) % 1 - (b * 0.618034) % 1);
-  let size = { width: 0, height: 0 }, plot = { width: 0, height: 0 };   // of the canvas, and of the curves' part of it, in pixels
+  let size = { width: 0, height: 0 }, plot = size;   // pixels of the canvas, and of the curves' part of it
   let view = null;        // x0, x1, y0, y1 on the scales' own lengths: logarithms where an axis is logarithmic
   let zoomed = false, scaled = null, dragged = null, marked = null, awaited = false;
 
@@ -50,8 +52,8 @@
     const scaleX = controls.logX.checked ? (x) => (x > 0 ? Math.log10(x) : NaN) : (x) => x;
     const scaleY = controls.logY.checked ? (y) => (y > 0 ? Math.log10(y) : NaN) : (y) => y;
     scaled = data.runs.map((run) => {
-      let [xs, ys] = run.curves[metric];
-      if (share) ys = smoothed(xs, ys, share * farthest);
+      let [xs, ys, middles, means] = run.curves[metric];
+      if (share) [xs, ys] = [middles ?? xs, smoothed(middles ?? xs, means ?? ys, share * farthest)];
       const kept = [...xs.keys()].filter((i) => !Number.isNaN(scaleX(xs[i])));
       return {
         steps: kept.map((i) => xs[i]), values: kept.map((i) => ys[i]),
@@ -105,7 +107,9 @@
   function show(value, digits = 5) {
     if (value === 0) return "0";
     const much = Math.abs(value);
-    if (much >= 1e7 || much < 1e-4) return value.toExponential(Math.max(digits - 1, 0)).replace(/\.?0+e/, "e").replace("e+", "e");
+    if (much >= 1e7 || much < 1e-4) {
+      return value.toExponential(Math.max(digits - 1, 0)).replace(/\.?0+e/, "e").replace("e+", "e");
+    }
     return value.toLocaleString("en", { maximumSignificantDigits: much >= 1e4 ? 21 : digits, maximumFractionDigits: 20 });
   }
 
@@ -155,7 +159,7 @@
     pen.textAlign = "center";
     pen.textBaseline = "top";
     let last = -Infinity;
-    for (const { at, text } of ticks(view.x0, view.x1, Math.max(2, width / 110), controls.logX.checked)) {
+    for (const { at, text } of ticks(view.x0, view.x1, Math.max(3, width / 100), controls.logX.checked)) {
       const px = toPixelX(at), half = pen.measureText(text).width / 2;
       stroke(pen, px, MARGIN.top, px, bottom);
       if (px - half < last + 8 || px + half > size.width) continue;
@@ -164,7 +168,7 @@
     }
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const { at, text } of ticks(view.y0, view.y1, Math.max(2, height / 60), controls.logY.checked)) {
+    for (const { at, text } of ticks(view.y0, view.y1, Math.max(4, height / 60), controls.logY.checked)) {
       const py = toPixelY(at);
       stroke(pen, MARGIN.left, py, MARGIN.left + width, py);
       pen.fillText(text, MARGIN.left - 6, py);
@@ -194,7 +198,8 @@
   }
 
   function drawCurve(pen, run, width, colour) {
-    const { x, y } = curves()[run], from = Math.max(firstAt(x, view.x0) - 1, 0), to = Math.min(firstAt(x, view.x1) + 1, x.length);
+    const { x, y } = curves()[run];
+    const from = Math.max(firstAt(x, view.x0) - 1, 0), to = Math.min(firstAt(x, view.x1) + 1, x.length);
     pen.strokeStyle = pen.fillStyle = colour;
     pen.lineWidth = width;
     pen.setLineDash(look(run).dash);
@@ -255,6 +260,7 @@
         const curve = curves()[marked.run];
         pen.fillStyle = "#1d1d1f";
         dot(pen, curve.x[marked.place], curve.y[marked.place], 4.5);
+        label(pen, toPixelX(curve.x[marked.place]), toPixelY(curve.y[marked.place]), told());
       }
     }
     if (dragged && dragged.box) {
@@ -267,7 +273,32 @@
     }
   }
 
+  function label(pen, px, py, texts) {
+    // Beside the point, on the side that has room.
+    pen.font = "600 12px system-ui, sans-serif";
+    const longest = Math.max(...texts.map((text) => pen.measureText(text).width));
+    const width = Math.min(longest + 14, plot.width), height = 17 * texts.length + 8;
+    const left = bounded(px + 12 + width > size.width ? px - 12 - width : px + 12, 2, size.width - width - 4);
+    const top = bounded(py - height - 8, 2, size.height - height - 4);
+    pen.fillStyle = "rgba(255, 255, 255, .94)";
+    pen.strokeStyle = "#777";
+    pen.lineWidth = 1;
+    pen.fillRect(left, top, width, height);
+    pen.strokeRect(left, top, width, height);
+    pen.fillStyle = "#1d1d1f";
+    pen.textAlign = "left";
+    pen.textBaseline = "top";
+    texts.forEach((text, line) => pen.fillText(text, left + 7, top + 6 + 17 * line, width - 14));
+  }
+
   // --- Reading off ---
+
+  function told() {
+    // Run, step, value, outcome.
+    const run = data.runs[marked.run], curve = curves()[marked.run], smooth = +controls.smooth.value ? " (smoothed)" : "";
+    const value = `${data.metrics[controls.metric.value]}${smooth} ${show(curve.values[marked.place])}`;
+    return [run.name, `step ${show(curve.steps[marked.place], 12)}: ${value}`, run.outcome];
+  }
 
   function nearest(px, py) {
     let best = null, least = Infinity;
@@ -288,14 +319,11 @@
     if (marked) rows[marked.run].classList.remove("read");
     marked = next;
     reading.replaceChildren();
+    if (marked) rows[marked.run].classList.add("read");
     if (marked && marked.place !== null) {
-      const run = data.runs[marked.run], curve = curves()[marked.run];
-      rows[marked.run].classList.add("read");
-      const smooth = +controls.smooth.value ? " (smoothed)" : "";
-      const number = `${data.metrics[controls.metric.value]}${smooth} ${show(curve.values[marked.place])}`;
-      reading.append(swatch(look(marked.run)), " ", element("b", run.name), ` step ${show(curve.steps[marked.place], 12)}: `,
-        element("b", number), element("br"), run.outcome);
-    } else if (marked) rows[marked.run].classList.add("read");
+      const [name, value, outcome] = told();
+      reading.append(swatch(look(marked.run)), " ", element("b", name), ` ${value}, ${outcome}`);
+    }
     if (view) drawAbove();
   }
 
@@ -329,21 +357,24 @@
 
   // --- Zooming ---
 
+  function stretched(low, high, at, factor, least, most) {
+    // Around `at`, which stays in its place unless an end of what there is to see is reached.
+    const length = Math.min((high - low) * factor, Math.max(most - least, high - low));
+    let from = at - ((at - low) / (high - low)) * length;
+    if (factor > 1) from = Math.max(Math.min(from, most - length), least);
+    return [from, from + length];
+  }
+
   function zoom(factor, px = MARGIN.left + plot.width / 2, py = MARGIN.top + plot.height / 2) {
-    const x = fromPixelX(px), y = fromPixelY(py), all = extent(true);
-    const next = {
-      x0: x - (x - view.x0) * factor, x1: x + (view.x1 - x) * factor,
-      y0: y - (y - view.y0) * factor, y1: y + (view.y1 - y) * factor,
-    };
-    if (factor > 1) {
-      next.x0 = Math.max(next.x0, Math.min(all.x0, view.x0));
-      next.x1 = Math.min(next.x1, Math.max(all.x1, view.x1));
-      next.y0 = Math.max(next.y0, Math.min(all.y0, view.y0));
-      next.y1 = Math.min(next.y1, Math.max(all.y1, view.y1));
-    }
-    const still = ["x0", "x1", "y0", "y1"].every((side) => Math.abs(next[side] - view[side]) < 1e-12 * Math.max(1, Math.abs(view[side])));
-    if (still || next.x1 - next.x0 < 1e-9 * (all.x1 - all.x0) || next.y1 - next.y0 < 1e-9 * (all.y1 - all.y0)) return false;
-    view = next;
+    const all = extent(true);
+    for (const side of ["x0", "y0"]) all[side] = Math.min(all[side], view[side]);
+    for (const side of ["x1", "y1"]) all[side] = Math.max(all[side], view[side]);
+    const [x0, x1] = stretched(view.x0, view.x1, fromPixelX(px), factor, all.x0, all.x1);
+    const [y0, y1] = stretched(view.y0, view.y1, fromPixelY(py), factor, all.y0, all.y1);
+    const before = (view.x1 - view.x0) * (view.y1 - view.y0), after = (x1 - x0) * (y1 - y0);
+    const tooClose = x1 - x0 < 1e-9 * (all.x1 - all.x0) || y1 - y0 < 1e-9 * (all.y1 - all.y0);
+    if (tooClose || Math.abs(after / before - 1) < 1e-9) return false;
+    view = { x0, x1, y0, y1 };
     zoomed = true;
     draw();
     return true;
@@ -364,7 +395,10 @@
   function boxTo({ px, py }) {
     const { width, height } = plot;
     const x = bounded(px, MARGIN.left, width), y = bounded(py, MARGIN.top, height);
-    const box = { left: Math.min(x, dragged.px), top: Math.min(y, dragged.py), width: Math.abs(x - dragged.px), height: Math.abs(y - dragged.py) };
+    const box = {
+      left: Math.min(x, dragged.px), width: Math.abs(x - dragged.px),
+      top: Math.min(y, dragged.py), height: Math.abs(y - dragged.py),
+    };
     // A flat or narrow rectangle means one direction alone.
     if (box.height < 14) Object.assign(box, { top: MARGIN.top, height });
     else if (box.width < 14) Object.assign(box, { left: MARGIN.left, width });
@@ -406,7 +440,8 @@
   chart.addEventListener("wheel", (event) => {
     const { px, py } = inside(event);
     // Where there is nothing left to zoom out to, the page goes on.
-    if (view && zoom(Math.exp(Math.sign(event.deltaY) * Math.min(Math.abs(event.deltaY), 120) * 0.0022), px, py)) event.preventDefault();
+    const turned = Math.min(Math.max(event.deltaY, -120), 120);
+    if (view && zoom(Math.exp(0.0022 * turned), px, py)) event.preventDefault();
   }, { passive: false });
   chart.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !view) return;
@@ -424,11 +459,14 @@
   // --- Controls, legend, table of runs ---
 
   function swatch(value) {
-    const name = "http://www.w3.org/2000/svg", made = document.createElementNS(name, "svg"), line = document.createElementNS(name, "line");
+    const language = "http://www.w3.org/2000/svg";
+    const made = document.createElementNS(language, "svg"), line = document.createElementNS(language, "line");
     made.setAttribute("class", "swatch");
     made.setAttribute("viewBox", "0 0 26 10");
     made.setAttribute("aria-hidden", "true");
-    const attributes = { x1: 0, x2: 26, y1: 5, y2: 5, stroke: value.colour, "stroke-width": 3.5, "stroke-dasharray": value.dash.join(" ") };
+    const attributes = {
+      x1: 0, x2: 26, y1: 5, y2: 5, stroke: value.colour, "stroke-width": 3.5, "stroke-dasharray": value.dash.join(" "),
+    };
     for (const [key, content] of Object.entries(attributes)) line.setAttribute(key, content);
     made.append(line);
     return made;
@@ -511,7 +549,8 @@
         head.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
         const order = [...rows].sort((one, other) => {
           const a = numberIn(one, column), b = numberIn(other, column);
-          if (Number.isNaN(a) && Number.isNaN(b)) return way * one.cells[column].textContent.localeCompare(other.cells[column].textContent);
+          const [text, next] = [one, other].map((row) => row.cells[column].textContent);
+          if (Number.isNaN(a) && Number.isNaN(b)) return way * text.localeCompare(next);
           if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) ? 1 : -1;   // what has no number stands last
           return way * (a - b);
         });
@@ -545,7 +584,10 @@
   find("closer").addEventListener("click", () => view && zoom(0.7));
   find("farther").addEventListener("click", () => view && zoom(1 / 0.7));
   find("whole").addEventListener("click", reset);
-  if (data.thinned) find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to these: of each stretch the lowest and the highest stay, and smoothing is over what stays.`;
+  if (data.thinned) {
+    find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to these: ` +
+      "of each stretch the lowest and the highest stay. Smoothing is over the means of stretches.";
+  }
   find("still").hidden = true;
   find("moving").hidden = false;
   new ResizeObserver(() => {
