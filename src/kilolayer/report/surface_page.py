@@ -165,7 +165,7 @@ def _path_table(view: SurfaceView) -> Table | None:
         [f"{step:,}", show_number(float(across)), show_number(float(up))]
         for step, (across, up) in zip(view.steps, view.path, strict=True)
     ]
-    return Table(["step", *view.axes], rows)
+    return Table(["step", "across", "upwards"], rows)
 
 
 def _plain(value: Any) -> Any:
