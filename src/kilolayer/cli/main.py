@@ -28,6 +28,7 @@ OWN_VERBS = {
     "compare": "the same task under every combination of options: runs side by side, a table, a page",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
+    "surface": "the loss around a model's weights, or around the path of its training, as a picture",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "recipes": "the list; one recipe's equation, constants and source",
 }

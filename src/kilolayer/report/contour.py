@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from kilolayer.report.figure import PALETTE, STYLE, new_axes, to_svg
@@ -32,7 +33,26 @@ def contour_plot(
     highest: float | None = None,
     log: bool = False,
 ) -> Markup | None:
-    """Filled contours of z [len(y)][len(x)] as SVG, dark where it is low; None where no value is finite.
+    """The picture of `contour_figure` as SVG; None where no value is finite."""
+    figure = contour_figure(
+        x, y, z, x_label=x_label, y_label=y_label, scale_label=scale_label, path=path, highest=highest, log=log
+    )
+    return None if figure is None else to_svg(figure, name, description)
+
+
+def contour_figure(
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    z: Sequence[Sequence[float]] | np.ndarray,
+    *,
+    x_label: str,
+    y_label: str,
+    scale_label: str,
+    path: Sequence[tuple[float, float]] | None = None,
+    highest: float | None = None,
+    log: bool = False,
+) -> Figure | None:
+    """Filled contours of z [len(y)][len(x)], dark where it is low; None where no value is finite.
 
     x, y: rising. path: points of the plane, its start marked by a circle and its end by a cross. highest: what lies above has
     the lightest colour, as what is +inf; NaN is grey. log: levels at equal ratios, where all values are positive.
@@ -61,7 +81,7 @@ def contour_plot(
         bar.ax.minorticks_off()
         if path:
             _draw_path(axes, np.array(path, dtype=float))
-        return to_svg(figure, name, description)
+        return figure
 
 
 def _draw_path(axes: Axes, path: np.ndarray) -> None:

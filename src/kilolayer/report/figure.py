@@ -111,7 +111,7 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
     The only text that goes into a page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
     """
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # of a label: a browser has more letters than matplotlib's font
         figure.savefig(buffer, format="svg", dpi=DOTS_PER_INCH, metadata={"Date": None})
     text = buffer.getvalue()
@@ -128,3 +128,12 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
 def as_file(svg: Markup) -> str:
     """The element as a file of its own, which needs its language named."""
     return re.sub(r"<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', str(svg), count=1) + "\n"
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a picture of points, for where SVG is not read."""
+    buffer = io.BytesIO()
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(buffer, format="png", dpi=2 * DOTS_PER_INCH, metadata={"Software": None})
+    return buffer.getvalue()

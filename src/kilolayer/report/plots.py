@@ -34,10 +34,12 @@ def line_plot(
     log: bool = False,
     from_zero: bool = False,
     ordered: bool = False,
+    whole: bool = True,
 ) -> Markup | None:
     """Lines over x as SVG; None where no series has a finite value.
 
     name: unique on the page. log: a logarithmic y axis, where all values allow it. from_zero: the y axis begins at 0.
+    whole: x has its ticks at whole numbers, as steps and layers are.
     ordered: the series are one quantity at rising times, coloured from dark to light rather than as different things.
     """
     drawn = [(shortened(each.name), *thinned(each)) for each in series]
@@ -56,7 +58,7 @@ def line_plot(
             logarithmic(axes, finite)
         elif from_zero and (finite >= 0).all():
             axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
         if len(drawn) > 1:
             axes.legend(ncols=min(len(drawn), 3), **LEGEND)
         return to_svg(figure, name, description)

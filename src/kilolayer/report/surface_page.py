@@ -1,0 +1,172 @@
+"""A loss surface as files: a page, its picture as SVG and PNG, and its numbers as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from kilolayer.files.writing import make_folder, write
+from kilolayer.report.contour import contour_figure
+from kilolayer.report.facts import Fact
+from kilolayer.report.figure import Series, as_file, to_png, to_svg
+from kilolayer.report.numbers import show_number
+from kilolayer.report.panels import Panel, Table
+from kilolayer.report.plots import line_plot
+from kilolayer.report.templating import template
+
+STEEP = 4.0
+"""How many times the lowest loss the highest must be for a logarithmic scale."""
+HIGHEST = 100.0
+"""Losses above so many times the lowest have one colour: of a model that diverges they reach 1e30, and hide all else."""
+
+
+@dataclass(frozen=True)
+class SurfaceView:
+    """What is shown of a surface: loss [len(y)][len(x)], in `unit` a label.
+
+    name: of the run or configuration. values: for the JSON, beside the surface. path
+    [points, 2] and steps: of a trajectory; empty without one.
+    """
+
+    name: str
+    title: str
+    x: np.ndarray
+    y: np.ndarray
+    loss: np.ndarray
+    unit: str
+    axes: tuple[str, str]
+    facts: list[Fact]
+    values: dict[str, Any]
+    path: Sequence[tuple[float, float]] = ()
+    steps: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class SurfaceFiles:
+    """Where they are; the pictures are absent where no loss is finite."""
+
+    page: Path
+    data: Path
+    pictures: list[Path]
+
+
+def write_surface(folder: Path, stem: str, view: SurfaceView) -> SurfaceFiles:
+    """Write STEM.html, STEM.json and, where there is something to see, STEM.svg and STEM.png."""
+    make_folder(folder)
+    data, page = folder / f"{stem}.json", folder / f"{stem}.html"
+    write(data, json.dumps(as_json(view), indent=1))
+    pictures: list[Path] = []
+    svg = None
+    if (figure := _figure(view)) is not None:
+        svg = to_svg(figure, "surface", f"{view.title} of {view.name}")
+        pictures = [folder / f"{stem}.svg", folder / f"{stem}.png"]
+        write(pictures[0], as_file(svg))
+        write(pictures[1], to_png(figure))
+    # Half a character, which names of folders may hold, is none of UTF-8's.
+    write(page, render(view, svg).encode("utf-8", "backslashreplace"))
+    return SurfaceFiles(page, data, pictures)
+
+
+def as_json(view: SurfaceView) -> dict[str, Any]:
+    """The surface as plain values: a loss that is not finite is null."""
+    path = {"path": [list(map(float, point)) for point in view.path], "steps": list(view.steps)} if len(view.path) else {}
+    return {
+        "name": view.name,
+        "kind": view.title,
+        **{name: _plain(value) for name, value in view.values.items()},
+        "unit": view.unit,
+        "x": view.x.tolist(),
+        "y": view.y.tolist(),
+        "loss": [[_plain(value) for value in row] for row in view.loss.tolist()],
+        **path,
+    }
+
+
+def render(view: SurfaceView, svg: Markup | None) -> str:
+    """The page; svg: the surface's picture."""
+    return template("surface.html").render(
+        name=view.name,
+        title=view.title,
+        facts=view.facts,
+        notes=_notes(view),
+        panels=[Panel(svg, view.title, _caption(view)), *_slices(view)],
+        path=_path_table(view),
+    )
+
+
+def _figure(view: SurfaceView) -> Figure | None:
+    lowest, is_steep = _scale(view.loss)
+    return contour_figure(
+        view.x,
+        view.y,
+        view.loss,
+        x_label=view.axes[0],
+        y_label=view.axes[1],
+        scale_label=f"loss, {view.unit}",
+        path=[(float(across), float(up)) for across, up in view.path] or None,
+        highest=HIGHEST * lowest if is_steep else None,
+        log=is_steep,
+    )
+
+
+def _scale(loss: np.ndarray) -> tuple[float, bool]:
+    """The lowest loss, and whether the others call for a logarithmic scale."""
+    finite = loss[np.isfinite(loss)]
+    if not finite.size:
+        return math.nan, False
+    lowest = float(finite.min())
+    return lowest, lowest > 0 and float(finite.max()) > STEEP * lowest
+
+
+def _caption(view: SurfaceView) -> str:
+    if len(view.path):
+        return "The circle is the first point of the path, the cross the last."
+    lowest, _ = _scale(view.loss)
+    return f"Losses above {show_number(HIGHEST * lowest)} have one colour." if (view.loss > HIGHEST * lowest).any() else ""
+
+
+def _notes(view: SurfaceView) -> list[str]:
+    absent = int((~np.isfinite(view.loss)).sum())
+    return [f"At {absent:,} of {view.loss.size:,} points the loss is not finite."] if absent else []
+
+
+def _slices(view: SurfaceView) -> list[Panel]:
+    """The lines of the surface through its centre; the axes of a path have none."""
+    if len(view.path):
+        return []
+    row, column = np.abs(view.y).argmin(), np.abs(view.x).argmin()
+    svg = line_plot(
+        "slices",
+        [
+            Series(view.axes[0], view.x.tolist(), view.loss[row].tolist()),
+            Series(view.axes[1], view.y.tolist(), view.loss[:, column].tolist()),
+        ],
+        x_label="distance from the weights",
+        y_label=f"loss, {view.unit}",
+        description="The loss along each axis",
+        log=_scale(view.loss)[1],
+        whole=False,
+    )
+    return [Panel(svg, "Along each direction alone")]
+
+
+def _path_table(view: SurfaceView) -> Table | None:
+    if not len(view.path):
+        return None
+    rows = [
+        [f"{step:,}", show_number(float(across)), show_number(float(up))]
+        for step, (across, up) in zip(view.steps, view.path, strict=True)
+    ]
+    return Table(["step", "across", "upwards"], rows)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
