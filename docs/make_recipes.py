@@ -43,8 +43,7 @@ def section(name: str) -> str:
         f"    {recipe.equation}\n",
         f"{wrapped(recipe.expect)}\n",
     ]
-    if recipe.extension:
-        lines.append(f"{wrapped(recipe.extension)}\n")
+    lines += [f"{wrapped(text)}\n" for text in (recipe.extension, recipe.training) if text]
     hints = typing.get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
         default = getattr(recipe, field.name)

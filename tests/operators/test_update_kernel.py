@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from kilolayer.recipes.base import Rates
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import optimizer
 from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
@@ -20,9 +21,11 @@ from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("rates", [[1.0], [1.0, 0.5, 0.01]], ids=["even", "uneven"])
+@pytest.mark.parametrize("eps", [1.0, 1e4])
 def test_the_kernel_does_what_the_lists_do(
-    kind: Any, dtype: torch.dtype, sums: bool, rates: list[float], monkeypatch: pytest.MonkeyPatch
+    kind: Any, dtype: torch.dtype, sums: bool, rates: list[float], eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(optimizer, "recipe_rates", lambda model: dict.fromkeys(model.parameters(), Rates(eps=eps, decay=2.0)))
     monkeypatch.setattr(
         optimizer, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
     )

@@ -98,6 +98,11 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
     ]
     if constants:
         show_table(f"Constants of {config.recipe.title}", constants)
+    rates = config.recipe.unusual_rates(depths, config.dim)
+    if rates:
+        rows = [[name, *(f"{factor:.4g}" for factor in dataclasses.astuple(each))] for name, each in rates.items()]
+        header = ["weights", "learning rate", "eps", "weight decay"]
+        show_table(f"Factors of {config.recipe.title} in training", rows, header=header)
     show_table(
         f"Arithmetic at length {work.length}, FLOPs",
         [
@@ -139,6 +144,9 @@ def as_json(config: ModelConfig, cost: Budget, described: Description) -> dict[s
         "work": dataclasses.asdict(cost.work),
         "parameters": {"total": cost.parameters, "active": cost.active_parameters, "parts": cost.parts},
         "constants": {"encoder": described.encoder, "decoder": described.decoder},
+        "rates": {
+            name: dataclasses.asdict(each) for name, each in config.recipe.unusual_rates(config.depths, config.dim).items()
+        },
         "flops": {
             "forward_per_token": cost.forward_flops_per_token,
             "training_per_token": cost.training_flops_per_token,

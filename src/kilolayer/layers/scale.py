@@ -30,7 +30,7 @@ class LearnedScale(nn.Module):
 
     def __init__(self, scale: Learned, size: int) -> None:
         super().__init__()
-        self.start = scale.start
+        self.start, self.rate = scale.start, scale.rate
         shape = () if scale.shape == "scalar" else (size,)
         weight = torch.empty(shape)
         if scale.trainable:

@@ -28,13 +28,15 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 class WeightGroup(Protocol):
     """Weights of one dtype that are decayed alike, and where their state lies.
 
-    rates: what the learning rate of each weight is multiplied by. starts: where each weight's part of a flat buffer begins.
+    rates: what the learning rate of each weight is multiplied by. eps: what the offset is multiplied by, where there is a root.
+    starts: where each weight's part of a flat buffer begins.
     buffers: fp32 [size], `means` and `squares`, and where they are kept `masters` and `sums`.
     """
 
     weights: list[nn.Parameter]
     decay: float
     rates: list[float]
+    eps: float
     starts: list[int]
     buffers: dict[str, Tensor]
 
@@ -114,6 +116,7 @@ class UpdateKernel:
             self.beta1,
             self.beta2,
             group.decay,
+            group.eps,
             GRADIENT=TYPES[gradient.dtype],
             WEIGHT=TYPES[group.weights[0].dtype],
             HAS_MASTER="masters" in group.buffers,
@@ -251,6 +254,7 @@ def _update_chunk(
     beta1,
     beta2,
     decay,
+    eps,
     left,
     HAS_MASTER: tl.constexpr,
     DECOUPLED: tl.constexpr,
@@ -260,6 +264,7 @@ def _update_chunk(
     inside = None if left is None else offsets < left
     lr, step, root = tl.load(factors) * rate, tl.load(factors + 1) * rate, tl.load(factors + 2)
     offset, scale = tl.load(factors + 3), tl.load(factors + 4)
+    offset = tl.where(root == 0, offset, offset * eps)
 
     gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32) * scale
     weight = tl.load((master_at if HAS_MASTER else weight_at) + offsets, mask=inside).to(tl.float32)
@@ -296,6 +301,7 @@ def _update(
     beta1,
     beta2,
     decay,
+    eps,
     GRADIENT: tl.constexpr,
     WEIGHT: tl.constexpr,
     HAS_MASTER: tl.constexpr,
@@ -325,6 +331,7 @@ def _update(
                 beta1,
                 beta2,
                 decay,
+                eps,
                 None,
                 HAS_MASTER,
                 DECOUPLED,
@@ -342,6 +349,7 @@ def _update(
                 beta1,
                 beta2,
                 decay,
+                eps,
                 left,
                 HAS_MASTER,
                 DECOUPLED,

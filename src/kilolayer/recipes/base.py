@@ -40,6 +40,27 @@ VALUE_PATH = (Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_IN, Role.FFN_OUT)
 EVERY_MATRIX = (Role.QUERY_KEY, *VALUE_PATH)
 
 
+class Part(StrEnum):
+    """What a weight is that belongs to no projection; norms, biases and scales are those inside layers."""
+
+    NORM = "norm"
+    BIAS = "bias"
+    SCALE = "scale"
+    EMBEDDING = "embedding"
+    POSITIONS = "positions"
+    TOP = "top"
+    VOCABULARY = "vocabulary"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Factors on the optimizer's learning rate, on Adam's eps and on the weight decay of what is decayed."""
+
+    lr: float = 1.0
+    eps: float = 1.0
+    decay: float = 1.0
+
+
 class Kind(StrEnum):
     """The function of a sublayer."""
 
@@ -108,12 +129,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Learned:
-    """A scale that lives in the model: a parameter, or, where not trainable, a buffer that checkpoints keep."""
+    """A scale that lives in the model: a parameter, or, where not trainable, a buffer that checkpoints keep.
+
+    rate: a factor on its learning rate, besides what the recipe's `rates` say of scales.
+    """
 
     start: float
     shape: Literal["scalar", "vector"]
     trainable: bool = True
     per: Literal["sublayer", "layer"] = "sublayer"
+    rate: float = 1.0
 
 
 Scale = float | Learned
@@ -191,6 +216,7 @@ class Recipe:
     paper: ClassVar[str]
     expect: ClassVar[str]
     extension: ClassVar[str] = ""
+    training: ClassVar[str] = ""  # what `rates` and the scales' own rates change, in words
 
     def __post_init__(self) -> None:
         check(self)
@@ -204,7 +230,7 @@ class Recipe:
 
     def notes(self, depths: Depths) -> tuple[str, ...]:
         """What a user should know that is no number."""
-        return (self.extension,) if self.extension else ()
+        return tuple(text for text in (self.extension, self.training) if text)
 
     def plan(self, place: Place) -> Plan:
         """The plan of one sublayer."""
@@ -225,6 +251,27 @@ class Recipe:
     def vocabulary_gain(self) -> float:
         """The factor on the standard deviation of an untied output table, d^-1/2."""
         return 1.0
+
+    def rates(self, weight: Role | Part, side: Side, depths: Depths, width: int) -> Rates:
+        """How fast a weight learns in a model of this width (`dim`); a shared table is the encoder's.
+
+        The parts of one matrix, such as query, key and value, must learn alike.
+        """
+        return Rates()
+
+    def unusual_rates(self, depths: Depths, width: int) -> dict[str, Rates]:
+        """The factors that are not all 1, by stack and weight: `decoder ffn_in`; learned scales by their sublayer too."""
+        found = {
+            f"{side} {weight}": self.rates(weight, side, depths, width) for side in depths.sides for weight in (*Role, *Part)
+        }
+        for side in depths.sides:
+            usual = self.rates(Part.SCALE, side, depths, width)
+            for kind in Kind:
+                plan = self.plan(Place(kind, side, 1, depths))
+                for name, scale in (("skip", plan.skip), ("branch", plan.branch), ("in_scale", plan.in_scale)):
+                    if isinstance(scale, Learned) and scale.trainable and scale.rate != 1:
+                        found[f"{side} {kind} {name}"] = dataclasses.replace(usual, lr=usual.lr * scale.rate)
+        return {name: rates for name, rates in found.items() if rates != Rates()}
 
     def calibration(self) -> Literal["running", "summed"] | None:
         """How the skip scales are set from data before training; None: they are not."""

@@ -17,9 +17,11 @@ from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.shard import expert_group
 from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.collectives import sum_over
+from kilolayer.recipes.base import Rates
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.checkpoint import check_alike
 from kilolayer.training.layer_rates import layer_rates
+from kilolayer.training.recipe_rates import recipe_rates
 
 if TYPE_CHECKING:
     from kilolayer.operators.update_kernel import UpdateKernel
@@ -33,7 +35,7 @@ class Group:
     """Weights of one dtype that are decayed alike. Moments and masters lie in one buffer each, in the weights' order.
 
     rates: what the learning rate of each weight is multiplied by. of_experts: weights of which each expert of a sparse model
-    has its own.
+    has its own. eps: what Adam's eps is multiplied by.
     """
 
     names: list[str]
@@ -41,6 +43,7 @@ class Group:
     decay: float
     rates: list[float]
     of_experts: bool = False
+    eps: float = 1.0
     starts: list[int] = field(init=False)
     means: list[Tensor] = field(init=False)
     squares: list[Tensor] = field(init=False)
@@ -70,8 +73,8 @@ class Group:
 
     @property
     def even(self) -> bool:
-        """Whether no weight has a learning rate of its own."""
-        return all(rate == 1 for rate in self.rates)
+        """Whether all weights have one learning rate."""
+        return all(rate == self.rates[0] for rate in self.rates)
 
     @property
     def gradients(self) -> list[Tensor | None]:
@@ -94,7 +97,8 @@ class Optimizer:
     mean and square are the running means of the gradient and of its square. With t updates, Adam has step = lr / (1 - beta1^t),
     root = 1 / sqrt(1 - beta2^t), offset = eps. RAdam multiplies by its rectification and leaves the denominator out until that
     is defined. AdamW and RAdam, as in its authors' code, decay as written; Adam adds decay * w to the gradient.
-    `lr` is a tensor, so that a captured step reads its value of the moment; each weight has its own factor on lr and step.
+    `lr` is a tensor, so that a captured step reads its value of the moment; each weight has its own factor on lr and step, and
+    each group on eps.
     """
 
     def __init__(
@@ -189,13 +193,15 @@ class Optimizer:
         few = slice(start, start + AT_ONCE)
         weights, means, squares = (group.masters or list(group.weights))[few], group.means[few], group.squares[few]
         lr, step, root, offset, _ = factors.to(means[0].dtype)
+        if group.eps != 1:
+            offset = torch.where(root == 0, offset, offset * group.eps)
         roots = torch._foreach_sqrt(squares)
         torch._foreach_mul_(roots, root)
         torch.ops.aten._foreach_add_.Tensor(roots, offset)  # by its short name it reads the number, which a recording must not
         changes = torch._foreach_div(means, roots)
         torch._foreach_mul_(changes, step)
         rates = group.rates[few]
-        if not group.even:
+        if any(rate != 1 for rate in rates):
             torch._foreach_mul_(changes, rates)
         if group.decay and self.config.decoupled:
             # w' = (1 - lr decay) w - change, so that w - w' = (change + lr decay w') / (1 - lr decay).
@@ -270,13 +276,15 @@ def add_lists(group: Group) -> None:
 def update_lists(group: Group, factors: list[float], config: TrainConfig) -> None:
     """The update of one group, in buffers or tensor by tensor: what runs on the CPU, and what the kernel is tested against."""
     lr, step, root, offset, scale = factors
+    if root:  # without it there is no denominator, and no eps in it
+        offset *= group.eps
     present = [index for index, gradient in enumerate(group.gradients) if gradient is not None]
     if not present:
         return
     joined = group.buffers.get("masters", group.buffers.get("weights"))
     if group.sums is not None and joined is not None and group.even:
         weights, means, squares, gradients = ([joined], *([group.buffers[name]] for name in ("means", "squares", "sums")))
-        rates = [1.0]
+        rates = group.rates[:1]
     else:
         weights, means, squares = (
             [tensors[index] for index in present] for tensors in (group.masters or group.weights, group.means, group.squares)
@@ -311,21 +319,25 @@ def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | Non
 
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
+    """The weights, apart by dtype, by weight decay and eps, and by whether each expert has its own."""
     experts = {name for name, _ in expert_parameters(model)}
-    rates = layer_rates(model, config.layer_decay)
-    members: dict[tuple[torch.dtype, bool, bool], list[tuple[str, nn.Parameter]]] = {}
+    by_layer, by_recipe = layer_rates(model, config.layer_decay), recipe_rates(model)
+    members: dict[tuple[torch.dtype, bool, bool, float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             of_experts = name in experts
             is_matrix = weight.dim() > (2 if of_experts else 1)
-            members.setdefault((weight.dtype, is_matrix, of_experts), []).append((name, weight))
+            rates = by_recipe.get(weight, Rates())
+            decay = rates.decay if is_matrix else 0.0
+            members.setdefault((weight.dtype, is_matrix, of_experts, decay, rates.eps), []).append((name, weight))
     return [
         Group(
             [name for name, _ in few],
             [weight for _, weight in few],
-            config.weight_decay if is_matrix else 0.0,
-            [rates.get(weight, 1.0) for _, weight in few],
+            config.weight_decay * decay,
+            [by_layer.get(weight, 1.0) * by_recipe.get(weight, Rates()).lr for _, weight in few],
             of_experts,
+            eps,
         )
-        for (_, is_matrix, of_experts), few in members.items()
+        for (_, _, of_experts, decay, eps), few in members.items()
     ]

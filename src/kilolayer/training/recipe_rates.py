@@ -1,0 +1,79 @@
+"""Learning rates, eps and weight decay by what a weight is, as the model's recipe asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import nn
+
+from kilolayer.layers.embedding import Embedding, VocabularyProjection
+from kilolayer.layers.projection import Projection
+from kilolayer.layers.scale import LearnedScale
+from kilolayer.layers.stack import Stack
+from kilolayer.models.model import Model
+from kilolayer.moe.experts import ExpertNorm, ExpertProjection
+from kilolayer.moe.router import Router
+from kilolayer.recipes.base import Part, Rates, Role, Side
+
+NORMS = nn.LayerNorm | nn.RMSNorm | ExpertNorm
+
+
+def recipe_rates(model: nn.Module) -> dict[nn.Parameter, Rates]:
+    """The factors of each weight of the models inside `model`; what is not listed has none."""
+    return {
+        weight: rates
+        for inner in model.modules()
+        if isinstance(inner, Model)
+        for weight, rates in _rates_of(inner)
+        if rates != Rates()
+    }
+
+
+def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:
+    config = model.config
+    for module, side, part in _placed(model):
+        for name, weight in module.named_parameters(recurse=False):
+            found = {config.recipe.rates(each, side, config.depths, config.dim) for each in _kinds(module, name, weight, part)}
+            assert len(found) == 1, f"{config.recipe.name} gives {found} to the parts of one matrix"
+            rates = found.pop()
+            yield weight, replace(rates, lr=rates.lr * module.rate) if isinstance(module, LearnedScale) else rates
+
+
+def _placed(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
+    """Every module with its stack, and what its weights are where their owner does not say."""
+    for child in model.children():
+        if not isinstance(child, Stack):
+            side = _side_of_table(model, child)
+            for module in child.modules():
+                yield module, side, Part.TOP
+            continue
+        for name, part in child.named_children():
+            usual = {"blocks": Part.SCALE, "stream": Part.SCALE, "positions": Part.POSITIONS}.get(name, Part.TOP)
+            for module in part.modules():
+                yield module, child.side, usual
+
+
+def _side_of_table(model: Model, table: nn.Module) -> Side:
+    """The encoder's, where the table is the source's or that of both."""
+    sides = model.config.depths.sides
+    source = getattr(model, "source_embedding", None)
+    of_source = isinstance(table, Embedding) and (source is None or table is source)
+    return sides[0] if of_source else sides[-1]
+
+
+def _kinds(module: nn.Module, name: str, weight: nn.Parameter, usual: Part) -> set[Role | Part]:
+    """What one weight of a module is; several roles where one matrix serves several projections."""
+    match module:
+        case Projection() | ExpertProjection():
+            return {role for role, _ in module.parts} if name == "weight" else {Part.BIAS}
+        case Router() if weight.dim() > 1:
+            return {Role.ROUTER}
+        case Embedding():
+            return {Part.EMBEDDING}
+        case VocabularyProjection():
+            return {Part.VOCABULARY}
+        case _ if isinstance(module, NORMS) and usual is Part.SCALE:
+            return {Part.NORM}
+        case _:
+            return {usual}
