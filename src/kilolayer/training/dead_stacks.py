@@ -138,6 +138,7 @@ class StackWatch:
         """Of a few weights: the norms of their running gradients, and of what these changed in the last update."""
         few = slice(start, start + AT_ONCE)
         _, step, root, offset, _ = factors
+        offset *= group.eps if root else 1.0
         means, seen = group.means[few], 1 - self.config.beta1**taken
         if group.decay and not self.config.decoupled:
             # The mean is that of the gradient + decay w. Weights are slow: their part is decay w times what the mean has seen.
