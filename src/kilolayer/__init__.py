@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kilolayer.moe.layer import freeze_experts as freeze_experts
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
+    from kilolayer.probe.diagnose import diagnose as diagnose
+    from kilolayer.probe.diagnosis import Diagnosis as Diagnosis
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
 
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Decoder": "kilolayer.models.decoder",
+    "Diagnosis": "kilolayer.probe.diagnosis",
     "Encoder": "kilolayer.models.encoder",
     "EncoderDecoder": "kilolayer.models.encoder_decoder",
     "Head": "kilolayer.models.head",
@@ -42,6 +45,7 @@ _HOMES = {
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
+    "diagnose": "kilolayer.probe.diagnose",
     "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
     "freeze_experts": "kilolayer.moe.layer",
@@ -55,6 +59,7 @@ _HOMES = {
 
 __all__ = [
     "Decoder",
+    "Diagnosis",
     "Encoder",
     "EncoderDecoder",
     "Head",
@@ -63,6 +68,7 @@ __all__ = [
     "build_model",
     "calibrate",
     "clip_grad_norm_",
+    "diagnose",
     "fast",
     "fold",
     "freeze_experts",

@@ -26,6 +26,7 @@ OWN_VERBS = {
     "train": "from text files to a scored model, in a run folder",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
+    "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "recipes": "the list; one recipe's equation, constants and source",
 }

@@ -56,7 +56,8 @@ def _scores(attention: Attention, inputs: tuple[Any, ...]) -> tuple[Tensor, Mask
 def _relative_entropy(scores_BHQK: Tensor, mask: Mask, real: Tensor | None) -> float:
     visible = torch.ones_like(scores_BHQK[:, :1], dtype=torch.bool)
     if mask.causal:
-        visible = visible & causal_grid(*scores_BHQK.shape[-2:], 0, scores_BHQK.device)
+        queries, keys = scores_BHQK.shape[-2:]
+        visible = visible & causal_grid(queries, keys, 0, scores_BHQK.device)
     if mask.values is not None:
         bias = mask.values
         visible = visible & (bias if bias.dtype == torch.bool else bias > float("-inf"))

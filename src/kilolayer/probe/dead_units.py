@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.feedforward import FeedForward
@@ -42,4 +43,4 @@ def _dead_of_experts(rows: Tensor, groups: Groups) -> Tensor:
     """For each unit of each expert that has rows whether it is 0 on all of them: [experts with rows, units]."""
     ends = groups.ends.tolist()
     parts = [rows[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
-    return ~nn.utils.rnn.pad_sequence([(part > 0).float() for part in parts]).any(dim=0)
+    return torch.stack([~(part > 0).any(dim=0) for part in parts])

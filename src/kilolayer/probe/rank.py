@@ -1,4 +1,4 @@
-"""How many directions the states of a layer fill, and how alike they are: a stack that has collapsed tells nothing of its input."""
+"""How many directions the states of a layer fill, and how alike they are: collapsed states tell nothing of their input."""
 
 from __future__ import annotations
 
