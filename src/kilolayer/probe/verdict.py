@@ -19,8 +19,9 @@ MOVES, MOVES_SOFTENED, SOFT = 2.5, 5.0, 1e-5
 without such norms live through thirty times as much. docs/diagnose.md lists the runs behind these limits."""
 GROWN = 100.0
 """What the last layer gives over what enters the first."""
-ALIKE = 0.99
-"""Mean cosine of the places of a sequence after the last layer of a stack."""
+ALIKE, FLAT = 0.99, 2.5
+"""Mean cosine of the places of a sequence after the last layer of a stack, and the effective rank of all states there: Post-LN
+of 6 layers, which learns, starts at 1.00 and 7."""
 NARROW = 0.05
 """Entropy of a layer's attention, relative to an even one."""
 IDLE = 0.5
@@ -129,8 +130,8 @@ def grown_residual(measured: Measurements) -> Iterator[Finding]:
 def collapsed(measured: Measurements) -> Iterator[Finding]:
     """All places of a sequence have one state."""
     for side, cosines in measured.rank.cosine.items():
-        if cosines[-1] > ALIKE:
-            rank = measured.rank.effective[side][-1]
+        rank = measured.rank.effective[side][-1]
+        if cosines[-1] > ALIKE and rank < FLAT:
             text = (
                 f"The states of the {side} have collapsed: the mean cosine of two places is {cosines[-1]:.3f} after the last "
                 f"layer, their effective rank {rank:.1f} of {measured.width}."
