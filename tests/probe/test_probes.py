@@ -166,7 +166,7 @@ def test_the_rank_is_that_of_the_singular_values_and_the_cosine_that_of_all_pair
     assert mean_cosine(torch.ones(2, 3, 4), None) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("options", [{}, {"positions": "rotary"}, {"positions": "t5"}, {"kv_heads": 1}])
+@pytest.mark.parametrize("options", [{"positions": "rotary"}, {"positions": "t5", "kv_heads": 1}])
 def test_the_entropy_of_attention_is_that_of_its_shares(options: dict[str, object]) -> None:
     model = translator("pre_ln", **options)
     found = attention_entropy(model, loss_of)
@@ -280,7 +280,12 @@ def test_the_accumulated_change_is_against_the_start_which_stays() -> None:
     assert all(torch.equal(tensor, own[name]) for name, tensor in start.state_dict().items())
 
 
-@pytest.mark.parametrize("recipe", kl.recipes.names())
+QUICK = ("dlcl", "sub_ln")  # a stream of their own, norms inside
+
+
+@pytest.mark.parametrize(
+    "recipe", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in kl.recipes.names()]
+)
 def test_padding_changes_no_measurement(recipe: str) -> None:
     model = translator(recipe)
     wider = F.pad(SOURCE, (0, 3)), F.pad(TARGET, (0, 2)), F.pad(LABELS, (0, 2))

@@ -32,7 +32,9 @@ def kinds(found: Measurements) -> list[tuple[str, str]]:
     return [(finding.kind, finding.where) for finding in judge(found).findings]
 
 
-@pytest.mark.parametrize("recipe", kl.recipes.names())
+@pytest.mark.parametrize(
+    "recipe", ["rezero", *(pytest.param(name, marks=pytest.mark.slow) for name in kl.recipes.names() if name != "rezero")]
+)
 def test_a_shallow_model_that_starts_slowly_is_healthy(recipe: str) -> None:
     assert judge(measured(recipe, 2)).findings == ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,11 @@ from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 
 DYING = {
-    "model": {"layers": 10, "recipe": "post_ln", "dropout": 0.0},
-    "train": {"steps": 30, "lr": 0.1, "warmup_steps": 1, "log_every": 5},
+    "model": {"layers": 8, "recipe": "post_ln", "dropout": 0.0},
+    "train": {"steps": 20, "lr": 0.1, "warmup_steps": 1, "log_every": 5},
 }
+
+LIVING = [("deepnorm", 0), ("pre_ln", 10), ("rezero", 10)]
 
 
 def trained(folder: Path, corpus: Path, task: str = "causal_lm", **sections: dict[str, Any]) -> Run:
@@ -42,7 +45,9 @@ def deaths(run: Run) -> list[dict[str, Any]]:
     return [row for row in read_metrics(run.folder) if row["kind"] == "event"]
 
 
-@pytest.mark.parametrize(("layers_every", "steps"), [(0, 100), (10, 30)])  # the moments forget slowly
+@pytest.mark.parametrize(
+    ("layers_every", "steps"), [pytest.param(0, 100, marks=pytest.mark.slow), (10, 20)]
+)  # the moments forget slowly
 def test_a_deep_post_ln_at_a_high_rate_is_found_dead_once(tmp_path: Path, corpus: Path, layers_every: int, steps: int) -> None:
     sections = {"model": DYING["model"], "train": {**DYING["train"], "steps": steps, "layers_every": layers_every}}
     run = trained(tmp_path / "run", corpus, **sections)
@@ -61,19 +66,22 @@ def test_an_eps_that_hides_the_gradient_is_named(tmp_path: Path, corpus: Path) -
     assert all("train.eps" in row["text"] for row in deaths(run))
 
 
-@pytest.mark.parametrize(("recipe", "layers_every"), [("deepnorm", 0), ("pre_ln", 10), ("rezero", 0), ("rezero", 10)])
+@pytest.mark.parametrize(
+    ("recipe", "layers_every"), [("rezero", 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in LIVING)]
+)
 def test_a_run_that_learns_is_not_found_dead(tmp_path: Path, corpus: Path, recipe: str, layers_every: int) -> None:
     options = {"steps": 40, "lr": 1e-3, "warmup_steps": 400, "log_every": 10, "layers_every": layers_every}
     assert not deaths(trained(tmp_path / "run", corpus, "translation", model={"recipe": recipe}, train=options))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_between_two_looks_finds_the_death_of_the_undisturbed_one(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sections = {"model": DYING["model"], "train": {**DYING["train"], "layers_every": 5}}
+    sections = {"model": DYING["model"], "train": {**DYING["train"], "steps": 30, "layers_every": 5}}
     whole = trained(tmp_path / "whole", corpus, **sections)
     (death,) = deaths(whole)
-    for stopped in (death["step"] - 1, death["step"] + 1):  # it knows the look before, and that the death was told
+    for stopped in (death["step"] - 1, death["step"]):  # it knows the look before, and that the death was told
         broken = new_run_of("causal_lm", tmp_path / f"broken-{stopped}", corpus, **sections)
         with monkeypatch.context() as patch:
             stop_after(patch, stopped)
@@ -146,3 +154,20 @@ def test_measured_gradients_are_read_where_every_look_has_them() -> None:
         for step in (10, 20):
             watch.look(step, 1.0, LayerNorms(gradient={"decoder": [1.0, 2.0]}))
         assert (watch.before["decoder"] == 0.5) is reads
+
+
+def test_a_checkpoint_keeps_what_was_seen_and_told() -> None:
+    model, config = kl.Decoder(24, 8, 2, 16, 2), TrainConfig(log_every=10, layers_every=10)
+    optimizer = Optimizer(model, config)
+    optimizer.taken.fill_(10)
+    for group in optimizer.groups:
+        group.buffers["means"].fill_(1.0)
+        group.buffers["squares"].fill_(1.0)
+    whole, resumed = StackWatch(model, optimizer, config), StackWatch(model, optimizer, config)
+    low = LayerNorms(gradient={"decoder": [1e-6, 1.0]})
+    assert whole.look(10, config.lr, low) == {}
+    resumed.load_state(json.loads(json.dumps(whole.state())))
+    assert resumed.look(20, config.lr, low) == whole.look(20, config.lr, low) != {}
+    told = StackWatch(model, optimizer, config)
+    told.load_state(json.loads(json.dumps(whole.state())))
+    assert told.look(30, config.lr, low) == {}

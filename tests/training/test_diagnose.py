@@ -22,6 +22,7 @@ from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
 from kilolayer.training.run import Run, load_weights
 
+SLOW = pytest.mark.slow
 SPARSE = {"moe": {"experts": 2, "every": 1}}
 
 
@@ -32,7 +33,7 @@ def trained(folder: Path, corpus: Path, task: str, **sections: dict[str, Any]) -
     return run
 
 
-@pytest.mark.parametrize("task", SMALL)
+@pytest.mark.parametrize("task", ["masked_lm", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "masked_lm")])
 def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path, task: str) -> None:
     path = tmp_path / "small.toml"
     path.write_text(dump(SMALL[task](corpus, model=SPARSE)))
@@ -50,7 +51,7 @@ def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path
     assert "<script" not in page
 
 
-@pytest.mark.parametrize("task", SMALL)
+@pytest.mark.parametrize("task", ["classify", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "classify")])
 def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tmp_path: Path, corpus: Path, task: str) -> None:
     run = trained(tmp_path / "run", corpus, task)
     before = {name: bytes_of(tensor) for name, tensor in last_checkpoint(run).model.items()}
@@ -73,6 +74,7 @@ def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tm
     assert kl.diagnose(run, at=2, device="cpu").measured.settings.step == 2
 
 
+@pytest.mark.slow
 def test_the_first_steps_are_those_of_the_run(tmp_path: Path, corpus: Path) -> None:
     table = SMALL["translation"](corpus, train={"save_every": 2, "steps": 4})
     found = kl.diagnose(build(RunConfig, table), steps=4, device="cpu").measured.changes
