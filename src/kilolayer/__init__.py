@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from kilolayer.moe.layer import freeze_experts as freeze_experts
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
+    from kilolayer.probe.diagnose import diagnose as diagnose
+    from kilolayer.probe.diagnosis import Diagnosis as Diagnosis
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
 
@@ -38,6 +40,7 @@ __version__ = VERSION
 
 _HOMES = {
     "Decoder": "kilolayer.models.decoder",
+    "Diagnosis": "kilolayer.probe.diagnosis",
     "Encoder": "kilolayer.models.encoder",
     "EncoderDecoder": "kilolayer.models.encoder_decoder",
     "Head": "kilolayer.models.head",
@@ -47,6 +50,7 @@ _HOMES = {
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
     "compare_runs": "kilolayer.compare.session",
+    "diagnose": "kilolayer.probe.diagnose",
     "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
     "freeze_experts": "kilolayer.moe.layer",
@@ -61,6 +65,7 @@ _HOMES = {
 
 __all__ = [
     "Decoder",
+    "Diagnosis",
     "Encoder",
     "EncoderDecoder",
     "Head",
@@ -70,6 +75,7 @@ __all__ = [
     "calibrate",
     "clip_grad_norm_",
     "compare_runs",
+    "diagnose",
     "fast",
     "fold",
     "freeze_experts",

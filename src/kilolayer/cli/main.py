@@ -29,6 +29,7 @@ OWN_VERBS = {
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
     "surface": "the loss around a model's weights, or around the path of its training, as a picture",
+    "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "recipes": "the list; one recipe's equation, constants and source",
 }

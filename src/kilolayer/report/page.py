@@ -80,8 +80,9 @@ class Warnings:
 
 
 def _model_faults(record: Record) -> list[str]:
-    """Layers that the gradient does not reach, and experts that are dead, that take all tokens, or that are full."""
-    return [*vanished_gradients(record.layers), *expert_faults(record)]
+    """Stacks that died, layers that the gradient does not reach, experts that are dead, that take all tokens, or are full."""
+    dead = [_event(entry) for entry in record.event if "dead" in entry]
+    return [*dead, *vanished_gradients(record.layers), *expert_faults(record)]
 
 
 def _warnings(record: Record) -> Warnings:
@@ -92,10 +93,15 @@ def _warnings(record: Record) -> Warnings:
         first.append(
             f"{len(skipped)} {'step was' if len(skipped) == 1 else 'steps were'} skipped and left no trace in the model."
         )
-    events = [f"Step {int(entry['step']):,}: {_without_step(str(entry.get('text', '')), entry)}" for entry in record.event]
+    events = [_event(entry) for entry in record.event if "dead" not in entry]
     events += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
     is_clean = not first and not events and bool(record.train)
     return Warnings(first + events[:SHOWN_EVENTS], max(0, len(events) - SHOWN_EVENTS), is_clean)
+
+
+def _event(entry: Entry) -> str:
+    """What happened, with its step."""
+    return f"Step {int(entry['step']):,}: {_without_step(str(entry.get('text', '')), entry)}"
 
 
 def _without_step(text: str, entry: Entry) -> str:

@@ -126,6 +126,9 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             metrics.write("event", step, text=text)
             progress.say(text)
             trainer.guard.check(step)
+        for side, text in trainer.watch.look(step, lr, norms).items():
+            metrics.write("event", step, dead=side, text=text)
+            progress.say(text)
         if step % config.log_every == 0 or step == config.steps:
             _log(trainer, lr, metrics, progress)
         else:

@@ -39,15 +39,9 @@ class Meter:
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.stacks, self.optimizer = model.stacks(), optimizer
-        starts = {
-            stack.side: sum(len(other.blocks) for other in self.stacks[:index]) for index, stack in enumerate(self.stacks)
-        }
         layers = sum(len(stack.blocks) for stack in self.stacks)
         self.found = torch.zeros(3, layers + 1, dtype=torch.float64, device=optimizer.device)
-        self.columns = [
-            torch.tensor([_column(name, starts, layers) for name in group.names], device=optimizer.device)
-            for group in optimizer.groups
-        ]
+        self.columns = columns_of(model, optimizer)
 
     def note_residuals(self, out: EncoderOutput | DecoderOutput | EncoderDecoderOutput) -> None:
         """After a forward that returned hidden states."""
@@ -85,6 +79,17 @@ class Meter:
         return {stack.side: [next(rest) for _ in stack.blocks] for stack in self.stacks}
 
 
-def _column(name: str, starts: dict[str, int], layers: int) -> int:
-    side, *path = name.split(".")
-    return starts[side] + int(path[1]) if path[0] == "blocks" else layers
+def columns_of(model: Model, optimizer: Optimizer) -> list[Tensor]:
+    """The layer of each weight, group by group: int64 [weights of the group].
+
+    The layers of all stacks are counted one after the other, and behind the last stands what is in no layer.
+    """
+    stacks = model.stacks()
+    starts = {stack.side: sum(len(other.blocks) for other in stacks[:index]) for index, stack in enumerate(stacks)}
+    layers = sum(len(stack.blocks) for stack in stacks)
+
+    def column(name: str) -> int:
+        side, *path = name.split(".")
+        return starts[side] + int(path[1]) if path[0] == "blocks" else layers
+
+    return [torch.tensor([column(name) for name in group.names], device=optimizer.device) for group in optimizer.groups]

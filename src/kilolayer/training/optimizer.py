@@ -156,15 +156,15 @@ class Optimizer:
             present = [gradient for gradient in group.gradients if gradient is not None]
             found = iter(torch._foreach_norm(present, 2, dtype=zero.dtype) if present else ())
             own = torch.stack([zero if gradient is None else next(found) for gradient in group.gradients])
-            norms.append(self._of_all(group, own))
+            norms.append(self.of_all(group, own))
         return norms
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """The norm of all gradients but those of experts, and of those: [] each."""
         if self.kernel is not None:
-            norms = [self._of_all(*pair) for pair in zip(self.groups, self.kernel.norms(), strict=True)]
+            norms = [self.of_all(*pair) for pair in zip(self.groups, self.kernel.norms(), strict=True)]
         elif all(group.sums is not None for group in self.groups):
-            norms = [self._of_all(group, exact_norm([group.buffers["sums"].view(-1, ALIGNMENT)])) for group in self.groups]
+            norms = [self.of_all(group, exact_norm([group.buffers["sums"].view(-1, ALIGNMENT)])) for group in self.groups]
         else:
             norms = [norms.norm() for norms in self.gradient_norms()]
         parts = [[torch.zeros_like(norms[0])], [torch.zeros_like(norms[0])]]
@@ -176,13 +176,13 @@ class Optimizer:
     def update_norms(self, factors: Tensor) -> list[Tensor]:
         """The norm of what the update with these coefficients changed in each weight, from the moments that it left behind."""
         return [
-            self._of_all(
+            self.of_all(
                 group, torch.cat([self._changes(group, start, factors) for start in range(0, len(group.weights), AT_ONCE)])
             )
             for group in self.groups
         ]
 
-    def _of_all(self, group: Group, norms: Tensor) -> Tensor:
+    def of_all(self, group: Group, norms: Tensor) -> Tensor:
         """Norms over the weights that all processes hold, from those over the weights that are held here."""
         if self.sharing is None or not group.of_experts:
             return norms
@@ -209,10 +209,10 @@ class Optimizer:
                 change.add_(weight.detach() * (lr * rate * group.decay)).div_(1 - lr * rate * group.decay)
         return torch.stack(torch._foreach_norm(changes, 2))
 
-    def coefficients(self, scale: Tensor) -> Tensor:
-        """lr, step, root, offset and the factor on the gradient, for the update after `taken` ones: fp64 [5]."""
+    def coefficients(self, scale: Tensor, count: Tensor | None = None) -> Tensor:
+        """lr, step, root, offset and the factor on the gradient, for the update number `count`, else the next: fp64 [5]."""
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
-        count = self.taken + 1
+        count = self.taken + 1 if count is None else count
         left1, left2 = 1 - beta1**count, 1 - beta2**count
         if self.config.optimizer != "radam":
             return torch.stack([self.lr, self.lr / left1, left2.rsqrt(), torch.full_like(count, eps), scale.double()])

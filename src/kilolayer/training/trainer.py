@@ -18,6 +18,7 @@ from kilolayer.parallel.processes import Processes
 from kilolayer.tasks.task import Batch, Task
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
+from kilolayer.training.dead_stacks import StackWatch
 from kilolayer.training.guard import Guard
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.placement import Placement
@@ -150,6 +151,7 @@ class Trainer:
         }
         sums = self.config.accumulate * self.processes.size > 1 or self.device.type == "cpu"
         self.optimizer = Optimizer(self.model, self.config, precise or None, sums=sums)
+        self.watch = StackWatch(self.model, self.optimizer, self.config)
         if saved is not None:
             self.restore(saved)
 
@@ -166,6 +168,7 @@ class Trainer:
             "batches": self.batches.state(),
             "best": asdict(self.best),
             "validated": self.validated,
+            "watch": self.watch.state(),
             "window": asdict(self.window),
             "routing": None if self.routing is None else self.routing.state(),
             "seconds": self.seconds,
@@ -189,7 +192,8 @@ class Trainer:
         """Put back what `state` gave, but for the weights, which `begin` loads."""
         path = checkpoint.path_of(self.run.checkpoints, saved.step)
         form = form_of(self.values()) | {"best": get_type_hints(Best), "window": get_type_hints(Window)}
-        values = fitted({"validated": saved.step} | saved.state, form, path / "state.json")
+        form |= {"watch": self.watch.form()}
+        values = fitted({"validated": saved.step, "watch": self.watch.state()} | saved.state, form, path / "state.json")
         moments = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random.")}
         self.optimizer.load(self.placement.own_state(moments), path / "optimizer.safetensors")
         self._restore_random(saved.optimizer, path / "optimizer.safetensors")
@@ -197,6 +201,7 @@ class Trainer:
         self.batches.load_state(values["batches"])
         self.best = Best(**values["best"])
         self.validated = int(values["validated"])
+        self.watch.load_state(values["watch"])
         self.window = Window(**values["window"])
         if self.routing is not None:
             self.routing.load_state(values["routing"])

@@ -1,0 +1,98 @@
+"""kilolayer diagnose: what depth does to a model, before training or from a checkpoint, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kilolayer.cli.configuration import read, whole
+from kilolayer.cli.output import show_json, show_line, show_table
+from kilolayer.cli.start import find_start
+from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import kind_of
+from kilolayer.terminal import say
+
+if TYPE_CHECKING:
+    from kilolayer.probe.diagnosis import Diagnosis
+    from kilolayer.tasks.config import RunConfig
+    from kilolayer.training.run import Run
+
+MOST_STEPS = 100_000
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags."""
+    from kilolayer.cli.train import add_run_options
+
+    add_run_options(parser)
+    parser.add_argument("source", type=Path, metavar="CONFIG.toml|RUN", help="a configuration, or a run folder")
+    parser.add_argument("--at", type=whole(1, 10**12), metavar="STEP", help="the run's checkpoint [the newest]")
+    parser.add_argument(
+        "--steps",
+        type=whole(1, MOST_STEPS),
+        metavar="N",
+        help="of a configuration: train N steps in memory, and measure how far they move the output [none]",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute [auto]")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page [diagnose.html in a run's folder, else none]")
+    parser.add_argument("--json", action="store_true", help="print everything that was measured as one JSON document")
+
+
+def run(options: argparse.Namespace, typed: list[str]) -> int:
+    """Measure, say what is wrong, and draw it. Exit code 0, whatever is found."""
+    source = _open(options, typed)
+
+    from kilolayer.probe.diagnose import diagnose
+    from kilolayer.report.diagnosis_page import write_diagnosis
+
+    found = diagnose(source, steps=options.steps or 0, at=options.at, device=options.device)
+    page = options.out or (options.source / "diagnose.html" if kind_of(options.source) == "folder" else None)
+    if page is not None:
+        write_diagnosis(page, options.source.name or str(options.source), found)
+    if options.json:
+        show_json(found.table())
+    else:
+        show(found)
+    if page is not None:
+        say(f"page: {page}")
+    return 0
+
+
+def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
+    """The run or the configuration; what does not belong together is refused."""
+    if kind_of(options.source) is None:
+        raise InputError("there is neither a run nor a configuration", where=str(options.source), fix="see what is there")
+    if options.out is not None and kind_of(options.out) == "folder":
+        raise InputError("the page is a file, and this is a folder", where=str(options.out), fix="name a file in it")
+    if kind_of(options.source) == "folder":
+        if typed or options.steps:
+            raise OptionError(
+                f"{typed[0] if typed else '--steps'} is for a configuration, and this is a run",
+                where=str(options.source),
+                fix=f"diagnose {options.source / 'config.toml'} with it",
+            )
+        from kilolayer.training.run import Run
+
+        return Run.open(options.source)
+    if options.at is not None:
+        raise OptionError("a configuration has no checkpoints", where="--at", fix="name a run, or remove it")
+    from kilolayer.tasks.config import RunConfig
+
+    return read(RunConfig, options.source, typed, find_start(options.source, typed)[1])
+
+
+def show(found: Diagnosis) -> None:
+    """The verdict, and the tables."""
+    from kilolayer.report.diagnosis_page import stacks_table, under, updates_table
+
+    measured = found.measured
+    show_line(f"{under(measured)}\n")
+    for line in found.verdict():
+        show_line(line)
+    show_line()
+    for title, table in (("By layer", stacks_table(measured)), ("Model update", updates_table(measured))):
+        show_table(title, table.rows, table.header)
+    if measured.changes:
+        rows = [(f"{change.step:,}", f"{change.size:.3g}") for change in measured.changes]
+        show_table("Change of the output since the start", rows, ["step", "of itself"])

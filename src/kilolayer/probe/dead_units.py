@@ -1,0 +1,46 @@
+"""The share of a feed-forward network's ReLUs that are 0 on all of a batch, and so get no gradient from it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.layers.feedforward import FeedForward
+from kilolayer.models.model import Model
+from kilolayer.moe.experts import Experts
+from kilolayer.moe.groups import Groups
+from kilolayer.probe.places import ByLayer, compute, layer_and_place, looking
+from kilolayer.probe.propagation import Loss
+
+
+def dead_units(model: Model, loss: Loss) -> ByLayer:
+    """By stack and layer; empty where the activation is no ReLU. Of experts those count that were sent a token."""
+    found: dict[str, dict[int, float]] = {stack.side: {} for stack in model.stacks()}
+    groups: list[Groups] = []
+    with looking(model) as look:
+        for stack in look.stacks:
+            for name, module in stack.named_modules():
+                if not isinstance(module, FeedForward | Experts) or not isinstance(module.activation, nn.ReLU):
+                    continue
+                layer, _ = layer_and_place(name)
+                assert layer is not None
+
+                def note(_relu: nn.Module, _inputs: object, output: Tensor, layer: int = layer, side: str = stack.side) -> None:
+                    if output.dim() == 3:
+                        dead = ~(look.places(side, output) > 0).any(dim=0)
+                    else:  # the rows of experts
+                        dead = _dead_of_experts(output, groups[-1])
+                    found[side][layer] = float(dead.double().mean())
+
+                if isinstance(module, Experts):
+                    look.before(module, lambda _experts, inputs: groups.append(inputs[1]))
+                look.after(module.activation, note)
+        compute(model, loss)
+    return {side: tuple(layers[layer] for layer in sorted(layers)) for side, layers in found.items() if layers}
+
+
+def _dead_of_experts(rows: Tensor, groups: Groups) -> Tensor:
+    """For each unit of each expert that has rows whether it is 0 on all of them: [experts with rows, units]."""
+    ends = groups.ends.tolist()
+    parts = [rows[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
+    return torch.stack([~(part > 0).any(dim=0) for part in parts])

@@ -1,0 +1,168 @@
+"""What depth does to a model, measured on one batch, with a verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from kilolayer.models.model import Model
+from kilolayer.probe.accumulated import Change
+from kilolayer.probe.attention_entropy import attention_entropy
+from kilolayer.probe.dead_units import dead_units
+from kilolayer.probe.gradients import Gradients, measure_gradients
+from kilolayer.probe.norm_inputs import norm_inputs
+from kilolayer.probe.places import ByKind, ByLayer, compute, looking
+from kilolayer.probe.propagation import Loss
+from kilolayer.probe.rank import StateRank, state_rank
+from kilolayer.probe.residual import residual_sizes
+from kilolayer.probe.updates import UpdateSizes, update_sizes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The part of training that a verdict depends on. step: that of the weights, 0 before training."""
+
+    lr: float = 1e-3
+    eps: float = 1e-8
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.98)
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Death:
+    """A stack that training found dead, as its metrics tell."""
+
+    side: str
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Everything that was measured. title: the model in words; changes: over checkpoints or first steps, where asked for.
+
+    norms_residual: whether norms stand on the residual itself, as in Post-LN.
+    """
+
+    title: str
+    recipe: str
+    settings: Settings
+    loss: float
+    gradients: Gradients
+    norm_inputs: ByKind
+    residual: ByLayer
+    rank: StateRank
+    width: int
+    entropy: ByKind
+    dead_units: ByLayer
+    updates: UpdateSizes
+    norms_residual: bool
+    changes: tuple[Change, ...] = ()
+    deaths: tuple[Death, ...] = ()
+
+    def table(self) -> dict[str, Any]:
+        """As JSON holds it: what is not finite is None."""
+        return _plain(asdict(self))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, in words, with the options to change; value: the number that tells it, beyond `limit`."""
+
+    kind: str
+    where: str
+    text: str
+    value: float
+    limit: float
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Measurements and what is wrong by them; healthy where nothing is."""
+
+    measured: Measurements
+    findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def healthy(self) -> bool:
+        return not self.findings
+
+    def options(self, most: int = 3) -> list[str]:
+        """The options to change, the most telling first."""
+        return list(dict.fromkeys(option for finding in self.findings for option in finding.options))[:most]
+
+    def verdict(self) -> list[str]:
+        """In sentences."""
+        if self.healthy:
+            return [f"Healthy: {_praise(self.measured)}"]
+        tried = self.options()
+        return [*(finding.text for finding in self.findings), *([f"Try: {'; or '.join(tried)}."] if tried else [])]
+
+    def table(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        findings = _plain([asdict(finding) for finding in self.findings])
+        said = {"healthy": self.healthy, "verdict": self.verdict(), "options": self.options(), "findings": findings}
+        return {**said, "measured": self.measured.table()}
+
+
+def measure(
+    model: Model,
+    loss: Loss,
+    settings: Settings,
+    changes: tuple[Change, ...] = (),
+    deaths: tuple[Death, ...] = (),
+) -> Measurements:
+    """All probes on one batch. loss: computes that of the batch from a model."""
+    config = model.config
+    with looking(model):
+        value = compute(model, loss)
+    with torch.random.fork_rng(devices=[]):
+        return Measurements(
+            f"{config.recipe.title} {config.depths.title}",
+            config.recipe.name,
+            settings,
+            value,
+            measure_gradients(model, loss),
+            norm_inputs(model, loss),
+            residual_sizes(model, loss),
+            state_rank(model, loss),
+            config.dim,
+            attention_entropy(model, loss),
+            dead_units(model, loss),
+            update_sizes(model, loss, lr=settings.lr, betas=settings.betas, eps=settings.eps),
+            any(sublayer.plan.out_norm for stack in model.stacks() for sublayer in stack.sublayers()),
+            changes,
+            deaths,
+        )
+
+
+def _praise(measured: Measurements) -> str:
+    reached = ", ".join(
+        f"in the {side} the first layers have {first_share(norms):.2g} of the largest layer's gradient"
+        for side, norms in measured.gradients.layers.items()
+    )
+    step = measured.updates
+    return f"{reached}; one step of Adam at {step.adam_lr:g} moves the output by {step.adam_all:.2g} of itself."
+
+
+def first_share(norms: tuple[float, ...], share: float = 0.1) -> float:
+    """The mean gradient of a stack's first tenth of layers over its largest layer's; NaN where there is no gradient."""
+    count = max(1, round(share * len(norms)))
+    return sum(norms[:count]) / count / max(norms) if max(norms) else math.nan
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case _:
+            return value

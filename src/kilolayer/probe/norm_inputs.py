@@ -1,0 +1,38 @@
+"""What enters each norm, before it is normalised: the root mean square, which divides the gradient that passes through.
+
+DeepNet, section 3.2 and Figure 3b and c: as the input of Post-LN's norms grows, the gradient of the layers below them vanishes.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from kilolayer.models.model import Model
+from kilolayer.moe.experts import ExpertNorm
+from kilolayer.moe.groups import Groups
+from kilolayer.probe.places import ByKind, compute, layer_and_place, looking, root_mean_square, table_by_place
+from kilolayer.probe.propagation import Loss
+
+
+def norm_inputs(model: Model, loss: Loss) -> ByKind:
+    """By stack and place of the norm, such as `self_attention.out_norm`, layer by layer."""
+    found: dict[str, dict[tuple[int | None, str], float]] = {stack.side: {} for stack in model.stacks()}
+    with looking(model) as look:
+        for stack in look.stacks:
+            for name, module in stack.named_modules():
+                if isinstance(module, nn.LayerNorm | nn.RMSNorm | ExpertNorm):
+                    key = layer_and_place(name)
+
+                    def note(
+                        _norm: nn.Module,
+                        inputs: tuple[Tensor, Groups] | tuple[Tensor],
+                        key: tuple[int | None, str] = key,
+                        side: str = stack.side,
+                    ) -> None:
+                        # An expert's norm reads rows of tokens, those of padding behind the last expert's.
+                        x = inputs[0][: inputs[1].ends[-1]] if len(inputs) > 1 else look.places(side, inputs[0])
+                        found[side][key] = root_mean_square(x)
+
+                    look.before(module, note)
+        compute(model, loss)
+    return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}

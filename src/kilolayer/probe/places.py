@@ -1,0 +1,110 @@
+"""A look into a model while it computes a loss: hooks on its plain modules, of real positions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from kilolayer.layers.modules import in_mode
+from kilolayer.layers.stack import Stack
+from kilolayer.layers.view import Sequences
+from kilolayer.models.model import Model
+from kilolayer.probe.propagation import Loss
+
+ByLayer = dict[str, tuple[float, ...]]
+"""A number for each layer from the input on, by stack."""
+ByKind = dict[str, dict[str, tuple[float, ...]]]
+"""The same by stack and by kind of sublayer, or by place inside a layer; NaN where a layer has none."""
+
+
+class Look:
+    """Hooks that are gone afterwards, and which positions of what a stack reads are real."""
+
+    def __init__(self, model: Model) -> None:
+        self.stacks = model.stacks()
+        self.real: dict[str, Tensor | None] = {}
+        self.handles: list[RemovableHandle] = []
+        for stack in self.stacks:
+            self.before(stack, self._note_padding)
+
+    def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Call `hook(module, inputs)` before the module's forward."""
+        self.handles.append(module.register_forward_pre_hook(hook))
+
+    def after(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Call `hook(module, inputs, output)` after the module's forward."""
+        self.handles.append(module.register_forward_hook(hook))
+
+    def places(self, side: str, x_BLD: Tensor) -> Tensor:
+        """The states [batch, length, width] of a stack at its real positions: [places, width]."""
+        real = self.real.get(side)
+        return x_BLD.detach().flatten(0, 1) if real is None else x_BLD.detach()[real]
+
+    def _note_padding(self, stack: Stack, inputs: tuple[Sequences, ...]) -> None:
+        self.real[stack.side] = inputs[0].real
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+@contextmanager
+def looking(model: Model) -> Iterator[Look]:
+    """A look at the model, which is evaluated inside: without dropout, and without capacity limits of experts."""
+    look = Look(model)
+    try:
+        with in_mode(model, training=False):
+            yield look
+    finally:
+        look.remove()
+
+
+def compute(model: Model, loss: Loss) -> float:
+    """The loss alone, for the hooks on its way."""
+    with torch.no_grad():
+        return float(loss(model))
+
+
+def top_states(loss: Loss) -> Callable[[Model], Tensor]:
+    """F(x): what computes the output of a model's last stack for the batch of `loss`, at its real positions: [places, dim]."""
+
+    def output(model: Model) -> Tensor:
+        found: list[Tensor] = []
+        with looking(model) as look:
+            last = look.stacks[-1]
+            look.after(last, lambda _stack, _inputs, out: found.append(look.places(last.side, out.states)))
+            compute(model, loss)
+        return found[-1]
+
+    return output
+
+
+def root_mean_square(x: Tensor) -> float:
+    """Of all elements; NaN where there is none."""
+    return float(x.double().square().mean().sqrt())
+
+
+def layer_and_place(name: str) -> tuple[int | None, str]:
+    """`blocks.3.self_attention.pre_norm` of a stack is layer 3 and the place `self_attention.pre_norm`."""
+    parts = name.split(".")
+    index = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    if index is None:
+        return None, name
+    place = [part for part in parts[:index] if part != "blocks"] + [part for part in parts[index + 1 :] if part != "f"]
+    return int(parts[index]), ".".join(place)
+
+
+def table_by_place(found: dict[tuple[int | None, str], float], layers: int) -> dict[str, tuple[float, ...]]:
+    """Values by layer and place as a row a place; a place outside of the layers has one value."""
+    rows: dict[str, Any] = {}
+    for (layer, place), value in found.items():
+        if layer is None:
+            rows[place] = (value,)
+        else:
+            rows.setdefault(place, [float("nan")] * layers)[layer] = value
+    return {place: tuple(values) for place, values in rows.items()}

@@ -1,0 +1,27 @@
+"""How the residual stream grows from layer to layer."""
+
+from __future__ import annotations
+
+from kilolayer.layers.block import Block, LayerOutput
+from kilolayer.models.model import Model
+from kilolayer.probe.places import ByLayer, compute, looking, root_mean_square
+from kilolayer.probe.propagation import Loss
+
+
+def residual_sizes(model: Model, loss: Loss) -> ByLayer:
+    """The root mean square of what enters the first layer of each stack, and of what each layer gives."""
+    found: dict[str, list[float]] = {stack.side: [] for stack in model.stacks()}
+    with looking(model) as look:
+        for stack in look.stacks:
+
+            def enter(_block: Block, inputs: tuple, side: str = stack.side) -> None:
+                found[side].append(root_mean_square(look.places(side, inputs[0])))
+
+            def leave(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
+                found[side].append(root_mean_square(look.places(side, output.states)))
+
+            look.before(stack.layers()[0], enter)
+            for block in stack.layers():
+                look.after(block, leave)
+        compute(model, loss)
+    return {side: tuple(sizes) for side, sizes in found.items()}

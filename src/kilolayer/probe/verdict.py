@@ -1,0 +1,214 @@
+"""The rules that turn measurements into words, each with its limit and the options that change what it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from kilolayer import recipes
+from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
+from kilolayer.training.dead_stacks import MOVED, REACHED
+
+VANISHED, EXPLODED = 1 / 30, 100.0
+"""Of a stack's largest gradient of a layer, before training: DeepNorm has 0.8 and more at every depth, Post-LN of 6 layers 0.1.
+The first layers over the last: the most that any recipe has, at up to 1,000 layers, is 18 (benchmarks/propagation/table.md)."""
+EARLY = 30
+"""Steps of the warm-up over which a first step is summed up."""
+MOVES, MOVES_SOFTENED, SOFT = 2.5, 5.0, 1e-5
+"""Of the output, moved in these steps, where norms stand on the residual; the second with an eps of at least SOFT. Models
+without such norms live through thirty times as much. docs/diagnose.md lists the runs behind these limits."""
+GROWN = 100.0
+"""What the last layer gives over what enters the first."""
+ALIKE, FLAT = 0.99, 5.0
+"""Mean cosine of the places of a sequence after the last layer of a stack, and the effective rank of all states there: Post-LN
+of 6 layers, which learns, starts at 1.00 and 7, of 18 layers at 1.00 and 4; all other recipes above 18."""
+NARROW = 0.05
+"""Entropy of a layer's attention, relative to an even one."""
+IDLE = 0.5
+"""Share of a layer's ReLUs that no token of the batch opens."""
+
+Rule = Callable[[Measurements], Iterator[Finding]]
+
+
+def judge(measured: Measurements) -> Diagnosis:
+    """All rules, those that name the cause first."""
+    found = [finding for rule in RULES for finding in rule(measured)]
+    if any(finding.kind == "not finite" for finding in found):
+        found = found[:1]  # what else was measured means nothing
+    return Diagnosis(measured, tuple(found))
+
+
+def not_finite(measured: Measurements) -> Iterator[Finding]:
+    """The loss or the gradient is no number."""
+    if not (math.isfinite(measured.loss) and math.isfinite(measured.gradients.total)):
+        text = f"The loss is {measured.loss:g} and the norm of its gradient {measured.gradients.total:g}."
+        options = (*_calmer(measured), "--train.clip_norm 1.0", "--train.precision fp32")
+        yield Finding("not finite", "", text, measured.loss, math.inf, options)
+
+
+def dead_stack(measured: Measurements) -> Iterator[Finding]:
+    """A stack of a trained model whose first layers no gradient reaches; or one that training has found dead."""
+    known = {death.side: death for death in measured.deaths}
+    for side, norms in measured.gradients.layers.items():
+        count = max(1, round(0.1 * len(norms)))
+        first, largest = sum(norms[:count]) / count, measured.gradients.largest
+        reached = first / largest if largest else 0.0
+        if not measured.settings.step or (reached >= REACHED and side not in known):
+            continue
+        since = f" since step {known[side].step:,}" if side in known else ""
+        beside = " A decoder beside it models its own language and does not read the source." if _read(measured, side) else ""
+        text = (
+            f"The {side} is dead{since}: the gradient of its first layers is {_ratio(reached)} of the largest layer's "
+            f"({first:.1e} of {largest:.1e}).{beside}"
+        )
+        yield Finding("dead", side, text, reached, REACHED, _calmer(measured))
+
+
+def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
+    """Before training: the first layers of a stack get far less of the gradient than others, or far more."""
+    for side, norms in measured.gradients.layers.items():
+        if measured.settings.step:
+            return
+        share, least = first_share(norms), min(norms)
+        largest = max(norms)
+        if share < VANISHED:
+            text = (
+                f"The gradient vanishes in the {side}: that of its first layers is {_ratio(share)} of the largest layer's "
+                f"({largest:.1e})."
+            )
+            yield Finding("vanishing gradient", side, text, share, VANISHED, _other_recipe(measured))
+        elif least > 0 and share > 0.5 and norms[-1] < largest / EXPLODED:
+            text = (
+                f"The gradient grows towards the input of the {side}: its last layer has {_ratio(norms[-1] / largest)} of the "
+                f"largest ({largest:.1e})."
+            )
+            yield Finding("exploding gradient", side, text, largest / norms[-1], EXPLODED, _other_recipe(measured))
+
+
+def steep_start(measured: Measurements) -> Iterator[Finding]:
+    """The learning rate rises faster than the output can follow: Adam's first step, summed up over the early warm-up."""
+    settings, step = measured.settings, measured.updates
+    if settings.step or not measured.norms_residual:
+        return
+    rates = [settings.lr * min(1.0, place / max(1, settings.warmup_steps)) for place in range(1, EARLY + 1)]
+    moved = sum(rates) * step.adam_start / step.start_lr
+    limit = MOVES_SOFTENED if settings.eps >= SOFT else MOVES
+    if moved > limit:
+        text = (
+            f"The warm-up is steep: in {EARLY} steps Adam can move the output by {moved:.2g} times itself (limit {limit:g}): "
+            f"a step of {step.start_lr:g} moves it by {step.adam_start:.2g}."
+        )
+        factor = 2 * moved / limit
+        longer = _rounded(max(settings.warmup_steps, EARLY) * factor)
+        options = [f"--train.warmup_steps {longer}", f"--train.lr {_digits(settings.lr / factor)}"]
+        if settings.eps < SOFT:
+            options.append("--train.eps 1e-4")
+        yield Finding("steep warm-up", "", text, moved, limit, tuple(options))
+
+
+def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
+    """The gradient a parameter is so small against Adam's eps that nothing moves."""
+    eps = measured.settings.eps
+    for side, ratio in measured.gradients.over_eps(eps).items():
+        if 0 < ratio < MOVED:
+            smaller = 10.0 ** math.floor(math.log10(ratio * eps / 10))
+            text = (
+                f"Adam's eps hides the gradient of the {side}: it is {ratio * eps:.1e} a parameter where least, eps is {eps:g}."
+            )
+            yield Finding("eps", side, text, ratio, MOVED, (f"--train.eps {smaller:.0e}",))
+
+
+def grown_residual(measured: Measurements) -> Iterator[Finding]:
+    """The residual stream is so large at the top that its last layers hardly change it."""
+    for side, sizes in measured.residual.items():
+        growth = sizes[-1] / sizes[0] if sizes[0] else math.nan
+        if growth > GROWN:
+            text = f"The residual stream of the {side} grows {growth:,.0f} times: its last layers add little to it."
+            yield Finding("residual growth", side, text, growth, GROWN, _other_recipe(measured))
+
+
+def collapsed(measured: Measurements) -> Iterator[Finding]:
+    """All places of a sequence have one state."""
+    for side, cosines in measured.rank.cosine.items():
+        rank = measured.rank.effective[side][-1]
+        if cosines[-1] > ALIKE and rank < FLAT:
+            text = (
+                f"The states of the {side} have collapsed: the mean cosine of two places is {cosines[-1]:.3f} after the last "
+                f"layer, their effective rank {rank:.1f} of {measured.width}."
+            )
+            options = _calmer(measured) if measured.settings.step else _other_recipe(measured)
+            yield Finding("collapsed states", side, text, cosines[-1], ALIKE, options)
+
+
+def narrow_attention(measured: Measurements) -> Iterator[Finding]:
+    """Attention that looks at one place."""
+    for side, kinds in measured.entropy.items():
+        for kind, values in kinds.items():
+            narrow = [layer for layer, value in enumerate(values, 1) if value < NARROW]
+            if len(narrow) > len(values) / 2:
+                text = (
+                    f"{_title(kind)} of the {side} looks at single places in {len(narrow)} of {len(values)} layers: entropy "
+                    f"below {NARROW:g} of an even one."
+                )
+                yield Finding("narrow attention", side, text, min(values), NARROW, _calmer(measured))
+
+
+def idle_units(measured: Measurements) -> Iterator[Finding]:
+    """ReLUs that no token opens."""
+    for side, shares in measured.dead_units.items():
+        idle = [layer for layer, share in enumerate(shares, 1) if share > IDLE]
+        if idle:
+            worst = max(shares)
+            layer = shares.index(worst) + 1
+            text = f"Most ReLUs are dead in {len(idle)} of {len(shares)} layers of the {side}: {worst:.0%} in layer {layer}."
+            yield Finding("dead ReLUs", side, text, worst, IDLE, (*_calmer(measured)[:1], "--model.activation gelu"))
+
+
+RULES: tuple[Rule, ...] = (
+    not_finite,
+    dead_stack,
+    uneven_gradient,
+    steep_start,
+    hidden_by_eps,
+    collapsed,
+    grown_residual,
+    narrow_attention,
+    idle_units,
+)
+
+
+def _read(measured: Measurements, side: str) -> bool:
+    return side == "encoder" and "decoder" in measured.gradients.layers
+
+
+def _other_recipe(measured: Measurements) -> tuple[str, ...]:
+    """A recipe made for depth, where it is not the model's own; else a slower start."""
+    return (f"--model.recipe {recipes.DEFAULT}",) if measured.recipe != recipes.DEFAULT else _calmer(measured)
+
+
+def _calmer(measured: Measurements) -> tuple[str, ...]:
+    """A slower start: what kept alive the encoders that died (docs/results.md, A thousand layers)."""
+    settings = measured.settings
+    found = [f"--train.lr {_digits(settings.lr / 4)}", f"--train.warmup_steps {_rounded(max(settings.warmup_steps, 100) * 4)}"]
+    if settings.eps < SOFT:
+        found.append("--train.eps 1e-4")
+    return tuple(found)
+
+
+def _ratio(share: float) -> str:
+    """0.0033 as 1/300; a share that is not small as itself."""
+    if not share:
+        return "none"
+    return f"1/{float(f'{1 / share:.2g}'):,.0f}" if share < 0.1 else f"{share:.2g}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def _rounded(value: float) -> int:
+    return int(float(f"{value:.2g}"))
+
+
+def _title(kind: str) -> str:
+    return kind.replace("_", "-").capitalize()

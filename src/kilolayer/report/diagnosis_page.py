@@ -1,0 +1,143 @@
+"""The page of a diagnosis: the verdict, and what was measured layer by layer, as pictures and numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from kilolayer.files.writing import write
+from kilolayer.probe.diagnosis import Diagnosis, Measurements
+from kilolayer.report.figure import Series
+from kilolayer.report.layer_plots import layers_by_kind_plot
+from kilolayer.report.panels import Panel, Table
+from kilolayer.report.plots import line_plot
+
+ByKind = Mapping[str, Mapping[str, Sequence[float]]]
+ByLayer = Mapping[str, Sequence[float]]
+
+
+def write_diagnosis(path: Path, name: str, diagnosis: Diagnosis) -> None:
+    """One self-contained page without scripts. name: of the run or configuration."""
+    write(path, render_diagnosis(name, diagnosis).encode("utf-8", "backslashreplace"))
+
+
+def render_diagnosis(name: str, diagnosis: Diagnosis) -> str:
+    """The page as text."""
+    measured = diagnosis.measured
+    return _template().render(
+        name=name,
+        under=under(measured),
+        verdict=diagnosis.verdict(),
+        pictures=_pictures(measured),
+        updates=updates_table(measured),
+        stacks=stacks_table(measured),
+    )
+
+
+@functools.cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("kilolayer.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("diagnosis.html")
+
+
+def under(measured: Measurements) -> str:
+    """The model, and at which of its steps it was measured."""
+    when = f"at step {measured.settings.step:,}" if measured.settings.step else "before training"
+    return f"{measured.title}, {when}; loss {measured.loss:.4g} on one batch"
+
+
+def updates_table(measured: Measurements) -> Table:
+    """How far one step moves the output."""
+    step = measured.updates
+    return Table(
+        ["one step moves the output by", "matrices alone", "all weights"],
+        [
+            [f"SGD, learning rate {step.sgd_lr:g}", f"{step.sgd_matrices:.2g}", f"{step.sgd_all:.2g}"],
+            [f"Adam, learning rate {step.adam_lr:g}", f"{step.adam_matrices:.2g}", f"{step.adam_all:.2g}"],
+        ],
+    )
+
+
+def stacks_table(measured: Measurements) -> Table:
+    """The first, the middle and the last layer of each stack."""
+    header = ["layer", "gradient", "a parameter, over eps", "residual", "effective rank", "cosine", "attention", "dead ReLUs"]
+    rows = []
+    for side, norms in measured.gradients.layers.items():
+        for place in dict.fromkeys((0, len(norms) // 2, len(norms) - 1)):
+            entropies = [values[place] for values in measured.entropy[side].values()]
+            dead = measured.dead_units.get(side, ())
+            cells = [
+                norms[place],
+                measured.gradients.per_parameter[side][place] / measured.settings.eps,
+                measured.residual[side][place + 1],
+                measured.rank.effective[side][place],
+                measured.rank.cosine[side][place],
+                sum(entropies) / len(entropies),
+                dead[place] if place < len(dead) else math.nan,
+            ]
+            rows.append([f"{side} {place + 1}", *(_shown(cell) for cell in cells)])
+    return Table(header, rows)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "-"
+
+
+def _pictures(measured: Measurements) -> list[Panel]:
+    gradients, eps = measured.gradients, measured.settings.eps
+    over_eps = {side: [norm / eps for norm in norms] for side, norms in gradients.per_parameter.items()}
+    inside = {
+        side: {place: values for place, values in places.items() if len(values) > 1}
+        for side, places in measured.norm_inputs.items()
+    }
+    panels = [
+        _kinds("gradient", gradients.kinds, "Gradient by layer and kind of sublayer", "The norm of all weights of a sublayer."),
+        _lines("gradient-layers", gradients.layers, "Gradient by layer", "", log=True),
+        _lines("over-eps", over_eps, "Gradient a parameter, over Adam's eps", "Far below 1 the update vanishes.", log=True),
+        _kinds("norm-inputs", inside, "What enters each norm", "Its root mean square, by which the norm divides the gradient."),
+        _lines("residual", measured.residual, "Residual stream", "Root mean square; 0 is what enters.", log=True, first=0),
+        _lines("rank", measured.rank.effective, "Effective rank of the states", f"The width is {measured.width}."),
+        _lines("cosine", measured.rank.cosine, "Mean cosine of two places", "1: all places have one state."),
+        _kinds(
+            "entropy", measured.entropy, "Entropy of attention", "1: even over all visible places; 0: one place.", log=False
+        ),
+        _lines("dead-units", measured.dead_units, "Share of dead ReLUs", "0 on all of the batch."),
+    ]
+    if measured.changes:
+        line = Series("change", [each.step for each in measured.changes], [each.size for each in measured.changes])
+        svg = line_plot(
+            "changes",
+            [line],
+            x_label="step",
+            y_label="change of the output",
+            description="Change of the output since the start by step",
+            from_zero=True,
+        )
+        panels.append(Panel(svg, "Accumulated change of the output", "||F(x, step) - F(x, 0)|| / ||F(x, 0)||"))
+    return panels
+
+
+def _kinds(name: str, stacks: ByKind, title: str, note: str, *, log: bool = True) -> Panel:
+    readable = {
+        side: {kind.replace("_", " ").replace(".", ", "): list(values) for kind, values in kinds.items()}
+        for side, kinds in stacks.items()
+    }
+    svg = layers_by_kind_plot(name, readable, scale_label=title.partition(" by ")[0].lower(), description=title, log=log)
+    return Panel(svg, title, note)
+
+
+def _lines(name: str, stacks: ByLayer, title: str, note: str, *, log: bool = False, first: int = 1) -> Panel:
+    series = [Series(side, range(first, first + len(values)), values) for side, values in stacks.items()]
+    svg = line_plot(name, series, x_label="layer", y_label=title.partition(",")[0].lower(), description=title, log=log)
+    return Panel(svg, title, note)

@@ -1,0 +1,159 @@
+"""Stacks whose first layers have stopped learning, seen in the optimizer's moments: no step is changed or read back for it."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kilolayer.models.model import Model
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.norms import LayerNorms, columns_of
+from kilolayer.training.optimizer import AT_ONCE, Group, Optimizer
+
+REACHED = 1e-3
+"""Of the largest gradient of a layer: with less, twice in a row and not rising, the first layers are dead. Runs that died
+(benchmarks/translation/warmup.json, thousand-*.json) had 7e-4 and less and did not come back; those that lived above 4e-3.
+Recipes whose branches start closed, as ReZero, begin below it and rise."""
+MOVED, LEAST_MOVE = 1e-3, 1e-6
+"""Of Adam's usual step, and at the highest learning rate: with less than both, eps hides the gradient and nothing moves."""
+SHARE = 0.1
+"""Of a stack's layers that are its first."""
+LEAST_UPDATES, LEAST_DISTANCE = 10, 10
+"""Updates before the moments tell anything, and steps between two looks at them."""
+
+
+@dataclass(frozen=True)
+class StackPulse:
+    """What still reaches the first layers of a stack.
+
+    first: the mean norm of their running gradients; largest: the largest layer's of the model. moved: the most that a weight in
+    them moves, 1 being Adam's usual step.
+    """
+
+    side: str
+    first: float
+    largest: float
+    moved: float
+
+    @property
+    def reached(self) -> float:
+        """The share of the gradient that reaches them."""
+        return self.first / self.largest if self.largest else 0.0
+
+    def fault(self, lr: float, before: float | None) -> str | None:
+        """Why the stack is dead, in words; None where it is not.
+
+        lr: the run's highest learning rate. before: the share that reached the first layers when they were last looked at.
+        """
+        if self.moved < MOVED and self.moved * lr < LEAST_MOVE:
+            return f"a step moves its first layers by {self.moved:.1e} of the learning rate: train.eps hides their gradient"
+        if before is not None and self.reached <= before < REACHED:
+            return (
+                f"the gradient of its first layers is {self.reached:.1e} of the largest layer's "
+                f"({self.first:.1e} of {self.largest:.1e})"
+            )
+        return None
+
+
+class StackWatch:
+    """Looks now and then whether the stacks of a run still learn; each that does not is told once.
+
+    told: for each stack the step at which it was found dead. before: what reached it when it was looked at last.
+    """
+
+    def __init__(self, model: Model, optimizer: Optimizer, config: TrainConfig) -> None:
+        self.optimizer, self.config = optimizer, config
+        self.depths = {stack.side: len(stack.blocks) for stack in model.stacks()}
+        self.told: dict[str, int | None] = dict.fromkeys(self.depths)
+        self.before: dict[str, float | None] = dict.fromkeys(self.depths)
+        self.columns = columns_of(model, optimizer)
+        self.every = config.log_every * -(-LEAST_DISTANCE // config.log_every)
+        # A measured gradient is the step's own, the moments' is the mean of the last ones; the two are not mixed.
+        self.reads_norms = config.layers_distance > 0 and self.every % config.layers_distance == 0
+
+    def look(self, step: int, lr: float, norms: LayerNorms | None = None) -> dict[str, str]:
+        """The stacks found dead for the first time after this step, of learning rate `lr`, each with what to tell.
+
+        norms: what the step has measured. Looks where metrics are written, at least ten steps apart; called on all processes.
+        """
+        if step % self.every or not lr or None not in self.told.values():
+            return {}
+        found: dict[str, str] = {}
+        for pulse in self.feel(lr, norms if self.reads_norms else None):
+            fault = pulse.fault(self.config.lr, self.before[pulse.side])
+            if self.told[pulse.side] is None and fault is not None:
+                self.told[pulse.side] = step
+                found[pulse.side] = f"step {step}: the {pulse.side} is dead: {fault}; {self._remedy(pulse)}"
+            self.before[pulse.side] = pulse.reached
+        return found
+
+    def state(self) -> dict[str, dict[str, float | int | None]]:
+        return {"told": dict(self.told), "before": dict(self.before)}
+
+    def load_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        self.told, self.before = dict(state["told"]), dict(state["before"])
+
+    def form(self) -> dict[str, Any]:
+        """What `state` gives, as types."""
+        return {"told": dict.fromkeys(self.told, int | None), "before": dict.fromkeys(self.told, float | None)}
+
+    @torch.no_grad()
+    def feel(self, lr: float, norms: LayerNorms | None = None) -> list[StackPulse]:
+        """What reaches each stack now, by the moments or by the gradients of `norms`; empty while the moments tell nothing."""
+        taken = int(self.optimizer.taken)
+        if taken < LEAST_UPDATES:
+            return []
+        layers = sum(self.depths.values())
+        squares, moves = (torch.zeros(layers + 1, dtype=torch.float64, device=self.optimizer.device) for _ in range(2))
+        factors = self.optimizer.coefficients(torch.ones_like(self.optimizer.lr), self.optimizer.taken).tolist()
+        for group, columns in zip(self.optimizer.groups, self.columns, strict=True):
+            parts = [self._norms(group, start, taken, factors) for start in range(0, len(group.weights), AT_ONCE)]
+            means, changes = (self.optimizer.of_all(group, torch.cat(each)).double() for each in zip(*parts, strict=True))
+            squares.index_add_(0, columns, means.square())
+            moves.scatter_reduce_(0, columns, changes / (self._sizes(group).sqrt() * lr), "amax")
+        gradients, moved = squares.sqrt().tolist()[:layers], moves.tolist()
+        if norms is not None:
+            gradients = [norm for side in self.depths for norm in norms.gradient[side]]
+        pulses, start = [], 0
+        for side, depth in self.depths.items():
+            count = max(1, round(SHARE * depth))
+            first = slice(start, start + count)
+            pulses.append(StackPulse(side, sum(gradients[first]) / count, max(gradients), max(moved[first])))
+            start += depth
+        return pulses
+
+    def _sizes(self, group: Group) -> Tensor:
+        """The elements of each weight of a group, on all processes that share it."""
+        shares = 1 if self.optimizer.sharing is None or not group.of_experts else self.optimizer.sharing.size
+        sizes = [weight.numel() * shares for weight in group.weights]
+        return torch.tensor(sizes, dtype=torch.float64, device=self.optimizer.device)
+
+    def _norms(self, group: Group, start: int, taken: int, factors: list[float]) -> tuple[Tensor, Tensor]:
+        """Of a few weights: the norms of their running gradients, and of what these changed in the last update."""
+        few = slice(start, start + AT_ONCE)
+        _, step, root, offset, _ = factors
+        offset *= group.eps if root else 1.0
+        means, seen = group.means[few], 1 - self.config.beta1**taken
+        if group.decay and not self.config.decoupled:
+            # The mean is that of the gradient + decay w. Weights are slow: their part is decay w times what the mean has seen.
+            weights = [weight.detach().to(means[0].dtype) for weight in (group.masters or list(group.weights))[few]]
+            means = torch._foreach_sub(means, torch._foreach_mul(weights, group.decay * seen))
+        roots = torch._foreach_sqrt(group.squares[few])
+        torch._foreach_mul_(roots, root)
+        torch._foreach_add_(roots, offset)
+        norms = torch.stack(torch._foreach_norm(means, 2)) / seen
+        return norms, torch.stack(torch._foreach_norm(torch._foreach_div(means, roots), 2)) * step
+
+    def _remedy(self, pulse: StackPulse) -> str:
+        if pulse.moved < MOVED:
+            return "begin anew with a smaller train.eps"
+        beside = (
+            "the decoder beside it no longer reads the source; " if pulse.side == "encoder" and "decoder" in self.told else ""
+        )
+        return f"{beside}begin anew with a lower train.lr, more train.warmup_steps, train.eps = 1e-4, or another recipe"

@@ -1,0 +1,39 @@
+"""kilolayer diagnose, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typed_commands import quietly, refused
+
+
+def test_a_configuration_is_diagnosed_with_typed_options(config: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    code, out, err = quietly("diagnose", config, "--model.recipe", "pre_ln", "--train.warmup_steps", "4000", "--out", page)
+    assert code == 0, err
+    assert out.startswith("Pre-LN 2L-2L, before training; loss ")
+    assert "Healthy: in the encoder the first layers have " in out
+    assert "Adam, learning rate 0.01" in out
+    assert page.read_text().count("<svg") >= 8
+    assert str(page) in err
+
+
+def test_a_run_has_its_page_and_its_numbers(trained: tuple[Path, str, str]) -> None:
+    folder, _, _ = trained
+    code, out, err = quietly("diagnose", folder, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["measured"]["settings"]["step"] == 6
+    assert [change["step"] for change in found["measured"]["changes"]] == [3, 6]
+    assert "by layer" in (folder / "diagnose.html").read_text().lower()
+
+
+def test_mistakes_are_refused_before_any_work(config: Path, trained: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder, _, _ = trained
+    assert "neither a run nor a configuration" in refused("diagnose", tmp_path / "nothing")[0]
+    assert "--train.lr is for a configuration" in refused("diagnose", folder, "--train.lr", "1e-3")[0]
+    assert "--steps is for a configuration" in refused("diagnose", folder, "--steps", "3")[0]
+    assert "a configuration has no checkpoints" in refused("diagnose", config, "--at", "3")[0]
+    assert "no whole checkpoint of step 5" in refused("diagnose", folder, "--at", "5")[0]
+    assert "the page is a file" in refused("diagnose", config, "--out", tmp_path)[0]

@@ -1,0 +1,134 @@
+"""The rules of a verdict, on measurements that are made up and on models that are known to be ill or well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kilolayer as kl
+from kilolayer.probe.diagnosis import Death, Measurements, Settings, measure
+from kilolayer.probe.verdict import judge
+
+SLOW = Settings(lr=1e-4, warmup_steps=4000)
+
+
+def measured(recipe: str, layers: int, settings: Settings = SLOW) -> Measurements:
+    torch.manual_seed(0)
+    model = kl.EncoderDecoder(64, 16, 2, 32, layers, layers, recipe)
+    source, target, labels = torch.randint(1, 64, (3, 4, 10))
+    return measure(model, lambda m: F.cross_entropy(m(source, target).logits.flatten(0, 1), labels.flatten()), settings)
+
+
+@pytest.fixture(scope="module")
+def well() -> Measurements:
+    return measured("deepnorm", 4)
+
+
+def kinds(found: Measurements) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.where) for finding in judge(found).findings]
+
+
+@pytest.mark.parametrize(
+    "recipe", ["rezero", *(pytest.param(name, marks=pytest.mark.slow) for name in kl.recipes.names() if name != "rezero")]
+)
+def test_a_shallow_model_that_starts_slowly_is_healthy(recipe: str) -> None:
+    assert judge(measured(recipe, 2)).findings == ()
+
+
+def test_a_deep_post_ln_is_not_and_another_recipe_is_named() -> None:
+    found = judge(measured("post_ln", 12))
+    assert ("vanishing gradient", "decoder") in [(finding.kind, finding.where) for finding in found.findings]
+    assert "--model.recipe deepnorm" in found.options()
+    assert found.verdict()[-1].startswith("Try: --model.recipe deepnorm")
+
+
+@pytest.mark.slow
+def test_a_deep_deepnorm_is_healthy() -> None:
+    assert judge(measured("deepnorm", 40)).healthy
+
+
+def test_a_healthy_one_is_said_to_be(well: Measurements) -> None:
+    assert judge(well).healthy
+    assert judge(well).verdict()[0].startswith("Healthy: in the encoder the first layers have ")
+
+
+def with_gradients(found: Measurements, **layers: tuple[float, ...]) -> Measurements:
+    return replace(found, gradients=replace(found.gradients, layers=layers))
+
+
+def test_a_dead_encoder_of_a_run_is_named_with_its_number(well: Measurements) -> None:
+    trained = replace(well, settings=replace(SLOW, step=700))
+    dying = with_gradients(trained, encoder=(1e-6, 5e-6, 1e-4, 6e-3), decoder=(0.08, 0.07, 0.1, 0.12))
+    found = judge(dying)
+    assert found.verdict()[0].startswith("The encoder is dead: the gradient of its first layers is 1/120,000 of the largest")
+    assert found.options() == ["--train.lr 2.5e-5", "--train.warmup_steps 16000", "--train.eps 1e-4"]
+    assert kinds(with_gradients(trained, encoder=(0.06, 0.05, 0.04, 0.06), decoder=(0.1, 0.1, 0.1, 0.1))) == []
+    told = replace(trained, deaths=(Death("decoder", 120, "..."),))
+    assert judge(told).verdict()[0].startswith("The decoder is dead since step 120:")
+
+
+@pytest.mark.parametrize(
+    ("norms", "kind"),
+    [
+        ((0.02, 0.5, 0.9, 1.0), "vanishing gradient"),
+        ((1.0, 0.1, 0.05, 0.005), "exploding gradient"),
+        ((0.3, 1.0, 1.0, 0.3), None),
+    ],
+)
+def test_an_uneven_gradient_before_training(well: Measurements, norms: tuple[float, ...], kind: str | None) -> None:
+    found = with_gradients(well, encoder=norms, decoder=(1.0, 1.0, 1.0, 1.0))
+    assert kinds(found) == ([] if kind is None else [(kind, "encoder")])
+
+
+# Runs of docs/diagnose.md: what a step of 1e-5 moves, highest rate, warm-up, eps, and whether they died of it.
+KNOWN = [
+    (5.83e-3, 2e-3, 200, 1e-8, True),
+    (5.83e-3, 5e-4, 200, 1e-8, False),
+    (5.83e-3, 2e-3, 800, 1e-8, False),
+    (4.65e-3, 2e-3, 200, 1e-4, False),
+    (3.56e-3, 4e-3, 200, 4e-4, False),
+    (7.74e-3, 8e-4, 1000, 1e-8, False),
+    (7.00e-3, 2e-3, 120, 1e-8, True),
+    (15.4e-2, 1e-3, 120, 1e-8, True),
+]
+
+
+@pytest.mark.parametrize(("start", "lr", "warmup", "eps", "died"), KNOWN)
+def test_a_steep_warm_up_is_found_where_runs_died_of_it(
+    well: Measurements, start: float, lr: float, warmup: int, eps: float, died: bool
+) -> None:
+    settings = Settings(lr=lr, warmup_steps=warmup, eps=eps)
+    found = judge(replace(well, settings=settings, updates=replace(well.updates, adam_start=start, start_lr=1e-5)))
+    assert [finding.kind for finding in found.findings] == (["steep warm-up"] if died else [])
+
+
+def test_the_warm_up_that_is_proposed_is_not_steep(well: Measurements) -> None:
+    settings = Settings(lr=2e-3, warmup_steps=200)
+    steep = replace(well, settings=settings, updates=replace(well.updates, adam_start=5.83e-3, start_lr=1e-5))
+    longer = int(judge(steep).options()[0].split()[-1])
+    assert judge(replace(steep, settings=replace(settings, warmup_steps=longer))).healthy
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"loss": float("nan")}, ("not finite", "")),
+        ({"residual": {"encoder": (1.0, 200.0), "decoder": (1.0, 2.0)}}, ("residual growth", "encoder")),
+        ({"dead_units": {"decoder": (0.1, 0.8)}}, ("dead ReLUs", "decoder")),
+        ({"entropy": {"decoder": {"self_attention": (0.01, 0.02, 0.5)}}}, ("narrow attention", "decoder")),
+        ({"settings": Settings(lr=1e-4, warmup_steps=4000, eps=1e6)}, ("eps", "encoder")),
+    ],
+)
+def test_each_rule_finds_its_own(well: Measurements, change: dict[str, Any], kind: tuple[str, str]) -> None:
+    assert kinds(replace(well, **change))[:1] == [kind]
+
+
+def test_states_that_have_collapsed(well: Measurements) -> None:
+    rank = replace(
+        well.rank, cosine={"encoder": (0.5, 0.999), "decoder": (0.5, 0.999)}, effective={"encoder": (9, 1.4), "decoder": (9, 8)}
+    )
+    assert kinds(replace(well, rank=rank)) == [("collapsed states", "encoder")]

@@ -1,0 +1,115 @@
+"""A diagnosis of configurations and runs of every task: it measures the model of training, and leaves the run as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
+
+import kilolayer as kl
+from kilolayer.config import build, dump
+from kilolayer.errors import InputError
+from kilolayer.models.build import build_model
+from kilolayer.probe.diagnosis import Settings
+from kilolayer.report.diagnosis_page import render_diagnosis
+from kilolayer.tasks.config import RunConfig
+from kilolayer.training import checkpoint
+from kilolayer.training.loop import train
+from kilolayer.training.run import Run, load_weights
+
+SLOW = pytest.mark.slow
+SPARSE = {"moe": {"experts": 2, "every": 1}}
+
+
+def trained(folder: Path, corpus: Path, task: str, **sections: dict[str, Any]) -> Run:
+    options = {"steps": 4, "save_every": 2, **sections.pop("train", {})}
+    run = new_run_of(task, folder, corpus, train=options, **sections)
+    assert train(run, task_of(run)) == 0
+    return run
+
+
+@pytest.mark.parametrize("task", ["masked_lm", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "masked_lm")])
+def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path, task: str) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(dump(SMALL[task](corpus, model=SPARSE)))
+    state = torch.get_rng_state()
+    found = kl.diagnose(path, device="cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    measured = found.measured
+    assert all(math.isfinite(norm) for norms in measured.gradients.layers.values() for norm in norms)
+    assert {len(norms) for norms in measured.gradients.layers.values()} == {2}
+    assert set(measured.entropy) == set(measured.residual) == set(measured.gradients.layers)
+    assert json.loads(json.dumps(found.table()))["measured"]["loss"] == pytest.approx(measured.loss)
+    page = render_diagnosis("<a & b>", found)
+    assert "<svg" in page
+    assert "&lt;a &amp; b&gt;" in page
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize("task", ["classify", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "classify")])
+def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tmp_path: Path, corpus: Path, task: str) -> None:
+    run = trained(tmp_path / "run", corpus, task)
+    before = {name: bytes_of(tensor) for name, tensor in last_checkpoint(run).model.items()}
+    found = kl.diagnose(str(run.folder), device="cpu").measured
+    assert {name: bytes_of(tensor) for name, tensor in last_checkpoint(run).model.items()} == before
+    assert found.settings.step == 4
+    assert [change.step for change in found.changes] == [2, 4]
+    # By hand: the run's first batch, its first weights, and those of the checkpoint.
+    own = task_of(run)
+    parts = next(own.training_batches(run.config.train.seed)).parts
+    start, later = (build_model(run.config.model, seed=run.config.train.seed).eval() for _ in range(2))
+    load_weights(later, checkpoint.load_tensors(checkpoint.steps(run.checkpoints)[-1] / "model.safetensors"), run.folder)
+    with torch.no_grad():
+        first, last = (own.loss(model, parts, hidden_states=True) for model in (start, later))
+        assert found.loss == pytest.approx(float(last.total / last.count), rel=1e-5)
+        ids = own.model_inputs(parts)
+        tokens = next(iter(ids.values())) if isinstance(ids, dict) else ids[-1]
+        a, b = (torch.cat([x[: len(tokens)][tokens != 0]]) for x in (first.output.states, last.output.states))
+        assert found.changes[-1].size == pytest.approx(float((b - a).norm() / a.norm()), rel=1e-4)
+    assert kl.diagnose(run, at=2, device="cpu").measured.settings.step == 2
+
+
+@pytest.mark.slow
+def test_the_first_steps_are_those_of_the_run(tmp_path: Path, corpus: Path) -> None:
+    table = SMALL["translation"](corpus, train={"save_every": 2, "steps": 4})
+    found = kl.diagnose(build(RunConfig, table), steps=4, device="cpu").measured.changes
+    assert [change.step for change in found] == [1, 2, 3, 4]
+    run = trained(tmp_path / "run", corpus, "translation")
+    expected = {change.step: change.size for change in kl.diagnose(run, device="cpu").measured.changes}
+    assert {change.step: change.size for change in found if change.step in expected} == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_death_that_training_told_is_in_the_verdict(tmp_path: Path, corpus: Path) -> None:
+    run = trained(tmp_path / "run", corpus, "translation", train={"steps": 10, "eps": 1e3, "log_every": 10})
+    found = kl.diagnose(run, device="cpu")
+    assert not found.healthy
+    assert [finding.where for finding in found.findings if finding.kind == "dead"] == ["encoder", "decoder"]
+    assert "The encoder is dead since step 10" in found.verdict()[0]
+
+
+def test_a_model_is_diagnosed_with_a_loss() -> None:
+    model = kl.Encoder(24, 16, 2, 32, 4, "deepnorm")
+    tokens = torch.randint(1, 24, (2, 6))
+    loss = lambda m: m(tokens).logits.square().mean()  # noqa: E731
+    found = kl.diagnose(model, loss, settings=Settings(lr=1e-4, warmup_steps=1000))
+    assert isinstance(found, kl.Diagnosis)
+    assert found.healthy
+    assert found.verdict()[0].startswith("Healthy")
+    assert model.training
+    with pytest.raises(InputError, match="with a loss"):
+        kl.diagnose(model)
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
+    run = new_run_of("translation", tmp_path / "run", corpus)
+    with pytest.raises(InputError, match="no whole checkpoint"):
+        kl.diagnose(run)
+    with pytest.raises(InputError, match="not a run"):
+        kl.diagnose(tmp_path)
+    with pytest.raises(InputError, match="has no checkpoints"):
+        kl.diagnose(run.config, at=3)
