@@ -1,0 +1,120 @@
+"""What one process measures: a run, and what the forecast and its rivals see of a row."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from grid import Job, Row, table_of
+
+from kilolayer.config import build, merge
+from kilolayer.probe.propagation import relative_update
+from kilolayer.probe.range_test import rise
+from kilolayer.probe.trial import Measured, Trial
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.task import Task
+from kilolayer.training.run import cache_folder, prepare
+from kilolayer.training.schedule import learning_rate
+
+PROBED = 60  # steps of a forecast
+REFERENCE = 1e-4
+
+
+@lru_cache
+def task_of(text: str, recipe: str, layers: int, size: tuple[tuple[str, Any], ...]) -> tuple[RunConfig, Task]:
+    config = build(RunConfig, table_of(Row(text, recipe, layers), dict(size)))
+    task = prepare(config, cache_folder())
+    return task.resolve(config), task
+
+
+def configured(row: Row, size: dict[str, Any], **train: Any) -> tuple[RunConfig, Task]:
+    """The data are those of the text's first row, read once a process."""
+    _, task = task_of(row.text, "pre_ln", 1, tuple(sorted(size.items())))
+    config = build(RunConfig, merge(table_of(row, size), {"train": train}))
+    return task.resolve(config), task
+
+
+def frequency_loss(task: Task, batches: int = 100) -> float:
+    """Nats a label, of the labels' frequencies in the first batches."""
+    counts: Counter[int] = Counter()
+    source = task.training_batches(1)
+    for _ in range(batches):
+        labels = next(source).parts[-1]
+        counts.update(labels[labels != 0].tolist())
+    total = sum(counts.values())
+    return -sum(n / total * math.log(n / total) for n in counts.values())
+
+
+def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
+    """One run: its loss in windows, and each stack's share of the gradient at twelve moments."""
+    began = time.monotonic()
+    steps = size["steps"]
+    config, task = configured(job.row, size, lr=job.lr, warmup_steps=max(1, round(job.warmup * steps)))
+    trial = Trial(config, task)
+    every, window = max(1, steps // 12), max(1, steps // 20)
+    losses: list[float] = []
+    alive: list[list[Any]] = []
+    for step in range(1, steps + 1):
+        looked = step == 1 or step % every == 0
+        found = trial.step(learning_rate(trial.config.train, step), layers=looked)
+        losses.append(found.nll)
+        if looked:
+            alive.append([step, found.alive])
+        if trial.trainer.guard.in_a_row >= 10:
+            break
+    last = losses[-max(1, steps // 10) :]
+    whole = len(losses) == steps and all(map(math.isfinite, last))
+    return {
+        "row": vars(job.row),
+        "lr": job.lr,
+        "warmup": job.warmup,
+        "steps": len(losses),
+        "loss": statistics.fmean(last) if whole else math.inf,
+        "losses": [statistics.fmean(losses[at : at + window]) for at in range(0, len(losses), window)],
+        "alive": alive,
+        "frequency_loss": frequency_loss(task),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
+    """The measurements of all candidates: from at most 60 steps each."""
+    began = time.monotonic()
+    config, task = configured(row, size, lr=1e-3, warmup_steps=1)
+    ramps = {str(steps): [seen(each) for each in rise(Trial(config, task), steps)] for steps in (PROBED, PROBED // 3)}
+    found: dict[str, Any] = {"row": vars(row), "ramps": ramps}
+    trial = Trial(config, task)
+    parts = tuple(part.to(trial.trainer.device) for part in next(trial.trainer.batches).parts)
+
+    def loss(model: Any) -> Any:
+        result = task.loss(model, parts, hidden_states=False)
+        return result.total / result.count
+
+    def output(model: Any) -> Any:
+        return task.loss(model, parts, hidden_states=False).output.logits.float()
+
+    adam = partial(torch.optim.Adam, lr=REFERENCE)
+    found["update"] = relative_update(trial.trainer.model, loss, output, adam)
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def seen(step: Measured) -> dict[str, Any]:
+    return {"lr": step.lr, "nll": step.nll, "gradient": step.gradient, "alive": step.alive}
+
+
+def work(job: tuple[str, Any, dict[str, Any]]) -> tuple[str, str, dict[str, Any]]:
+    """What a process of the pool does with one job; a failure is a result."""
+    stage, what, size = job
+    torch.set_num_threads(1)
+    try:
+        found = train(what, size) if stage == "runs" else look(what, size)
+    except Exception as error:  # the others go on
+        found = {"error": f"{type(error).__name__}: {error}"[:300]}
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return stage, what.name, found
