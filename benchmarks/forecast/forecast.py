@@ -4,9 +4,9 @@
     python benchmarks/forecast/forecast.py forecast OUT --parallel 6                # what 60 steps of each row show
     python benchmarks/forecast/forecast.py score OUT                                # calibrate, test, write the table
 
-KILOLAYER_DATA names the folder with the texts. OUT gets runs.jsonl, looks.jsonl, results.json and results.md; what is there is not
-made again. Runs go side by side, best under nvidia-cuda-mps-control. A smaller grid: --only REGEX on the names of runs, --dim,
---steps, --tokens, --vocabulary.
+KILOLAYER_DATA names the folder with the texts. OUT gets runs.jsonl, looks.jsonl, results.json and results.md; what is there
+is not made again. Runs go side by side, best under nvidia-cuda-mps-control. A smaller grid: --only REGEX on the names of runs,
+--rates, --dim, --steps, --tokens, --vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from grid import RATES, Row, jobs_of, rows  # noqa: E402
+from grid import RATES, Row, jobs_of, rows
 
 FILES = {"runs": "runs.jsonl", "forecast": "looks.jsonl"}
 

@@ -15,6 +15,7 @@ from grid import Job, Row, table_of
 from kilolayer.config import build, merge
 from kilolayer.probe.propagation import relative_update
 from kilolayer.probe.range_test import rise
+from kilolayer.probe.sharpness import adam_denominators, saved_squares, sharpness
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
@@ -22,7 +23,8 @@ from kilolayer.training.run import cache_folder, prepare
 from kilolayer.training.schedule import learning_rate
 
 PROBED = 60  # steps of a forecast
-REFERENCE = 1e-4
+REFERENCE = 1e-4  # of one update, and of the steps before the sharpness
+SETTLING = 20
 
 
 @lru_cache
@@ -51,20 +53,20 @@ def frequency_loss(task: Task, batches: int = 100) -> float:
 
 
 def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
-    """One run: its loss in windows, and each stack's share of the gradient at twelve moments."""
+    """One run: its loss in windows, and what reaches its weakest stack at twelve moments."""
     began = time.monotonic()
     steps = size["steps"]
     config, task = configured(job.row, size, lr=job.lr, warmup_steps=max(1, round(job.warmup * steps)))
     trial = Trial(config, task)
     every, window = max(1, steps // 12), max(1, steps // 20)
     losses: list[float] = []
-    alive: list[list[Any]] = []
+    pulse: list[dict[str, float]] = []
     for step in range(1, steps + 1):
         looked = step == 1 or step % every == 0
         found = trial.step(learning_rate(trial.config.train, step), layers=looked)
         losses.append(found.nll)
         if looked:
-            alive.append([step, found.alive])
+            pulse.append({"step": step, "share": found.share, "reached": found.reached})
         if trial.trainer.guard.in_a_row >= 10:
             break
     last = losses[-max(1, steps // 10) :]
@@ -76,35 +78,39 @@ def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
         "steps": len(losses),
         "loss": statistics.fmean(last) if whole else math.inf,
         "losses": [statistics.fmean(losses[at : at + window]) for at in range(0, len(losses), window)],
-        "alive": alive,
+        "pulse": pulse,
         "frequency_loss": frequency_loss(task),
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
 def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
-    """The measurements of all candidates: from at most 60 steps each."""
+    """The measurements of all candidates, from at most 60 steps each."""
     began = time.monotonic()
-    config, task = configured(row, size, lr=1e-3, warmup_steps=1)
-    ramps = {str(steps): [seen(each) for each in rise(Trial(config, task), steps)] for steps in (PROBED, PROBED // 3)}
-    found: dict[str, Any] = {"row": vars(row), "ramps": ramps}
+    config, task = configured(row, size, lr=1e-3, warmup_steps=1, precision="fp32", eager=True)
+    ramp = [seen(each) for each in rise(Trial(config, task), PROBED)]
     trial = Trial(config, task)
-    parts = tuple(part.to(trial.trainer.device) for part in next(trial.trainer.batches).parts)
+    model, parts = trial.trainer.model, tuple(part.to(trial.trainer.device) for part in next(trial.trainer.batches).parts)
 
     def loss(model: Any) -> Any:
-        result = task.loss(model, parts, hidden_states=False)
-        return result.total / result.count
+        found = task.loss(model, parts, hidden_states=False)
+        return found.total / found.count
 
     def output(model: Any) -> Any:
         return task.loss(model, parts, hidden_states=False).output.logits.float()
 
-    adam = partial(torch.optim.Adam, lr=REFERENCE)
-    found["update"] = relative_update(trial.trainer.model, loss, output, adam)
-    return {**found, "seconds": round(time.monotonic() - began, 1)}
+    update = relative_update(model, loss, output, partial(torch.optim.Adam, lr=REFERENCE))
+    for _ in range(SETTLING):
+        trial.step(REFERENCE)
+    squares, taken = saved_squares(model, trial.trainer.optimizer.tensors())
+    denominators = adam_denominators(squares, taken, beta2=config.train.beta2, eps=config.train.eps)
+    sharp = sharpness(model, loss, denominators=denominators, most=20, tolerance=0.05)
+    seconds = round(time.monotonic() - began, 1)
+    return {"row": vars(row), "ramp": ramp, "update": update, "sharpness": vars(sharp), "seconds": seconds}
 
 
-def seen(step: Measured) -> dict[str, Any]:
-    return {"lr": step.lr, "nll": step.nll, "gradient": step.gradient, "alive": step.alive}
+def seen(step: Measured) -> dict[str, float]:
+    return {"lr": step.lr, "nll": step.nll, "gradient": step.gradient, "share": step.share, "reached": step.reached}
 
 
 def work(job: tuple[str, Any, dict[str, Any]]) -> tuple[str, str, dict[str, Any]]:

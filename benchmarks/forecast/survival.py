@@ -25,8 +25,8 @@ class Ended:
 def fates(row: Sequence[Ended], frequency_loss: float) -> list[Fate]:
     """The fate of each run of a row.
 
-    A run survives when its loss is finite, below that of single-word frequencies, within 0.2 of the best of its row, and no stack
-    is dead. One that is further behind but has a lower rate than the best is slow: no forecast of the largest rate is about it.
+    A run survives when its loss is finite, below that of single-word frequencies, within 0.2 of the best of its row, and no
+    stack is dead. One that is further behind at a lower rate than the best is slow: the largest rate is another question.
     """
     sound = [run for run in row if _fault(run, frequency_loss) is None]
     best = min(sound, key=lambda run: run.loss, default=None)

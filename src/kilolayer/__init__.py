@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kilolayer.moe.layer import freeze_experts as freeze_experts
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
+    from kilolayer.probe.forecast import forecast as forecast
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
 
@@ -44,6 +45,7 @@ _HOMES = {
     "clip_grad_norm_": "kilolayer.moe.clip",
     "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
+    "forecast": "kilolayer.probe.forecast",
     "freeze_experts": "kilolayer.moe.layer",
     "full_state_dict": "kilolayer.moe.full_state",
     "load_full_state_dict": "kilolayer.moe.full_state",
@@ -65,6 +67,7 @@ __all__ = [
     "clip_grad_norm_",
     "fast",
     "fold",
+    "forecast",
     "freeze_experts",
     "full_state_dict",
     "load_full_state_dict",

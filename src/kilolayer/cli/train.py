@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, read
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
-from kilolayer.cli.start import find_start, other_vocabulary
+from kilolayer.cli.start import find_start, other_vocabulary, vocabulary_of
 from kilolayer.config import option_places
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks import registry
@@ -32,14 +32,14 @@ EMBEDDED = Path(__file__).parents[1] / "tasks" / "translation" / "quickstart.tom
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    _add_options(parser)
+    add_run_options(parser)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="new run folder [runs/NAME of the configuration]")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a run, exactly from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     """The options that all tasks share, then each task with its own."""
     from kilolayer.tasks.config import RunConfig
 
@@ -133,9 +133,7 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     with locked(folder):
         if path == EMBEDDED:
             write_corpus(folder / "data")
-        # The same table is the same vocabulary, also on other text.
-        same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
-        task = prepare(config, cache_folder(), start.vocabulary() if start is not None and same else None)
+        task = prepare(config, cache_folder(), vocabulary_of(start, config))
         config = in_steps(task.resolve(config), task, processes.size)
         if start is not None:
             _check_start(start, task, config)

@@ -1,4 +1,4 @@
-"""A few steps of a run that leave no folder behind: the run's own model, data, optimizer and clipping, at rates given from outside."""
+"""A few steps of a run that leave no folder behind: its own model, data, optimizer and clipping, at given rates."""
 
 from __future__ import annotations
 
@@ -28,13 +28,25 @@ class Measured:
     stacks: dict[str, tuple[float, ...]]
 
     @property
-    def alive(self) -> dict[str, float]:
-        """By stack: its gradient, as its median layer's in all of its layers, over the whole gradient."""
-        if not (self.gradient > 0 and math.isfinite(self.gradient)):
-            return {}
-        return {
-            side: statistics.median(norms) * math.sqrt(len(norms)) / self.gradient for side, norms in self.stacks.items()
-        }
+    def finite(self) -> bool:
+        return math.isfinite(self.nll) and math.isfinite(self.gradient)
+
+    @property
+    def share(self) -> float:
+        """Of the whole gradient, what the weakest stack has: its median layer's, as if all of its layers had that."""
+        if not (self.finite and self.gradient > 0 and self.stacks):
+            return 0.0
+        shares = (statistics.median(norms) * math.sqrt(len(norms)) for norms in self.stacks.values())
+        return min(shares) / self.gradient
+
+    @property
+    def reached(self) -> float:
+        """What reaches the first tenth of the weakest stack's layers, over the largest layer's gradient."""
+        largest = max((norm for norms in self.stacks.values() for norm in norms), default=0.0)
+        if not (self.finite and largest > 0):
+            return 0.0
+        firsts = (norms[: max(1, round(0.1 * len(norms)))] for norms in self.stacks.values())
+        return min(sum(first) / len(first) for first in firsts) / largest
 
 
 class Trial:
