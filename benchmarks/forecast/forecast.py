@@ -33,7 +33,8 @@ def measure(stage: str, chosen: argparse.Namespace, size: dict[str, Any]) -> Non
     from measure import configured, work
 
     path = chosen.out / FILES[stage]
-    made = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.exists() else set()
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    made = {each["name"] for each in lines if "error" not in each}
     wanted: list[Any] = [each for row in rows() for each in (jobs_of(row, chosen.rates) if stage == "runs" else [row])]
     wanted = [each for each in wanted if each.name not in made and re.search(chosen.only, each.name)]
     for text in dict.fromkeys(each.name.split()[0] for each in wanted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
@@ -28,24 +29,24 @@ SETTLING = 20
 
 
 @lru_cache
-def task_of(text: str, recipe: str, layers: int, size: tuple[tuple[str, Any], ...]) -> tuple[RunConfig, Task]:
-    config = build(RunConfig, table_of(Row(text, recipe, layers), dict(size)))
-    task = prepare(config, cache_folder())
-    return task.resolve(config), task
+def task_of(text: str, size: tuple[tuple[str, Any], ...]) -> Task:
+    """The text's data, read once a process."""
+    return prepare(build(RunConfig, table_of(Row(text, "pre_ln", 1), dict(size))), cache_folder())
 
 
 def configured(row: Row, size: dict[str, Any], **train: Any) -> tuple[RunConfig, Task]:
-    """The data are those of the text's first row, read once a process."""
-    _, task = task_of(row.text, "pre_ln", 1, tuple(sorted(size.items())))
+    """The configuration of a row's run, as the task resolves it, and its data."""
+    task = task_of(row.text, tuple(sorted(size.items())))
     config = build(RunConfig, merge(table_of(row, size), {"train": train}))
     return task.resolve(config), task
 
 
-def frequency_loss(task: Task, batches: int = 100) -> float:
-    """Nats a label, of the labels' frequencies in the first batches."""
+@lru_cache
+def frequency_loss(text: str, size: tuple[tuple[str, Any], ...]) -> float:
+    """Nats a label, of the labels' frequencies in the first hundred batches."""
     counts: Counter[int] = Counter()
-    source = task.training_batches(1)
-    for _ in range(batches):
+    source = task_of(text, size).training_batches(1)
+    for _ in range(100):
         labels = next(source).parts[-1]
         counts.update(labels[labels != 0].tolist())
     total = sum(counts.values())
@@ -79,7 +80,7 @@ def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
         "loss": statistics.fmean(last) if whole else math.inf,
         "losses": [statistics.fmean(losses[at : at + window]) for at in range(0, len(losses), window)],
         "pulse": pulse,
-        "frequency_loss": frequency_loss(task),
+        "frequency_loss": frequency_loss(job.row.text, tuple(sorted(size.items()))),
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -87,8 +88,9 @@ def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
 def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
     """The measurements of all candidates, from at most 60 steps each."""
     began = time.monotonic()
-    config, task = configured(row, size, lr=1e-3, warmup_steps=1, precision="fp32", eager=True)
+    config, task = configured(row, size, eager=True)
     ramp = [seen(each) for each in rise(Trial(config, task), PROBED)]
+    config, _ = configured(row, size, eager=True, precision="fp32")  # a curvature needs the digits
     trial = Trial(config, task)
     model, parts = trial.trainer.model, tuple(part.to(trial.trainer.device) for part in next(trial.trainer.batches).parts)
 
@@ -97,7 +99,9 @@ def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
         return found.total / found.count
 
     def output(model: Any) -> Any:
-        return task.loss(model, parts, hidden_states=False).output.logits.float()
+        logits = task.loss(model, parts, hidden_states=False).output.logits
+        assert logits is not None
+        return logits.float()
 
     update = relative_update(model, loss, output, partial(torch.optim.Adam, lr=REFERENCE))
     for _ in range(SETTLING):
@@ -121,6 +125,7 @@ def work(job: tuple[str, Any, dict[str, Any]]) -> tuple[str, str, dict[str, Any]
         found = train(what, size) if stage == "runs" else look(what, size)
     except Exception as error:  # the others go on
         found = {"error": f"{type(error).__name__}: {error}"[:300]}
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return stage, what.name, found

@@ -37,14 +37,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Rule:
-    """lr lives where lr <= factor * edge * (warmup / 100)^power, for each of its edges."""
+    """lr lives where lr <= factor * edge, for each of its edges; the last is also times (warmup / 100)^power."""
 
     factors: dict[str, float]
     power: float
 
     def limit(self, case: Case) -> float:
-        edge = min(factor * case.edges[name] for name, factor in self.factors.items())
-        return edge * (case.warmup / USUAL_WARMUP) ** self.power
+        *others, last = (factor * case.edges[name] for name, factor in self.factors.items())
+        return min([*others, last * (case.warmup / USUAL_WARMUP) ** self.power])
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,10 @@ def test_a_fading_stack_lowers_the_rate_and_lengthens_the_warm_up() -> None:
 
 
 def test_a_longer_warm_up_allows_a_larger_rate_by_a_power() -> None:
-    test = ramp([0.5] * 12, [5.0 - 0.1 * step for step in range(12)])
+    losses = [5.0 - 0.1 * step for step in range(12)]
+    test = ramp([0.5] * 4 + [1e-6] * 8, losses)
     assert test.limit(400) / test.limit(100) == pytest.approx(4**POWER)
+    assert test.limit(10**9) == ramp([0.5] * 12, losses).limit(0)
     long = judge(test, TrainConfig(lr=900.0, warmup_steps=0, steps=100), RATES, None)
     assert long.shortest_warmup is None
     assert not long.lives
