@@ -47,6 +47,6 @@ EDGES: dict[str, Edge] = {
     "range test": turn,
     "update": update,
     "sharpness": sharpness,
-    **{f"share {level:g}": (lambda look, level=level: fade(look, level)) for level in (0.7, 0.5, 0.3, 0.1, 0.01)},
-    **{f"reached {level:g}": (lambda look, level=level: fade(look, level, "reached")) for level in (0.5, 0.1, 0.01)},
+    **{f"share {level:g}": (lambda look, level=level: fade(look, level)) for level in (0.3, 0.1, 0.01)},
+    **{f"reached {level:g}": (lambda look, level=level: fade(look, level, "reached")) for level in (0.1, 0.03, 0.01, 0.003)},
 }

@@ -67,7 +67,7 @@ def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
         found = trial.step(learning_rate(trial.config.train, step), layers=looked)
         losses.append(found.nll)
         if looked:
-            pulse.append({"step": step, "share": found.share, "reached": found.reached})
+            pulse.append({"step": step, "share": share(found), "reached": found.reached})
         if trial.trainer.guard.in_a_row >= 10:
             break
     last = losses[-max(1, steps // 10) :]
@@ -108,13 +108,20 @@ def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
         trial.step(REFERENCE)
     squares, taken = saved_squares(model, trial.trainer.optimizer.tensors())
     denominators = adam_denominators(squares, taken, beta2=config.train.beta2, eps=config.train.eps)
-    sharp = sharpness(model, loss, denominators=denominators, most=20, tolerance=0.05)
+    sharp = sharpness(model, loss, denominators=denominators, most=40, tolerance=1e-3)
     seconds = round(time.monotonic() - began, 1)
     return {"row": vars(row), "ramp": ramp, "update": update, "sharpness": vars(sharp), "seconds": seconds}
 
 
+def share(step: Measured) -> float:
+    """Of the whole gradient, what the weakest stack has: its median layer's, as if all of its layers had that."""
+    if not (step.finite and step.gradient > 0 and step.stacks):
+        return 0.0
+    return min(statistics.median(norms) * math.sqrt(len(norms)) for norms in step.stacks.values()) / step.gradient
+
+
 def seen(step: Measured) -> dict[str, float]:
-    return {"lr": step.lr, "nll": step.nll, "gradient": step.gradient, "share": step.share, "reached": step.reached}
+    return {"lr": step.lr, "nll": step.nll, "gradient": step.gradient, "share": share(step), "reached": step.reached}
 
 
 def work(job: tuple[str, Any, dict[str, Any]]) -> tuple[str, str, dict[str, Any]]:

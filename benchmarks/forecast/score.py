@@ -17,7 +17,7 @@ from survival import Ended, Fate, fates
 FACTORS = [10 ** (exponent / 10) for exponent in range(-60, 31)]
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 USUAL_WARMUP = 100  # steps: where the power of the warm-up is 1
-PAIRS = (("range test", "share 0.3"), ("range test", "reached 0.1"), ("update", "share 0.3"), ("sharpness", "share 0.3"))
+PAIRS = tuple((other, f"reached {level}") for other in ("range test", "update", "sharpness") for level in (0.03, 0.01, 0.003))
 
 
 @dataclass(frozen=True)

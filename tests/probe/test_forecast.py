@@ -48,28 +48,30 @@ def test_a_stack_fades_where_its_share_has_fallen_from_its_largest() -> None:
     assert fading_rate(RATES, [0.0, 0.0, *[0.1 * 1.1**step for step in range(10)]], 0.5) is None
 
 
-def test_the_share_is_that_of_the_weakest_stack() -> None:
+def test_what_reaches_the_first_layers_is_that_of_the_weakest_stack() -> None:
     step = Measured(1e-3, 2.0, 5.0, {"encoder": (1.0, 2.0, 4.0), "decoder": (3.0, 3.0)})
-    assert step.share == pytest.approx(2 * math.sqrt(3) / 5)
     assert step.reached == pytest.approx(1 / 4)
-    assert Measured(1e-3, math.nan, 5.0, {"encoder": (1.0,)}).share == 0
+    deep = Measured(1e-3, 2.0, 5.0, {"decoder": (1.0, 3.0, *[8.0] * 18)})
+    assert deep.reached == pytest.approx((1 + 3) / 2 / 8)
+    assert Measured(1e-3, math.nan, 5.0, {"encoder": (1.0,)}).reached == 0
 
 
-def ramp(shares: list[float], losses: list[float]) -> RangeTest:
-    return RangeTest.of([Measured(lr, loss, 1.0, {"decoder": (s,)}) for lr, s, loss in zip(RATES, shares, losses, strict=True)])
+def ramp(reached: list[float], losses: list[float]) -> RangeTest:
+    steps = zip(RATES, losses, reached, strict=True)
+    return RangeTest.of([Measured(lr, loss, 1.0, {"decoder": (first, 1.0)}) for lr, loss, first in steps])
 
 
 def test_a_fading_stack_lowers_the_rate_and_lengthens_the_warm_up() -> None:
     losses = [5.0 - 0.1 * step for step in range(12)]
     config = TrainConfig(lr=2e-3, warmup_steps=100, steps=10_000)
-    lasting, fading = (judge(ramp(shares, losses), config, RATES, None) for shares in ([0.5] * 12, [0.5] * 4 + [1e-6] * 8))
+    lasting, fading = (judge(ramp(reached, losses), config, RATES, None) for reached in ([0.5] * 12, [0.5] * 4 + [1e-6] * 8))
     assert lasting.largest_lr is not None
     assert fading.largest_lr is not None
     assert fading.largest_lr < lasting.largest_lr
     assert fading.shortest_warmup is not None
     assert lasting.shortest_warmup is not None
     assert fading.shortest_warmup > lasting.shortest_warmup
-    assert "share" in fading.why
+    assert "first layers" in fading.why
 
 
 def test_a_longer_warm_up_allows_a_larger_rate_by_a_power() -> None:

@@ -92,5 +92,5 @@ def as_json(found: Forecast) -> dict[str, Any]:
 
 
 def _plain(step: Measured) -> dict[str, float | None]:
-    values = {"lr": step.lr, "loss": step.nll, "gradient": step.gradient, "share": step.share}
+    values = {"lr": step.lr, "loss": step.nll, "gradient": step.gradient, "reached": step.reached}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,14 +29,6 @@ class Measured:
     @property
     def finite(self) -> bool:
         return math.isfinite(self.nll) and math.isfinite(self.gradient)
-
-    @property
-    def share(self) -> float:
-        """Of the whole gradient, what the weakest stack has: its median layer's, as if all of its layers had that."""
-        if not (self.finite and self.gradient > 0 and self.stacks):
-            return 0.0
-        shares = (statistics.median(norms) * math.sqrt(len(norms)) for norms in self.stacks.values())
-        return min(shares) / self.gradient
 
     @property
     def reached(self) -> float:
