@@ -14,8 +14,8 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert", "operators"]
-ORDER += ["speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "cli"]
+ORDER = ["version", "errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert"]
+ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

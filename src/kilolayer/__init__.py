@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from kilolayer import recipes as recipes
     from kilolayer import tasks as tasks
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from kilolayer.probe.forecast import forecast as forecast
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Decoder": "kilolayer.models.decoder",

@@ -15,12 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kilolayer import __version__, terminal
+from kilolayer import terminal
 from kilolayer.cli.configuration import split_typed
 from kilolayer.config import load
 from kilolayer.errors import KilolayerError, OptionError, file_fault, unknown
 from kilolayer.tasks import registry
 from kilolayer.tasks.registry import Verb
+from kilolayer.version import __version__
 
 OWN_VERBS = {
     "train": "from text files to a scored model, in a run folder",

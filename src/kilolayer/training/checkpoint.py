@@ -29,11 +29,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kilolayer import __version__
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.reading import open_regular, read_json, unreadable
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
+from kilolayer.version import __version__
 
 logger = logging.getLogger(__name__)
 
