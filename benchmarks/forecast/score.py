@@ -96,7 +96,9 @@ def read(out: Path) -> list[Case]:
         if row.name not in looks or len(runs) < 3:
             continue
         edges = {name: edge(looks[row.name]) for name, edge in EDGES.items()}
-        ended = [Ended(run["lr"], run["warmup"], run["loss"], run["pulse"][-1]["reached"]) for run in runs]
+        ended = [
+            Ended(run["lr"], run["warmup"], run["loss"], max(each["reached"] for each in run["pulse"][-3:])) for run in runs
+        ]
         for run, fate in zip(runs, fates(ended, runs[0]["frequency_loss"]), strict=True):
             if fate != "slow":
                 cases.append(Case(row, run["lr"], max(1, round(run["warmup"] * run["size"]["steps"])), fate, edges))
