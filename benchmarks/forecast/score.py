@@ -96,13 +96,16 @@ def read(out: Path) -> list[Case]:
         if row.name not in looks or len(runs) < 3:
             continue
         edges = {name: edge(looks[row.name]) for name, edge in EDGES.items()}
-        ended = [
-            Ended(run["lr"], run["warmup"], run["loss"], max(each["reached"] for each in run["pulse"][-3:])) for run in runs
-        ]
+        ended = [Ended(run["lr"], run["warmup"], run["loss"], last_pulse(run)) for run in runs]
         for run, fate in zip(runs, fates(ended, runs[0]["frequency_loss"]), strict=True):
             if fate != "slow":
                 cases.append(Case(row, run["lr"], max(1, round(run["warmup"] * run["size"]["steps"])), fate, edges))
     return cases
+
+
+def last_pulse(run: dict[str, Any]) -> float:
+    """What reaches the weakest stack at the end: the most of three looks, because one batch tells little."""
+    return max(each["reached"] for each in run["pulse"][-3:])
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
