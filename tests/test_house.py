@@ -14,21 +14,9 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = [
-    "version",
-    "errors",
-    "terminal",
-    "files",
-    "config",
-    "parallel",
-    "recipes",
-    "layers",
-    "moe",
-    "models",
-    "convert",
-    "operators",
-]
-ORDER += ["speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "compare", "reproduce", "cli"]
+ORDER = ["version", "errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert"]
+ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "compare", "reproduce"]
+ORDER += ["cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kilolayer.moe.shard import shard_experts as shard_experts
     from kilolayer.probe.diagnose import diagnose as diagnose
     from kilolayer.probe.diagnosis import Diagnosis as Diagnosis
+    from kilolayer.probe.forecast import forecast as forecast
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
 
@@ -53,6 +54,7 @@ _HOMES = {
     "diagnose": "kilolayer.probe.diagnose",
     "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
+    "forecast": "kilolayer.probe.forecast",
     "freeze_experts": "kilolayer.moe.layer",
     "full_state_dict": "kilolayer.moe.full_state",
     "load_full_state_dict": "kilolayer.moe.full_state",
@@ -78,6 +80,7 @@ __all__ = [
     "diagnose",
     "fast",
     "fold",
+    "forecast",
     "freeze_experts",
     "full_state_dict",
     "load_full_state_dict",

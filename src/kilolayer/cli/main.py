@@ -31,6 +31,7 @@ OWN_VERBS = {
     "surface": "the loss around a model's weights, or around the path of its training, as a picture",
     "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
+    "forecast": "from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives",
     "recipes": "the list; one recipe's equation, constants and source",
 }
 LONGEST_MESSAGE, LONGEST_LINE = 500, 2000

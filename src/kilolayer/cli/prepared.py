@@ -1,26 +1,44 @@
-"""A configuration with its data, for verbs that look at what a run would be and leave no run behind."""
+"""A configuration with what it starts from and its data, for verbs that look at what a run would be and leave none behind."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import read
-from kilolayer.cli.start import find_start
+from kilolayer.config import Table, load, merge, overrides
+from kilolayer.tasks import registry
 
 if TYPE_CHECKING:
     from kilolayer.tasks.config import RunConfig
     from kilolayer.tasks.task import Task
+    from kilolayer.training.run import Run
 
 
-def prepared(path: Path, typed: list[str]) -> tuple[RunConfig, Task]:
-    """The configuration of a file, with typed options, as its task resolves it, and the task."""
+def read_started(path: Path, typed: list[str], below: Table | None = None) -> tuple[RunConfig, Run | None]:
+    """The configuration of a file, with typed options, over what it takes of the run to start from; and that run."""
     from kilolayer.tasks.config import RunConfig
-    from kilolayer.training.run import cache_folder, prepare
+    from kilolayer.training.start import find_start
 
-    start, below = find_start(path, typed)
-    config = read(RunConfig, path, typed, below)
-    # The same table is the same vocabulary, also on other text.
-    same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
-    task = prepare(config, cache_folder(), start.vocabulary() if start is not None and same else None)
-    return task.resolve(config), task
+    start, given = find_start(merge(load(path), overrides(typed)))
+    return read(RunConfig, path, typed, {**given, **(below or {})}), start
+
+
+@contextmanager
+def prepared(path: Path, typed: list[str]) -> Iterator[tuple[RunConfig, Task]]:
+    """The configuration as its task resolves it, and its data; those of the embedded default lie in a folder that goes away."""
+    from kilolayer.data.grammar import write_corpus
+    from kilolayer.training.run import cache_folder, choose_device, prepare
+    from kilolayer.training.start import vocabulary_of
+
+    with TemporaryDirectory() as folder:
+        is_embedded = path == registry.EMBEDDED
+        config, start = read_started(path, typed, {"data": {"folder": folder}} if is_embedded else None)
+        choose_device(config.train.device)
+        if is_embedded:
+            write_corpus(Path(folder))
+        task = prepare(config, cache_folder(), vocabulary_of(start, config))
+        yield task.resolve(config), task

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,19 +82,19 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.training.run import choose_device
 
     device = choose_device(options.device)
-    subject = _open(options.subject, typed)
-    if options.trajectory and subject.run is None:
-        raise OptionError(
-            "a configuration has no path yet",
-            where=str(options.subject),
-            fix="train it, and name the run; or leave --trajectory out",
-        )
-    if subject.config.train.threads:
-        torch.set_num_threads(subject.config.train.threads)
-    folder = options.out or (Path("surfaces") / subject.name if subject.run is None else subject.run.folder)
-    make_folder(folder)
-    loss = training_loss(subject.task, subject.config.train.seed, options.batches)
-    view = _trajectory(subject, loss, device, options) if options.trajectory else _random(subject, loss, device, options)
+    with _opened(options.subject, typed) as subject:
+        if options.trajectory and subject.run is None:
+            raise OptionError(
+                "a configuration has no path yet",
+                where=str(options.subject),
+                fix="train it, and name the run; or leave --trajectory out",
+            )
+        if subject.config.train.threads:
+            torch.set_num_threads(subject.config.train.threads)
+        folder = options.out or (Path("surfaces") / subject.name if subject.run is None else subject.run.folder)
+        make_folder(folder)
+        loss = training_loss(subject.task, subject.config.train.seed, options.batches)
+        view = _trajectory(subject, loss, device, options) if options.trajectory else _random(subject, loss, device, options)
     files = write_surface(folder, "trajectory" if options.trajectory else "surface", view)
     if options.json:
         show_json(as_json(view))
@@ -113,16 +115,18 @@ def _check(options: argparse.Namespace) -> None:
                 )
 
 
-def _open(path: Path, typed: list[str]) -> Subject:
+@contextmanager
+def _opened(path: Path, typed: list[str]) -> Iterator[Subject]:
     from kilolayer.training.run import Run, cache_folder
 
     if not path.is_dir():
-        config, task = prepared(path, typed)
-        return Subject(path.stem, config, task, None)
+        with prepared(path, typed) as (config, task):
+            yield Subject(path.stem, config, task, None)
+        return
     if typed:
         raise unknown(typed[0].partition("=")[0], FLAGS)
     opened = Run.open(path)
-    return Subject(path.resolve().name, opened.config, opened.task(cache_folder()), opened)
+    yield Subject(path.resolve().name, opened.config, opened.task(cache_folder()), opened)
 
 
 def _random(subject: Subject, loss: BatchLoss, device: torch.device, options: argparse.Namespace) -> SurfaceView:

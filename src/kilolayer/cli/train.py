@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_options, describe_options, read
+from kilolayer.cli.configuration import add_options, describe_options
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
-from kilolayer.config import load, merge, option_places, overrides
+from kilolayer.cli.prepared import read_started
+from kilolayer.config import option_places
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks import registry
 from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
@@ -118,22 +119,17 @@ def _old_run(folder: Path) -> Iterator[Run]:
 def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -> Iterator[Run]:
     """A run in a locked new folder. Everything that can be refused is refused here, before any work."""
     from kilolayer.data.grammar import write_corpus
-    from kilolayer.tasks.config import RunConfig
     from kilolayer.training.run import Run, cache_folder, check_new, in_steps, locked, prepare
-    from kilolayer.training.start import find_start
+    from kilolayer.training.start import vocabulary_of
 
-    start, below = find_start(merge(load(path), overrides(typed)))
-    if path == registry.EMBEDDED:
-        below = {**below, "data": {"folder": str(folder / "data")}}
-    config = read(RunConfig, path, typed, below)
+    below = {"data": {"folder": str(folder / "data")}} if path == registry.EMBEDDED else None
+    config, start = read_started(path, typed, below)
     _check_means(config, processes)
     check_new(folder)
     with locked(folder):
         if path == registry.EMBEDDED:
             write_corpus(folder / "data")
-        # The same table is the same vocabulary, also on other text.
-        same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
-        task = prepare(config, cache_folder(), start.vocabulary() if start is not None and same else None)
+        task = prepare(config, cache_folder(), vocabulary_of(start, config))
         config = in_steps(task.resolve(config), task, processes.size)
         if start is not None:
             _check_start(start, task, config)

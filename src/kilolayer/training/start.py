@@ -11,6 +11,8 @@ from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import storable
 from kilolayer.tasks import registry
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.task import Vocabulary
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.run import Run
 
@@ -35,6 +37,13 @@ def find_start(given: Mapping[str, Any]) -> tuple[Run | None, Table]:
     if _other_vocabulary(given.get("tokenizer"), below.get("tokenizer")):
         raise other_vocabulary(start)
     return start, below
+
+
+def vocabulary_of(start: Run | None, config: RunConfig) -> Vocabulary | None:
+    """That of the run to start from, where the configuration has the same table: it is the same on other text too."""
+    if start is None or getattr(start.config, "tokenizer", None) != getattr(config, "tokenizer", None):
+        return None
+    return start.vocabulary()
 
 
 def other_vocabulary(start: Run) -> InputError:

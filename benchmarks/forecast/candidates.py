@@ -1,0 +1,52 @@
+"""Ways to tell the largest learning rate from a row's first 60 steps. Each gives an edge in the units of a rate; one factor,
+fitted on the shallow rows, makes it a forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kilolayer.probe.range_test import HIGHEST, fading_rate, turning_rate
+
+Look = Mapping[str, Any]
+Edge = Callable[[Look], float]
+
+
+def one_for_all(look: Look) -> float:
+    """The same rate whatever the model: what a forecast must beat."""
+    return 1.0
+
+
+def turn(look: Look) -> float:
+    """The range test: the rate at which the smoothed loss is lowest."""
+    return turning_rate(of_ramp(look, "lr"), of_ramp(look, "nll"))
+
+
+def update(look: Look) -> float:
+    """The rate at which one step of Adam would change the output by as much as it is, were the change linear."""
+    return 1e-4 / look["update"]
+
+
+def sharpness(look: Look) -> float:
+    """The edge of stability of Adam with beta1 = 0.9: 38 / sharpness (Cohen et al. 2022)."""
+    value = look["sharpness"]["value"]
+    return 38 / value if value > 0 else HIGHEST
+
+
+def fade(look: Look, level: float, of: str = "share") -> float:
+    """The rate at which the weakest stack's share of the gradient has fallen below `level` of its largest."""
+    return fading_rate(of_ramp(look, "lr"), of_ramp(look, of), level) or HIGHEST
+
+
+def of_ramp(look: Look, what: str) -> list[float]:
+    return [step[what] for step in look["ramp"]]
+
+
+EDGES: dict[str, Edge] = {
+    "one rate for all": one_for_all,
+    "range test": turn,
+    "update": update,
+    "sharpness": sharpness,
+    **{f"share {level:g}": (lambda look, level=level: fade(look, level)) for level in (0.3, 0.1, 0.01)},
+    **{f"reached {level:g}": (lambda look, level=level: fade(look, level, "reached")) for level in (0.1, 0.03, 0.01, 0.003)},
+}

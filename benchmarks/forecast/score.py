@@ -1,0 +1,134 @@
+"""How often each way to forecast is right, and how often wrong which way: calibrated on shallow rows, tested on the others."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from candidates import EDGES
+from grid import Row
+from survival import Ended, Fate, fates
+
+FACTORS = [10 ** (exponent / 10) for exponent in range(-60, 31)]
+POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+USUAL_WARMUP = 100  # steps: where the power of the warm-up is 1
+PAIRS = tuple((other, f"reached {level}") for other in ("range test", "update", "sharpness") for level in (0.03, 0.01, 0.003))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run with its fate and what its row showed: an edge by candidate. warmup: steps."""
+
+    row: Row
+    lr: float
+    warmup: int
+    fate: Fate
+    edges: dict[str, float]
+
+    @property
+    def lives(self) -> bool:
+        return self.fate == "survived"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """lr lives where lr <= factor * edge, for each of its edges; the last is also times (warmup / 100)^power."""
+
+    factors: dict[str, float]
+    power: float
+
+    def limit(self, case: Case) -> float:
+        *others, last = (factor * case.edges[name] for name, factor in self.factors.items())
+        return min([*others, last * (case.warmup / USUAL_WARMUP) ** self.power])
+
+
+@dataclass(frozen=True)
+class Score:
+    """right: of runs; too_high: said to live and died; too_low: said to die and lived."""
+
+    right: int
+    too_high: int
+    too_low: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.right} of {self.right + self.too_high + self.too_low}"
+
+
+def score(rule: Rule, cases: Iterable[Case]) -> Score:
+    told = [(case.lr <= rule.limit(case), case.lives) for case in cases]
+    return Score(sum(a == b for a, b in told), told.count((True, False)), told.count((False, True)))
+
+
+def fit(names: Sequence[str], cases: Sequence[Case]) -> Rule:
+    """The factors, and the warm-up's power, with which most runs are told right; of equal ones, the middle."""
+    powers = POWERS if len({case.warmup for case in cases}) > 1 else (0.5,)
+    steps = FACTORS if len(names) == 1 else FACTORS[::2]
+    found: dict[float, list[Rule]] = {}
+    for power, *factors in product(powers, *[steps] * len(names)):
+        rule = Rule(dict(zip(names, factors, strict=True)), power)
+        found.setdefault(score(rule, cases).right, []).append(rule)
+    best = found[max(found)]
+    power = sorted(rule.power for rule in best)[len(best) // 2]
+    best = [rule for rule in best if rule.power == power]
+    middle = {name: _middle([rule.factors[name] for rule in best]) for name in names}
+    return Rule(middle, power) if score(Rule(middle, power), cases).right == max(found) else best[len(best) // 2]
+
+
+def _middle(factors: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, factors)) / len(factors))
+
+
+def read(out: Path) -> list[Case]:
+    """Every run of rows that are whole and were looked at; those that are slow are left out."""
+    looks = {each["name"]: each for each in _lines(out / "looks.jsonl") if "error" not in each}
+    rows: dict[Row, list[dict[str, Any]]] = {}
+    for run in _lines(out / "runs.jsonl"):
+        if "error" not in run:
+            rows.setdefault(Row(**run["row"]), []).append(run)
+    cases: list[Case] = []
+    for row, runs in rows.items():
+        if row.name not in looks or len(runs) < 3:
+            continue
+        edges = {name: edge(looks[row.name]) for name, edge in EDGES.items()}
+        ended = [Ended(run["lr"], run["warmup"], run["loss"], last_pulse(run)) for run in runs]
+        for run, fate in zip(runs, fates(ended, runs[0]["frequency_loss"]), strict=True):
+            if fate != "slow":
+                cases.append(Case(row, run["lr"], max(1, round(run["warmup"] * run["size"]["steps"])), fate, edges))
+    return cases
+
+
+def last_pulse(run: dict[str, Any]) -> float:
+    """What reaches the weakest stack at the end: the most of three looks, because one batch tells little."""
+    return max(each["reached"] for each in run["pulse"][-3:])
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_score(out: Path) -> None:
+    """results.json and results.md."""
+    cases = read(out)
+    parts = {part: [case for case in cases if case.row.part == part] for part in ("calibration", "held-out")}
+    lines = ["| forecast | calibration, right | held-out, right | too high | too low |", "|---|---|---|---|---|"]
+    rules: dict[str, Any] = {}
+    for names in (*((name,) for name in EDGES), *PAIRS):
+        rule = fit(names, parts["calibration"])
+        found = {part: score(rule, few) for part, few in parts.items()}
+        recipes = sorted({case.row.recipe for case in cases})
+        own = {each: [case for case in parts["held-out"] if case.row.recipe == each] for each in recipes}
+        by_recipe = {recipe: vars(score(rule, few)) for recipe, few in own.items() if few}
+        label, held = " and ".join(names), found["held-out"]
+        rules[label] = {**vars(rule), **{part: vars(each) for part, each in found.items()}, "by recipe, held-out": by_recipe}
+        lines.append(f"| {label} | {found['calibration'].text} | {held.text} | {held.too_high} | {held.too_low} |")
+    runs = [{**vars(case), "row": vars(case.row)} for case in cases]
+    document = {"command": "python benchmarks/forecast/forecast.py score OUT", "forecasts": rules, "runs": runs}
+    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    (out / "results.md").write_text("\n".join([*lines, ""]))
+    print("\n".join(lines))

@@ -1,0 +1,72 @@
+"""kilolayer forecast: from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kilolayer.cli.output import show_json, show_line
+from kilolayer.cli.prepared import prepared
+from kilolayer.cli.train import add_run_options
+from kilolayer.tasks import registry
+from kilolayer.terminal import say
+
+if TYPE_CHECKING:
+    from kilolayer.probe.forecast import Forecast
+    from kilolayer.probe.trial import Measured
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags."""
+    add_run_options(parser)
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace, typed: list[str]) -> int:
+    """Take the steps and print the forecast."""
+    from kilolayer.probe.forecast import STEPS, forecast
+
+    with prepared(options.config or registry.EMBEDDED, typed) as (config, task):
+        say(f"{STEPS} steps of the run, with a learning rate that rises until the model breaks")
+        found = forecast(config, task)
+    if options.json:
+        show_json(as_json(found))
+    else:
+        show(found)
+    return 0
+
+
+def show(found: Forecast) -> None:
+    """The forecast in words."""
+    own = "should live" if found.lives else "is likely to fail"
+    show_line(f"The configuration, learning rate {found.lr:g} after {found.warmup:,} steps of warm-up, {own}.")
+    largest = "none that was tried" if found.largest_lr is None else f"{found.largest_lr:g}"
+    show_line(f"Largest learning rate with this warm-up: {largest}.")
+    shortest = "none that fits the run" if found.shortest_warmup is None else f"{found.shortest_warmup:,} steps"
+    show_line(f"Shortest warm-up for this learning rate: {shortest}.")
+    show_line(f"Why: {found.why}.")
+    show_line(f"How sure: {found.sure}.")
+
+
+def as_json(found: Forecast) -> dict[str, Any]:
+    """The forecast as plain values; what is not finite is null."""
+    return {
+        "lives": found.lives,
+        "largest_lr": found.largest_lr,
+        "shortest_warmup": found.shortest_warmup,
+        "lr": found.lr,
+        "warmup": found.warmup,
+        "why": found.why,
+        "sure": found.sure,
+        "turned": found.measured.turned,
+        "faded": found.measured.faded,
+        "steps": [_plain(step) for step in found.measured.steps],
+    }
+
+
+def _plain(step: Measured) -> dict[str, float | None]:
+    values = {"lr": step.lr, "loss": step.nll, "gradient": step.gradient, "reached": step.reached}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

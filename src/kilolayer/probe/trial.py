@@ -1,0 +1,79 @@
+"""A few steps of a run that leave no folder behind: its own model, data, optimizer and clipping, at given rates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.task import Task
+from kilolayer.training.norms import LayerNorms
+from kilolayer.training.run import Run, choose_precision, in_steps
+from kilolayer.training.step import Stepper
+from kilolayer.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step: the mean loss of a label before it, and the gradient. Not finite where the step was not made.
+
+    stacks: the norm of a layer's gradient by stack, layer by layer from the input; empty where it was not asked for.
+    """
+
+    lr: float
+    nll: float
+    gradient: float
+    stacks: dict[str, tuple[float, ...]]
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.nll) and math.isfinite(self.gradient)
+
+    @property
+    def reached(self) -> float:
+        """What reaches the first tenth of the weakest stack's layers, over the largest layer's gradient."""
+        largest = max((norm for norms in self.stacks.values() for norm in norms), default=0.0)
+        if not (self.finite and largest > 0):
+            return 0.0
+        firsts = (norms[: max(1, round(0.1 * len(norms)))] for norms in self.stacks.values())
+        return min(sum(first) / len(first) for first in firsts) / largest
+
+
+class Trial:
+    """A run in memory, from its first step on."""
+
+    def __init__(self, config: RunConfig, task: Task) -> None:
+        """config: as the task resolves it."""
+        config = in_steps(config, task)
+        train = config.train.in_steps(0)
+        self.config = replace(config, train=replace(train, precision=choose_precision(train)))
+        # No file of the folder is read or written: the trainer asks it for checkpoints alone.
+        self.trainer = Trainer(Run(Path(), self.config), task)
+        self.trainer.begin(None)
+        trainer = self.trainer
+        self.stepper = Stepper(
+            trainer.model,
+            trainer.optimizer,
+            trainer.config,
+            trainer.guard,
+            trainer.device,
+            lambda _: None,
+            trainer.routing,
+            trainer.processes,
+            task.loss,
+        )
+
+    def step(self, lr: float, layers: bool = False) -> Measured:
+        """One update at this rate; layers: measure each layer's gradient too. A step that is not finite changes nothing."""
+        trainer = self.trainer
+        trainer.step += 1
+        trainer.processes.seed_noise(trainer.config.seed, trainer.step)
+        norms = LayerNorms() if layers else None
+        result = self.stepper.step(trainer.take_batches(), lr, norms)
+        if result.fault is None:
+            trainer.guard.accept()
+        else:
+            trainer.guard.skip(trainer.step, result.fault)
+        found = {} if norms is None else {side: tuple(each) for side, each in norms.gradient.items()}
+        return Measured(lr, result.nll, result.gradient_norm, found)
