@@ -27,6 +27,7 @@ OWN_VERBS = {
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
+    "reproduce": "a figure or table of the papers at a size that fits, with a verdict; without a name, the list",
     "recipes": "the list; one recipe's equation, constants and source",
 }
 LONGEST_MESSAGE, LONGEST_LINE = 500, 2000

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kilolayer.files.writing import write
 from kilolayer.report.depth import depth_section, vanished_gradients
@@ -43,7 +44,8 @@ def write_report(run: Path) -> Report:
 
 def render(record: Record) -> str:
     """The page of a record."""
-    return _template().render(
+    return render_template(
+        "page.html",
         name=record.name,
         progress=_progress(record),
         facts=facts_of(record),
@@ -60,10 +62,14 @@ def render(record: Record) -> str:
     )
 
 
+def render_template(name: str, **values: Any) -> str:
+    """A page from its template: whatever it is given is escaped; only plots come as markup."""
+    return _environment().get_template(name).render(**values)
+
+
 @functools.cache
-def _template() -> Template:
-    """The page's template: whatever a run holds is escaped; only plots come as markup."""
-    environment = Environment(
+def _environment() -> Environment:
+    return Environment(
         loader=PackageLoader("kilolayer.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -71,7 +77,6 @@ def _template() -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("page.html")
 
 
 def _progress(record: Record) -> str:
