@@ -1,4 +1,4 @@
-"""What a reproduction is: a paper's claim, a small setting that stands for it, and a rule that is written down before the run."""
+"""What a reproduction is: a paper's claim, a small setting that stands for it, and a rule written before the run."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ def grid_of(runs: Sequence[Run], row: str, column: str) -> dict[Any, dict[Any, C
     grid: dict[Any, dict[Any, Cell]] = {}
     for first in dict.fromkeys(_hashable(run["options"][row]) for run in runs):
         for second in dict.fromkeys(_hashable(run["options"][column]) for run in runs):
-            own = [run for run in runs if (_hashable(run["options"][row]), _hashable(run["options"][column])) == (first, second)]
+            own = [
+                run for run in runs if (_hashable(run["options"][row]), _hashable(run["options"][column])) == (first, second)
+            ]
             if (cell := cell_of(own)) is not None:
                 grid.setdefault(first, {})[second] = cell
     return grid
@@ -99,7 +101,3 @@ def grid_numbers(grid: dict[Any, dict[Any, Cell]], corner: str) -> Numbers:
     columns = list(dict.fromkeys(column for cells in grid.values() for column in cells))
     rows = [[str(row), *(cells[column].shown if column in cells else "-" for column in columns)] for row, cells in grid.items()]
     return Numbers([corner, *map(str, columns)], rows)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(sorted(value.items())) if isinstance(value, dict) else value

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
     from kilolayer.reproduce.lab import Lab
 
-DEPTHS, STEPS = (6, 18, 50, 100), 20
+DEPTHS, STEPS = (6, 18, 50, 100), 5
 GROWTH, SMALLER = 2.0, 3.0
 
 
@@ -20,11 +20,13 @@ class Figure4(Reproduction):
     """||F(x, after a few steps) - F(x, at the start)|| of Post-LN and DeepNorm."""
 
     name = "deepnet-figure4"
-    claim = "Early in training DeepNorm's model update is nearly constant over depth, and Post-LN's is much larger and explodes."
+    claim = (
+        "Early in training DeepNorm's model update is nearly constant over depth, and Post-LN's is much larger and explodes."
+    )
     setting = (
         "German to English, Tatoeba for IWSLT-14, the paper's model of 64-128-2 at 6L-6L to 100L-100L; Adam at 1e-3 with a "
-        f"warm-up of 100 steps; the states before the vocabulary change within {STEPS} steps by this much, a position, relative "
-        "to their size; mean of three seeds."
+        f"warm-up of 100 steps; the change of the states before the vocabulary within {STEPS} steps, relative to their size; mean "
+        "of three seeds."
     )
     rule = (
         f"Held if DeepNorm's update at the greatest depth is at most {GROWTH:g} times that at the smallest, and Post-LN's at "
@@ -55,7 +57,7 @@ class Figure4(Reproduction):
     def judge(self, found: Found) -> Verdict:
         ours, plain = (list(found["updates"][recipe].values()) for recipe in ("deepnorm", "post_ln"))
         growth, ratio = ours[-1] / ours[0], plain[-1] / ours[-1]
-        why = f"DeepNorm's update grows {growth:.2f} times over depth; Post-LN's is {ratio:.1f} times as large at the greatest depth"
+        why = f"DeepNorm's update grows {growth:.2f} times over depth; at the greatest Post-LN's is {ratio:.1f} times as large"
         if growth <= GROWTH and ratio >= SMALLER:
             return held(why)
         return not_held(why) if growth > 2 * GROWTH or ratio < 1 else cannot_tell(why)

@@ -8,6 +8,7 @@ from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cann
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab, Run
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -15,11 +16,10 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 def scaled_recipes(lab: Lab, option: str) -> list[Run]:
     """18L-18L with alpha (`alpha_scale`) or beta (`beta_scale`) multiplied."""
-    recipes = [{"name": "deepnorm", option: factor} for factor in FACTORS]
-    axes = {"model.recipe": recipes, "layers": [18], "train.lr": [2e-3], "train.seed": [1, 2]}
-    if lab.tiny:
-        axes = {"model.recipe": recipes[1:4], "layers": [1], "train.seed": [1, 2]}
-    return lab.compare(f"deepnorm-{option}", lab.translation(), axes)
+    layers, factors = (1, FACTORS[1:4]) if lab.tiny else (18, FACTORS)
+    model = {"recipe": {"name": "deepnorm"}, "encoder_layers": layers, "decoder_layers": layers}
+    config = lab.translation(model=model, train={"lr": 2e-3})
+    return lab.compare(f"deepnorm-{option}", config, {f"model.recipe.{option}": factors, "train.seed": (1, 2)})
 
 
 @register
@@ -33,9 +33,9 @@ class Figure9(Reproduction):
     )
     setting = "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, learning rate 2e-3, 1,000 steps, two seeds."
     rule = (
-        "Held if, for alpha and for beta, no factor is clearly lower than 1 (two standard errors and 0.02 nats), and at least one "
-        "of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both. Otherwise "
-        "it cannot be told."
+        "Held if, for alpha and for beta, no factor is clearly lower than 1 (two standard errors and 0.02 nats), and at least "
+        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both. "
+        "Otherwise it cannot be told."
     )
 
     def measure(self, lab: Lab) -> Found:
@@ -49,7 +49,9 @@ class Figure9(Reproduction):
             option: [factor for factor, cell in row.items() if factor != 1 and is_lower(cell, row[1.0])]
             for option, row in rows.items()
         }
-        why = "; ".join(f"{option}: {', '.join(f'{f:g} {cell.shown}' for f, cell in row.items())}" for option, row in rows.items())
+        why = "; ".join(
+            f"{option}: {', '.join(f'{f:g} {cell.shown}' for f, cell in row.items())}" for option, row in rows.items()
+        )
         if all(better.values()):
             return not_held(why)
         alpha, beta = rows["alpha_scale"], rows["beta_scale"]
@@ -73,9 +75,7 @@ class Figure9(Reproduction):
         return [lines(points, "Validation loss by factor", "factor on alpha or beta", "validation loss")]
 
 
-def _by_factor(runs: list[Run], option: str):
-    from kilolayer.reproduce.cells import cell_of
+def _by_factor(runs: list[Run], option: str) -> dict[float, Cell]:
+    from kilolayer.reproduce.cells import cells_by
 
-    factors = sorted({run["options"]["model.recipe"][option] for run in runs})
-    found = {factor: cell_of([run for run in runs if run["options"]["model.recipe"][option] == factor]) for factor in factors}
-    return {factor: cell for factor, cell in found.items() if cell is not None}
+    return cells_by(runs, f"model.recipe.{option}")

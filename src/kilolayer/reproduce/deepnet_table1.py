@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Numbers, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
     from kilolayer.reproduce.lab import Lab, Run
 
 METHODS = ("post_ln", "ds_init", "admin", "rezero", "r_fixup", "t_fixup", "pre_ln", "dlcl", "normformer", "deepnorm")
@@ -23,7 +23,7 @@ def recipes_by_depth(lab: Lab) -> list[Run]:
 
 
 @register
-class Table1(Reproduction):
+class Table1(Sweep):
     """Which method survives which depth."""
 
     name = "deepnet-table1"
@@ -56,13 +56,13 @@ class Table1(Reproduction):
         ],
     )
 
-    def measure(self, lab: Lab) -> Found:
-        return {"runs": recipes_by_depth(lab)}
+    def runs(self, lab: Lab) -> list[Run]:
+        return recipes_by_depth(lab)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import grid_of, is_lower
+        from kilolayer.reproduce.cells import is_lower
 
-        grid = grid_of(found["runs"], "model.recipe", "layers")
+        grid = self.grid(found)
         ours, plain = grid["deepnorm"], grid["post_ln"]
         depths = list(ours)
         deep = depths[len(depths) // 2 :]
@@ -77,13 +77,3 @@ class Table1(Reproduction):
         if complete and all(ours[depth].lives for depth in depths) and not any(plain[depth].lives for depth in deep):
             return held(f"DeepNorm lives everywhere, none is clearly lower at {deep}, and Post-LN dies there")
         return cannot_tell("some runs had no time, or Post-LN lives at one of the depths")
-
-    def numbers(self, found: Found) -> Numbers:
-        from kilolayer.reproduce.cells import grid_numbers, grid_of
-
-        return grid_numbers(grid_of(found["runs"], "model.recipe", "layers"), "validation loss by layers a side")
-
-    def panels(self, found: Found) -> list[Panel]:
-        from kilolayer.reproduce.pictures import by_column
-
-        return [by_column(found["runs"], "model.recipe", "layers", "layers a side", "Validation loss by depth")]

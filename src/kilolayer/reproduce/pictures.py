@@ -14,7 +14,9 @@ from kilolayer.reproduce.lab import Run
 def by_column(runs: Sequence[Run], row: str, column: str, label: str, title: str) -> Panel:
     """A line for each value of `row`: the loss over the values of `column`, which are numbers; a gap where none lived."""
     grid = grid_of(runs, row, column)
-    series = [Series(str(name), [float(at) for at in cells], [cell.loss for cell in cells.values()]) for name, cells in grid.items()]
+    series = [
+        Series(str(name), [float(at) for at in cells], [cell.loss for cell in cells.values()]) for name, cells in grid.items()
+    ]
     svg = line_plot(_id(title), series, x_label=label, y_label="validation loss", description=title)
     return Panel(svg, title, "Runs that did not live to the end leave a gap.")
 
@@ -29,7 +31,9 @@ def curves(runs: Mapping[str, Run], key: str, title: str) -> Panel:
     return Panel(svg, title)
 
 
-def lines(values: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str, log: bool = False) -> Panel:
+def lines(
+    values: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str, log: bool = False
+) -> Panel:
     """Named lines of points."""
     series = [Series(name, [x for x, _ in points], [y for _, y in points]) for name, points in values.items()]
     svg = line_plot(_id(title), series, x_label=x_label, y_label=y_label, description=title, log=log)
