@@ -78,15 +78,17 @@ def _judged(runs: list[Run]) -> Cell:
 
 def grid_of(runs: Sequence[Run], row: str, column: str) -> dict[Any, dict[Any, Cell]]:
     """The best cell for each value of `row` and each of `column`, in the order of the runs."""
-    grid: dict[Any, dict[Any, Cell]] = {}
-    for first in dict.fromkeys(_hashable(run["options"][row]) for run in runs):
-        for second in dict.fromkeys(_hashable(run["options"][column]) for run in runs):
-            own = [
-                run for run in runs if (_hashable(run["options"][row]), _hashable(run["options"][column])) == (first, second)
-            ]
-            if (cell := cell_of(own)) is not None:
-                grid.setdefault(first, {})[second] = cell
-    return grid
+    return {value: cells_by([run for run in runs if run["options"][row] == value], column) for value in _values(runs, row)}
+
+
+def cells_by(runs: Sequence[Run], option: str) -> dict[Any, Cell]:
+    """The best cell for each value of `option`, in the order of the runs."""
+    found = {value: cell_of(run for run in runs if run["options"][option] == value) for value in _values(runs, option)}
+    return {value: cell for value, cell in found.items() if cell is not None}
+
+
+def _values(runs: Sequence[Run], option: str) -> list[Any]:
+    return list(dict.fromkeys(run["options"][option] for run in runs))
 
 
 def is_lower(one: Cell, other: Cell) -> bool | None:

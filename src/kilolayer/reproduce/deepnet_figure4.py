@@ -25,8 +25,8 @@ class Figure4(Reproduction):
     )
     setting = (
         "German to English, Tatoeba for IWSLT-14, the paper's model of 64-128-2 at 6L-6L to 100L-100L; Adam at 1e-3 with a "
-        f"warm-up of 100 steps; the change of the states before the vocabulary within {STEPS} steps, relative to their size; mean "
-        "of three seeds."
+        f"warm-up of 100 steps; the change of the states before the vocabulary within {STEPS} steps, relative to their size; "
+        "mean of three seeds."
     )
     rule = (
         f"Held if DeepNorm's update at the greatest depth is at most {GROWTH:g} times that at the smallest, and Post-LN's at "
