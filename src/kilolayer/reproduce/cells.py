@@ -44,7 +44,14 @@ class Cell:
         """For a table."""
         if not self.lives:
             return self.text
-        return f"{self.loss:.3f}" if math.isnan(self.error) else f"{self.loss:.3f} ± {self.error:.3f}"
+        loss = f"{self.loss:.3f}" if math.isnan(self.error) else f"{self.loss:.3f} ± {self.error:.3f}"
+        return loss if self.bleu is None else f"{loss} (BLEU {self.bleu:.1f})"
+
+    @property
+    def bleu(self) -> float | None:
+        """The mean of the seeds on the test part."""
+        scores = [run["bleu"] for run in self.runs]
+        return None if None in scores else fmean(scores)
 
 
 def cell_of(runs: Iterable[Run]) -> Cell | None:

@@ -17,13 +17,15 @@ from kilolayer.files.writing import write
 
 Pair = tuple[str, str]
 PARTS = ("train", "valid", "test")
+HELD_OUT = 500
+"""Lines of a language's validation and of its test: enough to tell methods apart, few enough for a hundred models."""
 
 
 def sentence_pairs(data: Path | None, language: str, folder: Path) -> str:
     """Write train, valid and test of English and `language` (deu, fra, spa) to `folder`; return what they are, in words.
 
-    A sentence has several translations, so the parts are split by the hash of the English side, as one percent each for
-    validation and test.
+    A sentence has several translations, so the parts are split by the hash of the English side, one percent each for validation
+    and test; HELD_OUT lines of each are used.
     """
     source = _known(data, f"manythings/{language}-eng.tsv.xz")
     if source is None:
@@ -34,7 +36,9 @@ def sentence_pairs(data: Path | None, language: str, folder: Path) -> str:
         english, other, *_ = line.split("\t")
         place = int(hashlib.sha1(english.encode()).hexdigest()[:8], 16) % 100
         parts[{0: "valid", 1: "test"}.get(place, "train")].append((english, other))
-    _write_pairs(folder, language, parts)
+    for part in ("valid", "test"):  # the file is sorted by length
+        parts[part].sort(key=lambda pair: hashlib.sha1(pair[1].encode()).digest())
+    _write_pairs(folder, language, {part: rows[: None if part == "train" else HELD_OUT] for part, rows in parts.items()})
     return f"manythings, {language}-eng, {len(parts['train']):,} pairs"
 
 
