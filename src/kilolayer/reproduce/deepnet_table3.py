@@ -30,8 +30,8 @@ class Table3(Sweep):
         "steps of 8,192 tokens, two seeds. 1,000 layers is left to those who have the time: --model.layers 500."
     )
     rule = (
-        "Held if the deepest model's validation loss is clearly lower (two standard errors and 0.02 nats) than that of 48 layers, "
-        "and that than 12's. Not held if the deepest is clearly higher than 48. Otherwise it cannot be told."
+        "Held if the deepest model's validation loss is clearly lower (two standard errors and 0.02 nats) than that of 48 "
+        "layers, and that than 12's. Not held if the deepest is clearly higher than 48. Otherwise it cannot be told."
     )
     published = Numbers(
         ["BLEU, OPUS-100", "X to En", "En to X", "mean"],

@@ -38,12 +38,12 @@ class Table4(Reproduction):
 
     name = "deepnet-table4"
     claim = (
-        "At equal training FLOPs the deep and narrow model is better than the shallow and wide one, and a deep decoder is worth "
-        "more than a still deeper encoder."
+        "At equal training FLOPs the deep and narrow model is better than the shallow and wide one, and a deep decoder is "
+        "worth more than a still deeper encoder."
     )
     setting = (
-        "31 languages to and from English, Tatoeba for OPUS-100; 6L-6L of dim 256, 45L-3L and 24L-24L of dim 128; 1,500 steps of "
-        "8,192 tokens; the better of two learning rates, two seeds."
+        "31 languages to and from English, Tatoeba for OPUS-100; 6L-6L of dim 256, 45L-3L and 24L-24L of dim 128; 1,500 steps "
+        "of 8,192 tokens; the better of two learning rates, two seeds."
     )
     rule = (
         "Held if 24L-24L is clearly lower in validation loss (two standard errors and 0.02 nats) than both others. Not held if "
