@@ -23,9 +23,9 @@ class Figure2(Reproduction):
     )
     setting = "The runs of admin-table3, and Post-LN at 6L-6L and 60L-12L: English to French, dim 128, 2,000 steps, one seed."
     rule = (
-        "Held if the default 60L-12L dies or ends at a validation loss at least 0.5 nats above Admin's, and Admin's 60L-12L ends "
-        "below Admin's 6L-6L. Not held if the default 60L-12L ends at or below Admin's, or Admin's 60L-12L dies. Otherwise it "
-        "cannot be told."
+        "Held if the default 60L-12L dies or ends at a validation loss at least 0.5 nats above Admin's, and Admin's "
+        "60L-12L ends below Admin's 6L-6L. Not held if the default 60L-12L ends at or below Admin's, or Admin's 60L-12L "
+        "dies. Otherwise it cannot be told."
     )
 
     def measure(self, lab: Lab) -> Found:

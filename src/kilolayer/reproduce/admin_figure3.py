@@ -25,8 +25,8 @@ class Figure3(Reproduction):
         "English to French: Post-LN at 6L-6L beside Admin at 60L-12L, of admin-table3 and admin-figure2, on 500 sentences."
     )
     rule = (
-        "Of all buckets that hold at least one item in both, the deep model is better in at least 80%: held. In at most 50%: not "
-        "held. Otherwise it cannot be told."
+        "Of all buckets that hold at least one item in both, the deep model is better in at least 80%: held. In at most "
+        "50%: not held. Otherwise it cannot be told."
     )
 
     def measure(self, lab: Lab) -> Found:

@@ -23,8 +23,8 @@ class Table1(Reproduction):
         "METEOR is left out: its program and its tables are not ours to install."
     )
     rule = (
-        "Held if the default 60L-12L dies, and Admin's 60L-12L has at least 1 BLEU more and a lower TER than the default 6L-6L. "
-        "Not held if Admin's 60L-12L dies or is below the default 6L-6L in BLEU. Otherwise it cannot be told."
+        "Held if the default 60L-12L dies, and Admin's 60L-12L has at least 1 BLEU more and a lower TER than the default "
+        "6L-6L. Not held if Admin's 60L-12L dies or is below the default 6L-6L in BLEU. Otherwise it cannot be told."
     )
     published = Numbers(
         ["WMT-14 En-Fr", "TER", "METEOR", "BLEU"],

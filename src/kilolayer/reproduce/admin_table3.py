@@ -34,8 +34,8 @@ class Table3(Reproduction):
     name = "admin-table3"
     claim = "60L-12L is significantly better than 6L-6L and 12L-12L, and a deep encoder is worth more than a deep decoder."
     setting = (
-        "English to French, Tatoeba for WMT-14, Admin, dim 128, 2,000 steps of 8,192 tokens, learning rate 1e-3, one seed; BLEU "
-        "on 500 sentences, compared by paired bootstrap."
+        "English to French, Tatoeba for WMT-14, Admin, dim 128, 2,000 steps of 8,192 tokens, learning rate 1e-3, one "
+        "seed; BLEU on 500 sentences, compared by paired bootstrap."
     )
     rule = (
         "Held if 60L-12L is significantly better (p < 0.05) than 6L-6L and than 12L-60L. Not held if it is significantly worse "

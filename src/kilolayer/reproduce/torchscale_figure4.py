@@ -25,9 +25,9 @@ class Figure4(Reproduction):
     claim = "SparseClip lowers the entropy of the routing, and clipping is triggered at the beginning of training alone."
     setting = "The runs of torchscale-figure3 with 256 experts, means of two seeds."
     rule = (
-        "Held if the entropy over the last fifth of the training is lower with SparseClip by more than 2%, and with SparseClip at "
-        "least 80% of the clipped steps lie in the first fifth. Not held if the entropy is higher by more than 2%, or fewer than "
-        "20% of the clipped steps lie there. Otherwise it cannot be told."
+        "Held if the entropy over the last fifth of the training is lower with SparseClip by more than 2%, and with "
+        "SparseClip at least 80% of the clipped steps lie in the first fifth. Not held if the entropy is higher by more "
+        "than 2%, or fewer than 20% of the clipped steps lie there. Otherwise it cannot be told."
     )
 
     def measure(self, lab: Lab) -> Found:
