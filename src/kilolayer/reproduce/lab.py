@@ -126,6 +126,7 @@ def _told(result: Any) -> Run:
         "valid": valid,
         "train": [(int(row["step"]), _finite(row.get("nll"))) for row in result.train],
         "bleu": _bleu(result.scores or {}),
+        "metric": max((row["metric"] for row in result.valid if isinstance(row.get("metric"), float)), default=None),
         "seconds": result.seconds,
     }
 
