@@ -77,7 +77,8 @@ class FewShots(Reproduction):
         last, rest = ours[-1], [row[-1] for row in others]
         assert last is not None
         error = 2**0.5 * last[1]
-        why = f"at the greatest depth: Sub-LN {last[0]:.1%}, others {', '.join(f'{mean[0]:.1%}' for mean in rest if mean)}, ± {error:.1%}"
+        beside = ", ".join(f"{mean[0]:.1%}" for mean in rest if mean)
+        why = f"at the greatest depth: Sub-LN {last[0]:.1%}, Pre-LN and NormFormer {beside}, ± {error:.1%}"
         if any(mean is not None and mean[0] > last[0] + 2 * error for mean in rest):
             return not_held(why)
         above = all(mine[0] > other[0] for row in others for mine, other in zip(ours, row, strict=True) if mine and other)
