@@ -21,14 +21,14 @@ class Figure1(Reproduction):
     name = "deepnet-figure1"
     claim = "Early in training the loss surface of a 36-layer DeepNorm model is much smoother than Post-LN's."
     setting = (
-        f"German to English, Tatoeba for IWSLT-14, 18L-18L, dim 128, after {STEPS} steps of Adam at 1e-3 with a warm-up of 100; "
-        f"{SIZE} x {SIZE} points within {SPAN:g} of the weights along two filter-normalised directions, two batches, three pairs "
-        "of directions."
+        f"German to English, Tatoeba for IWSLT-14, 18L-18L, dim 128, after {STEPS} steps of Adam at 1e-3 with a warm-up of "
+        f"100; {SIZE} x {SIZE} points within {SPAN:g} of the weights along two filter-normalised directions, two batches, "
+        "three pairs of directions."
     )
     rule = (
         "Roughness is the mean size of the loss's second difference between neighbouring points, as a share of the surface's "
-        f"height, a mean over the pairs of directions. Held if Post-LN's is at least {SMOOTHER:g} times DeepNorm's. Not held if it "
-        "is smaller. Otherwise it cannot be told."
+        f"height, a mean over the pairs of directions. Held if Post-LN's is at least {SMOOTHER:g} times DeepNorm's. Not held "
+        "if it is smaller. Otherwise it cannot be told."
     )
 
     def measure(self, lab: Lab) -> Found:

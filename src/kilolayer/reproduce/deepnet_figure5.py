@@ -65,7 +65,8 @@ class Figure5(Reproduction):
 
         ours, plain = (list(found[recipe].values())[-1] for recipe in RECIPES)
         smooth, rough = roughness(ours), roughness(plain)
-        why = f"roughness {smooth:.4f} of DeepNorm, {rough:.4f} of Post-LN; the loss falls by {ours['fall']:.2f} and {plain['fall']:.2f}"
+        falls = f"the loss falls by {ours['fall']:.2f} and {plain['fall']:.2f}"
+        why = f"roughness {smooth:.4f} of DeepNorm, {rough:.4f} of Post-LN; {falls}"
         if rough > smooth and plain["fall"] < ours["fall"] / 2:
             return held(why)
         return not_held(why) if rough < smooth and plain["fall"] >= ours["fall"] else cannot_tell(why)
