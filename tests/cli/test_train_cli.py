@@ -14,7 +14,7 @@ import torch
 from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
-from kilolayer.cli.train import EMBEDDED, _new_run
+from kilolayer.cli.train import _new_run
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
 from kilolayer.parallel.processes import Processes

@@ -170,6 +170,13 @@ class Task(ABC, Generic[Config]):
         weights: which of the run's checkpoints the model is, for scores.json.
         """
 
+    def frequency_loss(self) -> float | None:
+        """Nats a label of the training part under the frequencies of its labels: what is learned without reading the input.
+
+        None where the labels are nothing to be counted.
+        """
+        return None
+
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a run to start from, as this task's model takes them; own: those that it has by itself."""
         return dict(weights)

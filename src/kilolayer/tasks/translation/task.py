@@ -15,6 +15,8 @@ from torch import Tensor
 from kilolayer.data.batches import Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
 from kilolayer.data.encode import encode_text, encode_training
+from kilolayer.data.frequencies import count_targets, frequency_loss
+from kilolayer.data.mixing import Mixture
 from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.data.shapes import Shape
 from kilolayer.data.tokenizer import PAD, Tokenizers, tokenizers_for
@@ -96,10 +98,13 @@ class TranslationTask(Task[TranslationConfig]):
 
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches of all directions. Their shapes are then those of validations too."""
-        mixture = encode_training(self.corpora, self.tokenizers, self.config.data, self.cache)
-        batches = Batches(mixture, self.config.batches, seed)
+        batches = Batches(self._training_pairs(), self.config.batches, seed)
         self.shapes = batches.shapes
         return batches
+
+    def frequency_loss(self) -> float:
+        """Of the target's tokens, as often as an epoch shows them."""
+        return frequency_loss(count_targets(self._training_pairs()))
 
     def loss(self, model: EncoderDecoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """Parts: source and target, int64 [rows, length], and labels, the target's next tokens."""
@@ -150,6 +155,9 @@ class TranslationTask(Task[TranslationConfig]):
         """Translations of lines in the direction's source language, one a line."""
         tag = [self.tokenizers.source.tag_id(direction.target)] if self.tagged else []
         return translate_lines(model, SidedTokenizer(self.tokenizers), lines, search, prefix=tag)
+
+    def _training_pairs(self) -> Mixture:
+        return encode_training(self.corpora, self.tokenizers, self.config.data, self.cache)
 
     @torch.inference_mode()
     def _loss(self, model: EncoderDecoder, text: ParallelText, most: int, recorder: Recorder) -> tuple[float, int]:
