@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kilolayer.files.writing import write
 from kilolayer.report.depth import depth_section, vanished_gradients
@@ -21,6 +17,7 @@ from kilolayer.report.numbers import show_duration, show_number
 from kilolayer.report.panels import Table, training_panels
 from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.scores_section import scores_section
+from kilolayer.report.templating import template
 
 SHOWN_EVENTS, SHOWN_SAMPLES, SHOWN_LOG = 40, 30, 60
 
@@ -44,8 +41,7 @@ def write_report(run: Path) -> Report:
 
 def render(record: Record) -> str:
     """The page of a record."""
-    return render_template(
-        "page.html",
+    return template("page.html").render(
         name=record.name,
         progress=_progress(record),
         facts=facts_of(record),
@@ -59,23 +55,6 @@ def render(record: Record) -> str:
         errors=errors_section(record.scores),
         config_text=record.config_text.strip(),
         log=record.log[-SHOWN_LOG:] if any(record.log[-SHOWN_LOG:]) else [],
-    )
-
-
-def render_template(name: str, **values: Any) -> str:
-    """A page from its template: whatever it is given is escaped; only plots come as markup."""
-    return _environment().get_template(name).render(**values)
-
-
-@functools.cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("kilolayer.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
     )
 
 

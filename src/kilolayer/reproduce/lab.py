@@ -14,6 +14,7 @@ from kilolayer.compare.queue import run_all
 from kilolayer.config import Table, dump, merge
 from kilolayer.files.writing import make_folder, write
 from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
+from kilolayer.training.stop import Stopped
 
 Run = dict[str, Any]
 """A run of a comparison as JSON holds it: its options, what became of it, its losses and scores."""
@@ -99,7 +100,7 @@ class Lab:
         name: of the comparison's folder, which reproductions of the same runs share.
         """
         folder = self.folder.parent / "comparisons" / name
-        wanted = [Axis(option, list(values)) for option, values in axes.items()]
+        wanted = [Axis(option, tuple(values)) for option, values in axes.items()]
         if (folder / "comparison.toml").exists():
             comparison = Comparison.open(folder)
             comparison.extend(wanted)
@@ -108,7 +109,8 @@ class Lab:
             path = folder.parent / f"{name}.toml"
             write(path, dump(config))
             comparison = Comparison.make(folder, path, wanted)
-        run_all(comparison, parallel=self.parallel, seconds=self.seconds)
+        if code := run_all(comparison, parallel=self.parallel, seconds=self.seconds):
+            raise Stopped(code - 128)
         return [_told(result) for result in comparison.results()]
 
 

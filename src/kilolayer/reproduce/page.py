@@ -8,8 +8,8 @@ from pathlib import Path
 from kilolayer.errors import InputError
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
-from kilolayer.report.page import render_template
 from kilolayer.report.panels import Table
+from kilolayer.report.templating import template
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict
 
 
@@ -29,8 +29,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         "found": found,
     }
     write(folder / "found.json", json.dumps(document, indent=1) + "\n")
-    text = render_template(
-        "reproduction.html",
+    text = template("reproduction.html").render(
         reproduction=reproduction,
         verdict=verdict,
         tiny=tiny,
