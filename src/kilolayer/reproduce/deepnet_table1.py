@@ -18,7 +18,7 @@ def recipes_by_depth(lab: Lab) -> list[Run]:
     """Every method at every depth and rate; Figure 6 draws the same runs."""
     axes: dict[str, Any] = {"model.recipe": METHODS, "layers": LAYERS, "train.lr": RATES, "train.seed": SEEDS}
     if lab.tiny:
-        axes = {"model.recipe": ["post_ln", "deepnorm"], "layers": [1, 2], "train.lr": RATES[:1], "train.seed": SEEDS}
+        axes = {"model.recipe": ["post_ln", "deepnorm"], "layers": [1, 2], "train.seed": SEEDS[:1]}
     return lab.compare("recipes-by-depth", lab.translation(), axes)
 
 

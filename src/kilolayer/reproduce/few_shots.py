@@ -43,7 +43,7 @@ class FewShots(Reproduction):
 
         axes: dict[str, Any] = {"model.recipe": tuple(RECIPES), "layers": (12, 24, 48), "train.lr": (5e-4, 1e-3)}
         if lab.tiny:
-            axes = {"model.recipe": ("pre_ln", "normformer", "sub_ln"), "layers": (1, 2)}
+            axes = {"model.recipe": ("pre_ln", "normformer", "sub_ln"), "layers": (1,)}
         runs = lab.compare("language-models", lab.language(), axes)
         grid = grid_of(runs, "model.recipe", "layers")
         folder = _questions(lab)
