@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kilolayer import recipes as recipes
     from kilolayer import tasks as tasks
+    from kilolayer.compare.session import compare_runs as compare_runs
+    from kilolayer.compare.session import run_comparison as run_comparison
     from kilolayer.convert.fold import fold as fold
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
@@ -42,6 +44,7 @@ _HOMES = {
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
+    "compare_runs": "kilolayer.compare.session",
     "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
     "freeze_experts": "kilolayer.moe.layer",
@@ -49,6 +52,7 @@ _HOMES = {
     "load_full_state_dict": "kilolayer.moe.full_state",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
+    "run_comparison": "kilolayer.compare.session",
     "shard_experts": "kilolayer.moe.shard",
     "update_balance": "kilolayer.moe.balance",
 }
@@ -63,6 +67,7 @@ __all__ = [
     "build_model",
     "calibrate",
     "clip_grad_norm_",
+    "compare_runs",
     "fast",
     "fold",
     "freeze_experts",
@@ -71,6 +76,7 @@ __all__ = [
     "recipes",
     "record",
     "reduce_gradients",
+    "run_comparison",
     "shard_experts",
     "tasks",
     "update_balance",

@@ -13,7 +13,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from kilolayer.report.plots import POINTS, Series, _thinned, bar_plot, heat_plot, layers_by_step_plot, line_plot
+from kilolayer.report.bars import bar_plot
+from kilolayer.report.figure import POINTS, Series, thinned
+from kilolayer.report.layer_plots import layers_by_step_plot
+from kilolayer.report.plots import heat_plot, line_plot
 
 
 def lines(name: str, *series: Series, **options: bool) -> str:
@@ -65,7 +68,7 @@ def test_a_logarithmic_axis_is_taken_only_where_it_can_be(y: list[float]) -> Non
 def test_thinning_keeps_ends_and_spikes() -> None:
     y = [1.0] * 10_000
     y[4_321], y[7_777], y[5_000] = 99.0, -99.0, math.nan
-    x, kept = _thinned(Series("a", range(10_000), y))
+    x, kept = thinned(Series("a", range(10_000), y))
     assert len(x) <= POINTS + 2
     assert (x[0], x[-1]) == (0, 9_999)
     assert {99.0, -99.0} <= set(kept)

@@ -24,6 +24,7 @@ from kilolayer.tasks.registry import Verb
 
 OWN_VERBS = {
     "train": "from text files to a scored model, in a run folder",
+    "compare": "the same task under every combination of options: runs side by side, a table, a page",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    _add_options(parser)
+    add_run_options(parser)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="new run folder [runs/NAME of the configuration]")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a run, exactly from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     """The options that all tasks share, then each task with its own."""
     from kilolayer.tasks.config import RunConfig
 

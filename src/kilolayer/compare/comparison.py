@@ -80,9 +80,7 @@ class Comparison:
         All runs are checked before anything is written.
         """
         folder = storable(folder)
-        base = merge(configuration.load(config or registry.EMBEDDED), nested(options or {}))
-        if config is None:
-            base = merge({"data": {"folder": str(folder / "data")}}, base)
+        base = base_of(folder, config, options)
         made = cls(folder, [], base)
         made.members = made._wanted([], settings_of(join_axes(axes)))
         _check_new(folder)
@@ -110,6 +108,23 @@ class Comparison:
         axes_of(named.values())  # refuses what are no options
         members = [Member(name, options, folder / "runs" / name) for name, options in named.items()]
         return cls(folder, members, base, started_in)
+
+    @classmethod
+    def make_or_extend(
+        cls, folder: Path, config: Path | None, axes: Sequence[Axis] = (), options: Mapping[str, Any] | None = None
+    ) -> Comparison:
+        """As `make`; a comparison that is there with the same base is extended, so that a command may be given twice."""
+        if kind_of(folder / "comparison.toml") is None:
+            return cls.make(folder, config, axes, options)
+        found = cls.open(folder)
+        if found.base != base_of(found.folder, config, options):
+            raise InputError(
+                "the folder holds a comparison of another configuration",
+                where=str(folder),
+                fix=f"choose another with --out, or go on with that one: kilolayer compare {folder}",
+            )
+        found.extend(axes)
+        return found
 
     @classmethod
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
@@ -255,6 +270,12 @@ class Comparison:
 TOLD = (RECIPE, LAYERS, "train.seed")
 UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.tensorboard", "train.log_every", "train.device")
 """What differs between runs without a difference in what they learn."""
+
+
+def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None = None) -> Table:
+    """The tables that all runs share; the embedded default is trained on a corpus in the comparison's own folder."""
+    base = merge(configuration.load(config or registry.EMBEDDED), nested(options or {}))
+    return merge({"data": {"folder": str(folder / "data")}}, base) if config is None else base
 
 
 def nested(options: Mapping[str, Any]) -> Table:

@@ -22,9 +22,9 @@ Setting = dict[str, Any]
 """The value of each option that varies."""
 TWO_DEPTHS = re.compile(r"(\d+)-(\d+)")
 OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+")
-UNNAMED = re.compile(r"[^\w.+=-]+")
+UNNAMED = re.compile(r"[^\w.+=-]+", re.ASCII)
 LONGEST_NAME = 150
-"""Characters of a run's name; file systems take 255 bytes."""
+"""Letters of a run's name; file systems take 255."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
         options |= dict(zip(names, depths, strict=True))
     if RECIPE in setting:
         model.pop("recipe", None)
-    table |= {"model": model} if model else {}
+    table |= {"model": model} if "model" in table else {}
     # A name goes before the options below it.
     for name, value in sorted(options.items(), key=lambda pair: pair[0].count(".")):
         entry: Any = value

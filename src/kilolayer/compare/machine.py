@@ -26,7 +26,7 @@ BYTES_VOCABULARY = 260
 
 @dataclass(frozen=True)
 class Demand:
-    """Of a run: its kind of device, bytes there, and the arithmetic of all its steps, by which the longest are started first."""
+    """Of a run: its kind of device, bytes there, and the arithmetic of all its steps: the longest are started first."""
 
     kind: str
     memory: float
@@ -111,4 +111,4 @@ def _gpus() -> list[Device]:
 def threads_of(parallel: int) -> Mapping[str, str]:
     """The environment that shares the cores between so many processes."""
     count = str(max(1, cores() // max(1, parallel)))
-    return {name: count for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), count)

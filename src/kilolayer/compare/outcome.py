@@ -100,7 +100,7 @@ def _not_finite(record: Record) -> Outcome | None:
 
 
 def _rose(record: Record) -> Outcome | None:
-    """A loss that rose for good. That of training: one that rises on the validation part alone has learned too much by heart."""
+    """A loss that rose for good: that of training, since on the validation part it also rises where too much was learned."""
     rows, key = (record.train, _training_key(record)) if len(record.train) >= FEW else (record.valid, "loss")
     losses = [number(row, key) for row in rows]
     finite = [loss for loss in losses if not math.isnan(loss)]

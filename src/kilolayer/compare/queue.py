@@ -29,6 +29,8 @@ from kilolayer.training.run import holder_of, locked
 from kilolayer.training.stop import Stop, Stopped, catching
 
 POLL_SECONDS = 0.2
+# -P: as the command, which does not look for modules in the folder that it is started in.
+TRAIN = ("-P", "-m", "kilolayer", "train")
 OUT_OF_MEMORY = ("out of memory", "killed")
 IN_USE = "is in use by process"
 
@@ -63,8 +65,8 @@ def run_all(
 ) -> int:
     """Train all runs that are not complete; return 0, or 128 + n where signal n has ended it, with a checkpoint of each run.
 
-    parallel: most at once; None: as many as fit. seconds: after these, what is under way stops with a checkpoint, and what waits
-    is left for another time. A run that has failed before is tried again.
+    parallel: most at once; None: as many as fit. seconds: after these, what is under way stops with a checkpoint, and what
+    waits is left for another time. A run that has failed before is tried again.
     """
     with locked(comparison.folder), catching() as stop, stop.at_next_step():
         members = [member for member in comparison.members if not comparison.is_complete(member)]
@@ -162,8 +164,7 @@ class _Queue:
         begun = kind_of(member.folder / "config.toml") is not None
         new = [str(self.comparison.config_path(member)), "--run", str(member.folder)]
         words = ["--resume", str(member.folder)] if begun else new
-        # -P: as the command, which does not look for modules in the folder that it is started in.
-        command = [sys.executable, "-P", "-m", "kilolayer", "train", *words]
+        command = [sys.executable, *TRAIN, *words]
         environment = {**os.environ, **threads_of(self.most), **device.environment}
         with open(self.comparison.log_path(member), "ab") as log:
             # In a session of its own: Ctrl-C at a terminal would reach it besides the one signal that it gets from here.

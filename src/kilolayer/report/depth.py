@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kilolayer.recipes.base import DEEPEST
+from kilolayer.report.figure import Series
+from kilolayer.report.layer_plots import layers_by_step_plot
 from kilolayer.report.panels import Panel
-from kilolayer.report.plots import Series, layers_by_step_plot, line_plot
+from kilolayer.report.plots import line_plot
 from kilolayer.report.record import Entry, number
 
 SIDES = ("encoder", "decoder")

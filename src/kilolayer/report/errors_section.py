@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kilolayer.report.bars import bar_plot
 from kilolayer.report.numbers import show_number
 from kilolayer.report.panels import Panel, Table
-from kilolayer.report.plots import bar_plot
 from kilolayer.report.record import Entry, number
 
 MOST_BUCKETS = 50

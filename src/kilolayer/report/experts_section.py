@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kilolayer.report.figure import Series
 from kilolayer.report.panels import Panel, series_of
-from kilolayer.report.plots import Series, heat_plot, line_plot
+from kilolayer.report.plots import heat_plot, line_plot
 from kilolayer.report.record import Entry, Record, number
 
 IDLE = 0.01  # of an even share: such an expert learns nothing

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from kilolayer.report.plots import Series, line_plot
+from kilolayer.report.figure import Series
+from kilolayer.report.plots import line_plot
 from kilolayer.report.record import Entry, Record, number
 
 

@@ -1,0 +1,125 @@
+"""What pictures share: style, colours that the colour-blind can tell apart, labels, thinning, and a figure as SVG."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from kilolayer.terminal import printable
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
+MARKERS = "osD^vP"
+SIZE = (4.8, 3.0)  # inches; at 100% of a narrow screen its text stays above 9 px
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, and the page stays small
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.parse_math": False,  # a dollar sign in a run's text is a dollar sign
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e3e3",
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#777777",
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+}
+LEGEND: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "handlelength": 1.4}  # above the plot
+POINTS = 400  # of a line in a picture
+DOTS_PER_INCH = 100  # of pictures inside a plot: six of them, of a thousand layers each, stay below 2 MB
+LABEL = 24  # characters of a label: a longer one would leave no room for the plot
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot; a y that is not finite leaves a gap."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def shortened(label: str) -> str:
+    """A label that leaves room for the plot, and that no terminal would obey."""
+    label = printable(label)
+    return label if len(label) <= LABEL else f"{label[: LABEL - 3]}..."
+
+
+def new_axes(x_label: str, y_label: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes; size in inches."""
+    figure = Figure(figsize=size, layout="constrained")  # no pyplot: no global state, no display
+    axes = figure.add_subplot()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    return figure, axes
+
+
+def logarithmic(axes: Axes, values: np.ndarray) -> None:
+    """A logarithmic y axis with plain numbers; within one power of ten its ticks stand at round numbers."""
+    axes.set_yscale("log")
+    if values.max() < 10 * values.min():
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def shades(count: int) -> list[str]:
+    """Colours from dark to light, for one quantity at rising values."""
+    return [to_hex(colour) for colour in mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count))]
+
+
+def thinned(series: Series, most: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """The series in at most about `most` points; of each stretch the lowest and the highest stay, so that no spike is lost."""
+    x, y = np.array(series.x, dtype=float), np.array(series.y, dtype=float)
+    y[~np.isfinite(y)] = math.nan
+    if len(x) <= most:
+        return x, y
+    stretches = max(most // 2, 1)
+    width = -(-len(y) // stretches)
+    rows = np.pad(y, (0, stretches * width - len(y)), constant_values=math.nan).reshape(stretches, width)
+    # In a stretch of gaps alone the first is the lowest and the highest: one gap stays.
+    lowest, highest = np.where(np.isnan(rows), math.inf, rows).argmin(1), np.where(np.isnan(rows), -math.inf, rows).argmax(1)
+    begins = np.arange(stretches) * width
+    kept = np.unique(np.concatenate([[0, len(y) - 1], begins + lowest, begins + highest]))
+    kept = kept[kept < len(y)]
+    return x[kept], y[kept]
+
+
+def to_svg(figure: Figure, name: str, description: str) -> Markup:
+    """The figure as an element for an HTML page: it scales, names itself, and shares no id with another plot.
+
+    The only text that goes into a page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
+    """
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a label: a browser has more letters than matplotlib's font
+        figure.savefig(buffer, format="svg", dpi=DOTS_PER_INCH, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'\sid="', f' id="{name}-', text)
+    text = re.sub(r"(url\(|href=\")#", rf"\1#{name}-", text)
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    opening = f'<svg {box[0]} role="img" aria-label="{escape(description)}">'
+    return Markup(re.sub(r"<svg\b[^>]*>", lambda _: opening, text, count=1).replace("xlink:href", "href").strip())
+
+
+def as_file(svg: Markup) -> str:
+    """The element as a file of its own, which needs its language named."""
+    return re.sub(r"<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', str(svg), count=1) + "\n"

@@ -1,0 +1,92 @@
+"""Points with a fitted curve as inline SVG, over a logarithmic x: a score by depth, a loss by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from kilolayer.report.figure import LEGEND, MARKERS, PALETTE, STYLE, Series, logarithmic, new_axes, shortened, to_svg
+from kilolayer.report.numbers import show_number
+
+TICKS = 8
+
+
+@dataclass(frozen=True)
+class Measured(Series):
+    """Points without a line. errors: how far up and down a whisker reaches from each, as many as points; empty for none."""
+
+    errors: Sequence[float] = ()
+
+
+def fit_plot(
+    name: str,
+    measured: Sequence[Measured],
+    fits: Sequence[Series] = (),
+    *,
+    x_label: str,
+    y_label: str,
+    description: str,
+    log_x: bool = True,
+    log_y: bool = False,
+) -> Markup | None:
+    """Points, and the curves fitted to them, as SVG; None where no point is finite.
+
+    fits: drawn as dashed lines; one with the name of measured points has their colour, and its name stands once. log_x, log_y:
+    a logarithmic axis, where all values are positive. With few different x the ticks stand at these.
+    """
+    drawn = [(each, *_finite(each)) for each in measured]
+    drawn = [(each, x, y, errors) for each, x, y, errors in drawn if len(x)]
+    if not drawn:
+        return None
+    colours = {each.name: PALETTE[index % len(PALETTE)] for index, (each, *_) in enumerate(drawn)}
+    with mpl.rc_context(STYLE):
+        figure, axes = new_axes(x_label, y_label)
+        for index, (each, x, y, errors) in enumerate(drawn):
+            axes.errorbar(
+                x,
+                y,
+                yerr=errors if np.isfinite(errors).any() else None,
+                fmt=MARKERS[index % len(MARKERS)],
+                color=colours[each.name],
+                markersize=5,
+                capsize=3,
+                elinewidth=1.2,
+                label=shortened(each.name),
+            )
+        for index, fit in enumerate(fits):
+            colour = colours.get(fit.name, PALETTE[(len(drawn) + index) % len(PALETTE)])
+            label = None if fit.name in colours else shortened(fit.name)
+            axes.plot(fit.x, fit.y, color=colour, linestyle="--", linewidth=1.3, label=label)
+        every_x, every_y = np.concatenate([x for _, x, _, _ in drawn]), np.concatenate([y for _, _, y, _ in drawn])
+        if log_y and (every_y > 0).all():
+            logarithmic(axes, every_y)
+        _lay_out_x(axes, np.unique(every_x), log=log_x and bool((every_x > 0).all()))
+        if len({*colours, *(fit.name for fit in fits)}) > 1:
+            axes.legend(ncols=min(len(axes.get_legend_handles_labels()[1]), 3), **LEGEND)
+        return to_svg(figure, name, description)
+
+
+def _finite(points: Measured) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, y and errors where x and y are finite; errors are NaN where there are none."""
+    x, y = np.array(points.x, dtype=float), np.array(points.y, dtype=float)
+    errors = np.array(points.errors if len(points.errors) else [math.nan] * len(x), dtype=float)
+    kept = np.isfinite(x) & np.isfinite(y)
+    return x[kept], y[kept], np.where(np.isfinite(errors), np.abs(errors), math.nan)[kept]
+
+
+def _lay_out_x(axes: Axes, places: np.ndarray, *, log: bool) -> None:
+    """places: the different x, rising."""
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if len(places) <= TICKS:
+        axes.xaxis.set_major_locator(FixedLocator(list(places)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_number(value)))

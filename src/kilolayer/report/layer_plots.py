@@ -1,0 +1,95 @@
+"""Values of every layer as pictures, in inline SVG: by the step of training, and by the kind of sublayer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+
+from kilolayer.report.colour_scale import ColourScale
+from kilolayer.report.figure import POINTS, SIZE, STYLE, shortened, to_svg
+
+
+def layers_by_step_plot(
+    name: str,
+    steps: Sequence[float],
+    stacks: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    scale_label: str,
+    description: str,
+) -> Markup | None:
+    """Positive values by layer (upwards) and step as pictures with one logarithmic colour scale, as SVG.
+
+    stacks: [steps][layers] for each, the first at the bottom; NaN where there is no value, which is drawn in grey.
+    None where no value is positive. More than POINTS steps are thinned evenly.
+    """
+    kept = sorted({round(place) for place in np.linspace(0, len(steps) - 1, min(len(steps), POINTS))}) if steps else []
+    images = {stack: _rows([columns[place] for place in kept]).T for stack, columns in stacks.items()}
+    if (scale := ColourScale.of(images.values(), log=True)) is None:
+        return None
+    with mpl.rc_context(STYLE):
+        figure, rows = _stacked([1.9] * len(images))
+        drawn: list[AxesImage] = []
+        for axes, (stack, image) in zip(rows, images.items(), strict=True):
+            extent = (-0.5, image.shape[1] - 0.5, 0.5, image.shape[0] + 0.5)
+            drawn.append(scale.draw(axes, image, origin="lower", extent=extent))
+            axes.set_ylabel(f"{stack} layer")
+            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+            axes.tick_params(labelbottom=axes is rows[0])
+        ticks = sorted({round(place) for place in np.linspace(0, len(kept) - 1, min(len(kept), 5))})
+        for axes in rows:
+            axes.set_xticks(ticks, [f"{int(steps[kept[place]]):,}" for place in ticks])
+        rows[0].set_xlabel("step")
+        scale.add_bar(figure, drawn, rows, scale_label)
+        return to_svg(figure, name, description)
+
+
+def layers_by_kind_plot(
+    name: str,
+    stacks: Mapping[str, Mapping[str, Sequence[float]]],
+    *,
+    scale_label: str,
+    description: str,
+    log: bool = True,
+) -> Markup | None:
+    """Values by layer (to the right) and kind of sublayer as pictures with one colour scale, as SVG.
+
+    stacks: for each, the first at the bottom, [layers] by kind; NaN where a layer has none, which is drawn in grey.
+    log: a logarithmic scale, on which what is 0 or has vanished is black. None where no value can be drawn.
+    """
+    images = {stack: _rows(list(kinds.values())) for stack, kinds in stacks.items() if any(map(len, kinds.values()))}
+    if (scale := ColourScale.of(images.values(), log=log)) is None:
+        return None
+    with mpl.rc_context(STYLE):
+        figure, rows = _stacked([0.45 + 0.32 * len(image) for image in images.values()])
+        drawn: list[AxesImage] = []
+        for axes, (stack, image) in zip(rows, images.items(), strict=True):
+            drawn.append(scale.draw(axes, image, extent=(0.5, image.shape[1] + 0.5, len(image) - 0.5, -0.5)))
+            axes.set_yticks(range(len(image)), [shortened(kind) for kind in stacks[stack]])
+            axes.set_xlabel(f"{stack} layer")
+            axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+        scale.add_bar(figure, drawn, rows, scale_label)
+        return to_svg(figure, name, description)
+
+
+def _stacked(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """Axes above each other, the first at the bottom; heights in inches."""
+    figure = Figure(figsize=(SIZE[0], 1.2 + sum(heights)), layout="constrained")
+    rows = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": list(heights)[::-1]})
+    return figure, list(rows[::-1, 0])
+
+
+def _rows(values: Sequence[Sequence[float]]) -> np.ndarray:
+    """[rows, longest row], NaN where there is no finite value."""
+    image = np.full((len(values), max(map(len, values), default=0)), math.nan)
+    for place, row in enumerate(values):
+        image[place, : len(row)] = row
+    image[~np.isfinite(image)] = math.nan
+    return image
