@@ -132,8 +132,7 @@ class CosineRouter(Router):
         return self.log_temperature.clamp(min=log(SMALLEST_TEMPERATURE)).exp()
 
     def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        directions = F.normalize(F.linear(tokens, self.weight), dim=-1, eps=SMALLEST_NORM)
-        cosines = F.linear(directions, F.normalize(self.embeddings, dim=-1, eps=SMALLEST_NORM))
+        cosines = F.linear(_directions(F.linear(tokens, self.weight)), _directions(self.embeddings))
         return cosines / self.temperature, cosines / self.moe.starting_temperature
 
 
@@ -155,6 +154,11 @@ class LinearRouter(Router):
     def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         logits = F.linear(tokens, self.weight)
         return logits, logits
+
+
+def _directions(vectors: Tensor) -> Tensor:
+    """Each divided by its norm; one of padding may be 0, where the norm itself could not be differentiated twice."""
+    return vectors / vectors.square().sum(dim=-1, keepdim=True).clamp_min(SMALLEST_NORM**2).sqrt()
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -1,0 +1,163 @@
+"""The largest eigenvalue of a loss's Hessian, and of the Hessian as Adam sees it: by power iteration, never as a matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kilolayer.layers.modules import in_mode
+from kilolayer.models.model import Model
+from kilolayer.operators.kernels import left_out
+from kilolayer.probe.propagation import Loss
+
+Vector = list[Tensor]
+"""Of all parameters: a tensor for each."""
+SETTLED = 0.1
+"""A vector whose residual is larger is a mixture of a positive and a negative eigenvector of about the same size."""
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """value: the largest eigenvalue. products: Hessian-vector products that it took.
+
+    residual: ||A v - value v|| / |value| of the unit vector v found. An eigenvalue lies no further from `value` than this
+    share of it.
+    """
+
+    value: float
+    residual: float
+    products: int
+
+
+def sharpness(
+    model: Model,
+    loss: Loss,
+    *,
+    denominators: Sequence[Tensor] | None = None,
+    most: int = 100,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> Sharpness:
+    """The largest eigenvalue of the Hessian H of `loss` in the parameters that are trained, without dropout.
+
+    denominators: what an optimizer divides each gradient by, a tensor for each such parameter in the model's order, as
+    `adam_denominators` gives them. The eigenvalue is then that of D^-1/2 H D^-1/2, which is also one of D^-1 H. Adam is
+    unstable where it exceeds (2 + 2 beta1) / ((1 - beta1) lr), with beta1 = 0.9 38 / lr (Cohen et al. 2022).
+    most: Hessian-vector products, each of about two backward passes; it ends before, where another one changes the value by
+    less than `tolerance` of it. The weights, their gradients and the random state stay as they are.
+    """
+    parameters = trained_parameters(model)
+    roots = None if denominators is None else [each.to(p).sqrt() for each, p in zip(denominators, parameters, strict=True)]
+    # The fused forms of attention and of the loss cannot be differentiated twice.
+    with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), left_out("loss"), torch.enable_grad():
+        gradients = torch.autograd.grad(loss(model), parameters, create_graph=True, materialize_grads=True)
+        # A constant gradient, as of a weight that enters linearly, has no graph to go back through.
+        bent = [place for place, gradient in enumerate(gradients) if gradient.requires_grad]
+
+        def product(vector: Vector) -> Vector:
+            inner = vector if roots is None else [each / root for each, root in zip(vector, roots, strict=True)]
+            if not bent:
+                return [torch.zeros_like(each) for each in vector]
+            found = torch.autograd.grad(
+                [gradients[place] for place in bent],
+                parameters,
+                [inner[place] for place in bent],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            return list(found) if roots is None else [each / root for each, root in zip(found, roots, strict=True)]
+
+        return largest_eigenvalue(product, _random_vector(parameters, seed), most, tolerance)
+
+
+def largest_eigenvalue(product: Callable[[Vector], Vector], start: Vector, most: int, tolerance: float) -> Sharpness:
+    """Of the symmetric A that `product` multiplies a vector by; start: of norm 1.
+
+    Power iteration finds the eigenvalue that is largest in size, r. Where it is negative, or a positive one is about as large,
+    it goes on with A + r I, which has none below 0.
+    """
+    found = _iterate(product, start, 0.0, max(1, most // 2), tolerance)
+    positive = found.value > 0 and found.residual < SETTLED
+    left = most - found.products
+    if left < 1 or not math.isfinite(found.size) or found.size == 0 or (positive and found.settled):
+        return Sharpness(found.value, found.residual, found.products)
+    begin, shift = (found.vector, 0.0) if positive else (start, found.size)
+    last = _iterate(product, begin, shift, left, tolerance)
+    return Sharpness(last.value, last.residual, found.products + last.products)
+
+
+@dataclass(frozen=True)
+class _Iterated:
+    """What power iteration with A + shift I found of A. size: of its largest eigenvalue with the shift; settled: it no longer
+    changes."""
+
+    value: float
+    residual: float
+    products: int
+    size: float
+    settled: bool
+    vector: Vector
+
+
+def _iterate(product: Callable[[Vector], Vector], start: Vector, shift: float, most: int, tolerance: float) -> _Iterated:
+    vector, size, products = start, 0.0, 0
+    while True:
+        image = product(vector)
+        products += 1
+        value = float(_dot(vector, image))
+        missed = float(_norm([each - value * part for each, part in zip(image, vector, strict=True)]))
+        moved = [each + shift * part for each, part in zip(image, vector, strict=True)]
+        before, size = size, float(_norm(moved))
+        settled = not math.isfinite(size) or abs(size - before) <= tolerance * size
+        if settled or products == most:
+            return _Iterated(value, missed / abs(value) if value else math.inf, products, size, settled, vector)
+        vector = [each / size for each in moved]
+
+
+def adam_denominators(squares: Sequence[Tensor], updates: int, *, beta2: float, eps: float) -> list[Tensor]:
+    """sqrt(square / (1 - beta2^t)) + eps of each running mean of squared gradients after t >= 1 updates."""
+    left = 1 - beta2**updates
+    return [(square / left).sqrt() + eps for square in squares]
+
+
+def saved_squares(model: Model, tensors: Mapping[str, Tensor]) -> tuple[list[Tensor], int]:
+    """The running means of squared gradients and the number of updates, from the optimizer's part of a checkpoint.
+
+    In the order that `sharpness` wants of their denominators.
+    """
+    named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [tensors[f"{name}/square"] for name in named], int(tensors["updates"])
+
+
+def first_denominators(model: Model, loss: Loss, *, eps: float) -> list[Tensor]:
+    """|g| + eps: what Adam divides by in its first step, from the gradient g of `loss` without dropout."""
+    parameters = trained_parameters(model)
+    with in_mode(model, training=False), torch.enable_grad():
+        gradients = torch.autograd.grad(loss(model), parameters, materialize_grads=True)
+    return [gradient.abs() + eps for gradient in gradients]
+
+
+def trained_parameters(model: Model) -> list[Tensor]:
+    """In the model's order."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _random_vector(parameters: Sequence[Tensor], seed: int) -> Vector:
+    """Of norm 1; drawn on the CPU, so that it is the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(each.shape, generator=generator).to(each) for each in parameters]
+    size = float(_norm(drawn))
+    return [each / size for each in drawn]
+
+
+def _dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(a * b).sum(dtype=torch.float64) for a, b in zip(left, right, strict=True)]).sum()
+
+
+def _norm(vector: Sequence[Tensor]) -> Tensor:
+    return torch.stack([part.double().square().sum() for part in vector]).sum().sqrt()

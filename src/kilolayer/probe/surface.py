@@ -1,0 +1,119 @@
+"""The loss around a model's weights: along random directions (Li et al. 2018), or along given ones."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.layers.modules import in_mode
+from kilolayer.layers.position import RelativeBias
+from kilolayer.layers.scale import HeadScale
+from kilolayer.layers.stream import LayerCombination
+from kilolayer.models.model import Model
+from kilolayer.moe.experts import ExpertNorm
+from kilolayer.probe.propagation import Loss
+
+Direction = Mapping[str, Tensor]
+"""Of some of a model's parameters, by name: what a step of 1 adds to them."""
+NO_FILTERS = (ExpertNorm, HeadScale, LayerCombination, RelativeBias)
+"""Modules whose weights have two axes or more, and are yet those of norms, scales or biases."""
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The mean loss at weights + x first + y second: loss [y, x], NaN or infinite where the model's is."""
+
+    x: np.ndarray
+    y: np.ndarray
+    loss: np.ndarray
+
+    @property
+    def centre(self) -> float:
+        """The loss at the point that is nearest to the weights themselves."""
+        return float(self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()])
+
+
+def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """A random direction, each of whose filters is as long as the model's own (Li et al. 2018, section 4).
+
+    A filter is what makes one output: a row of a matrix, a token's vector. d_i <- d_i ||w_i|| / ||d_i||, d_i ~ N(0, I). Biases,
+    gains and scales stay as they are: the direction does not have them. Drawn on the CPU: a seed gives it on every device.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Tensor] = {}
+    for name, weight in filters(model).items():
+        drawn = torch.randn(weight.shape, generator=generator).to(weight)
+        lengths = drawn.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(drawn.dtype).tiny)
+        found[name] = drawn * (weight.detach().norm(dim=-1, keepdim=True) / lengths)
+    return found
+
+
+def filters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The matrices and tables of a model, by name; the last axis of each is a filter."""
+    without = {parameter for part in model.modules() if isinstance(part, NO_FILTERS) for parameter in part.parameters(False)}
+    named = model.named_parameters()
+    return {name: p for name, p in named if p.dim() >= 2 and p not in without and not name.endswith("bias")}
+
+
+def grid(size: int, span: float) -> np.ndarray:
+    """`size` even steps from -span to span; of an odd size, one is 0."""
+    half = (size - 1) / 2
+    return span * (np.arange(size) - half) / half if size > 1 else np.zeros(1)
+
+
+@torch.no_grad()
+def loss_surface(
+    model: Model,
+    loss: Loss,
+    directions: Sequence[Direction],
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray = (0.0,),
+    after_row: Callable[[int], None] | None = None,
+) -> Surface:
+    """The loss, without dropout, of the model moved by x along the first direction and by y along the second.
+
+    One direction gives a line: y is then 0. A copy of the model is moved, so that the model itself is never changed.
+    after_row: is told how many rows are done.
+    """
+    across, upwards = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if len(directions) not in (1, 2) or (len(directions) == 1 and upwards.any()):
+        raise InputError(f"{len(directions)} directions for a surface", fix="give one and x, or two with x and y")
+    origins = dict(model.named_parameters())
+    _check_directions(directions, origins)
+    moved = copy.deepcopy(model)
+    weights = {name: weight for name, weight in moved.named_parameters() if any(name in each for each in directions)}
+    found = np.full((len(upwards), len(across)), math.nan)
+    with in_mode(moved, training=False):
+        for row, up in enumerate(upwards):
+            for column, right in enumerate(across):
+                for name, weight in weights.items():
+                    weight.copy_(_moved(origins[name], [each.get(name) for each in directions], (right, up)))
+                found[row, column] = float(loss(moved))
+            if after_row is not None:
+                after_row(row + 1)
+    return Surface(across, upwards, found)
+
+
+def _moved(origin: Tensor, directions: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor:
+    for direction, share in zip(directions, shares, strict=False):
+        if direction is not None and share:
+            origin = torch.add(origin, direction.to(origin), alpha=float(share))
+    return origin
+
+
+def _check_directions(directions: Sequence[Direction], weights: Mapping[str, Tensor]) -> None:
+    for direction in directions:
+        for name, each in direction.items():
+            if name not in weights or weights[name].shape != each.shape:
+                here = list(weights[name].shape) if name in weights else "no parameter"
+                raise InputError(
+                    f"the direction has {name} of shape {list(each.shape)}, and the model {here}",
+                    fix="give a direction of this model's parameters, by name",
+                )

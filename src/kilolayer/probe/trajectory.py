@@ -1,0 +1,168 @@
+"""The path of a training, seen in the plane in which it moves most: the first two principal components of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError
+from kilolayer.files.reading import open_regular
+from kilolayer.models.model import Model
+from kilolayer.probe.propagation import Loss
+from kilolayer.probe.surface import Surface, loss_surface
+from kilolayer.training import checkpoint
+
+FEWEST = 3
+"""Points that a plane needs."""
+AT_ONCE = 1 << 20
+"""Numbers of each point that are held in fp64 at a time."""
+
+
+class Trajectory(Protocol):
+    """The weights of a model at several steps of its training, read parameter by parameter."""
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """Of the points, rising."""
+        ...
+
+    def read(self, name: str) -> list[Tensor]:
+        """A parameter at each step."""
+        ...
+
+
+@dataclass
+class Recorded:
+    """Weights that a loop of one's own notes as it trains; they are held in memory, on the CPU."""
+
+    steps: list[int] = field(default_factory=list)
+    weights: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def note(self, step: int, model: nn.Module) -> None:
+        """Keep a copy of the model's parameters."""
+        # Not .cpu(), which is the parameter itself where it is there already.
+        copies = {name: torch.empty_like(p, device="cpu").copy_(p.detach()) for name, p in model.named_parameters()}
+        self.steps.append(step)
+        self.weights.append(copies)
+
+    def read(self, name: str) -> list[Tensor]:
+        return [weights[name] for weights in self.weights]
+
+
+class Saved:
+    """Checkpoints of a run; a tensor is read when it is asked for, so that one parameter alone is in memory.
+
+    start: the weights before the first step, where they are known.
+    """
+
+    def __init__(self, paths: Sequence[Path], start: Mapping[str, Tensor] | None = None) -> None:
+        self.paths, self.start = paths, start
+        self.files = [_opened(path / "model.safetensors") for path in paths]
+
+    @classmethod
+    def of(cls, folder: Path, start: Mapping[str, Tensor] | None = None) -> Saved:
+        """All whole checkpoints in a run's folder of them."""
+        return cls([path for path in checkpoint.steps(folder) if checkpoint.find_fault(path) is None], start)
+
+    @property
+    def steps(self) -> list[int]:
+        return [*([] if self.start is None else [0]), *map(checkpoint.step_of, self.paths)]
+
+    def read(self, name: str) -> list[Tensor]:
+        try:
+            saved = [file.get_tensor(name) for file in self.files]
+        except safetensors.SafetensorError as error:
+            where = str(self.paths[0].parent)
+            raise InputError(f"a checkpoint is of another model: {error}", where=where, fix="use the run's own") from None
+        return saved if self.start is None else [self.start[name], *saved]
+
+
+def _opened(path: Path) -> safetensors.safe_open:
+    try:
+        with open_regular(path):
+            return safetensors.safe_open(path, framework="pt")
+    except safetensors.SafetensorError as error:
+        raise InputError(f"not a safetensors file: {error}", where=str(path), fix="use a checkpoint of a run") from None
+
+
+@dataclass(frozen=True)
+class Plane:
+    """directions: orthogonal, each of norm 1, of the parameters by name. path [points, 2]: where the points lie in them, the
+    last one at the origin. explained: the share of the variance of all points that lies in each direction."""
+
+    steps: tuple[int, ...]
+    directions: tuple[dict[str, Tensor], dict[str, Tensor]]
+    path: np.ndarray
+    explained: tuple[float, float]
+
+
+def principal_plane(trajectory: Trajectory, names: Sequence[str]) -> Plane:
+    """The plane of the two principal components of the points' weights, of the parameters `names`.
+
+    They are found from the points' inner products, [points, points], so that no matrix is larger than the weights themselves:
+    with X the points less their mean, X X^T u = s^2 u, and X^T u / s is a component. Signs are such that the path begins at
+    the lower left of its end.
+    """
+    count = len(trajectory.steps)
+    if count < FEWEST:
+        raise InputError(f"a plane needs at least {FEWEST} points of the path, and there are {count}")
+    gram = torch.zeros(count, count, dtype=torch.float64)
+    for name in names:
+        for part in _centred(trajectory.read(name)):
+            gram += part @ part.T
+    if not gram.isfinite().all():
+        raise InputError("the weights are not finite at every point of the path")
+    values, vectors = torch.linalg.eigh(gram)
+    total = float(values.sum())
+    # What is below the rounding of the sums is no direction.
+    if values[-2] <= 1e-12 * total:
+        raise InputError("the path does not span a plane: its points lie on one line")
+    sizes, vectors = values[[-1, -2]].sqrt(), vectors[:, [-1, -2]]
+    path = (vectors - vectors[-1]) * sizes
+    signs = torch.where(path[0] > 0, -1.0, 1.0)
+    shares = vectors * signs / sizes
+    directions = {name: _combined(trajectory.read(name), shares) for name in names}
+    first, second = ({name: pair[place] for name, pair in directions.items()} for place in (0, 1))
+    explained = (float(sizes[0] ** 2 / total), float(sizes[1] ** 2 / total))
+    return Plane(tuple(trajectory.steps), (first, second), (path * signs).numpy(), explained)
+
+
+def _centred(points: list[Tensor]) -> Iterator[Tensor]:
+    """The points less their mean, as rows in fp64, a stretch of each at a time."""
+    flat = [point.detach().flatten() for point in points]
+    stretches = range(0, max(1, flat[0].numel()), AT_ONCE)
+    return (_less_mean(torch.stack([each[start : start + AT_ONCE].double() for each in flat])) for start in stretches)
+
+
+def _less_mean(rows: Tensor) -> Tensor:
+    return rows - rows.mean(dim=0)
+
+
+def _combined(points: list[Tensor], shares: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_i shares[i, k] (points[i] - their mean), in the points' dtype; shares [points, 2]."""
+    joined = torch.cat([shares.T @ part for part in _centred(points)], dim=1)
+    first, second = joined.to(points[0].dtype).unflatten(1, points[0].shape or (1,))
+    return first.view(points[0].shape), second.view(points[0].shape)
+
+
+def around(path: np.ndarray, size: int, margin: float = 0.25) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of a grid that holds a path [points, 2], with `margin` of its extent on each side; size: points of each."""
+    low, high = path.min(axis=0), path.max(axis=0)
+    room = margin * (high - low)
+    across, upwards = (np.linspace(low[axis] - room[axis], high[axis] + room[axis], size) for axis in (0, 1))
+    return across, upwards
+
+
+def trajectory_surface(
+    model: Model, loss: Loss, plane: Plane, size: int, after_row: Callable[[int], None] | None = None
+) -> Surface:
+    """The loss in the plane around the path; model: with the weights of the path's last point."""
+    across, upwards = around(plane.path, size)
+    return loss_surface(model, loss, plane.directions, across, upwards, after_row)
