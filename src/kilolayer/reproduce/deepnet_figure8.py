@@ -9,6 +9,7 @@ from kilolayer.reproduce.deepnet_table3 import depths_of_many_languages
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
     from kilolayer.reproduce.lab import Lab, Run
 
 
@@ -29,16 +30,17 @@ class Figure8(Sweep):
         return depths_of_many_languages(lab)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.evaluate.depth_fit import fit_log
+        from kilolayer.evaluate.log_fit import fit_log
 
         points = self.points(found)
         if len(points) < 4:
             return cannot_tell(f"{len(points)} depths have a score in every seed")
         line = fit_log([depth for depth, _ in points], [score for _, score in points])
-        why = f"BLEU = {line.slope:.2f} (± {line.slope_error:.2f}) log(depth) + {line.intercept:.2f}, R^2 {line.r_squared:.3f}"
-        if line.slope < -2 * line.slope_error or line.r_squared < 0.5:
+        law = f"BLEU = {line.slope:.2f} (± {line.slope_error:.2f}) log(depth) + {line.intercept:.2f}"
+        why = f"{law}, R^2 {line.r2:.3f}, error of a depth that was left out {line.left_out_error:.2f}"
+        if line.slope < -2 * line.slope_error or line.r2 < 0.5:
             return not_held(why)
-        return held(why) if line.slope > 2 * line.slope_error and line.r_squared >= 0.9 else cannot_tell(why)
+        return held(why) if line.slope > 2 * line.slope_error and line.r2 >= 0.9 else cannot_tell(why)
 
     def points(self, found: Found) -> list[tuple[float, float]]:
         """Layers of both stacks, and the mean BLEU."""
@@ -47,3 +49,8 @@ class Figure8(Sweep):
 
     def numbers(self, found: Found) -> Numbers:
         return Numbers(["layers", "mean BLEU"], [[f"{depth:g}", f"{score:.2f}"] for depth, score in self.points(found)])
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import depth_law
+
+        return [depth_law(self.points(found), "Mean BLEU by depth", "mean BLEU")]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from kilolayer.evaluate.log_fit import fit_log
+from kilolayer.report.figure import Series
+from kilolayer.report.fit import Measured, fit_plot
 from kilolayer.report.panels import Panel
-from kilolayer.report.plots import Series, line_plot
+from kilolayer.report.plots import line_plot
 from kilolayer.reproduce.cells import grid_of
 from kilolayer.reproduce.lab import Run
 
@@ -37,6 +40,18 @@ def lines(
     """Named lines of points."""
     series = [Series(name, [x for x, _ in points], [y for _, y in points]) for name, points in values.items()]
     svg = line_plot(_id(title), series, x_label=x_label, y_label=y_label, description=title, log=log)
+    return Panel(svg, title)
+
+
+def depth_law(points: Sequence[tuple[float, float]], title: str, y_label: str) -> Panel:
+    """Scores over the logarithm of depth, with the line fitted to them where there are enough."""
+    depths, scores = [depth for depth, _ in points], [score for _, score in points]
+    fits = []
+    if len(set(depths)) > 1:
+        law = fit_log(depths, scores)
+        fits = [Series("fit", depths, [law.intercept + law.slope * math.log(depth) for depth in depths])]
+    measured = [Measured("measured", depths, scores)]
+    svg = fit_plot(_id(title), measured, fits, x_label="layers", y_label=y_label, description=title)
     return Panel(svg, title)
 
 
