@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
+    from kilolayer.config import Table
     from kilolayer.reproduce.cells import Cell
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 # A quarter of the paper's widths and half of its depths: 11.0, 9.6 and 11.0 million weights without the tables.
 MODELS = {
@@ -18,18 +19,12 @@ MODELS = {
 }
 
 
-def equal_flops(lab: Lab) -> dict[str, list[Run]]:
-    """The three models; Table 5 scores them on further test sets."""
-    found: dict[str, list[Run]] = {}
-    for name, (recipe, encoder, decoder, dim) in MODELS.items():
-        if lab.tiny:
-            encoder, decoder, dim = min(encoder, 2), min(decoder, 2), 16
-        config = lab.multilingual(train={"steps": 1500})
-        config["model"] |= {"recipe": recipe, "encoder_layers": encoder, "decoder_layers": decoder}
-        config["model"] |= {"dim": dim, "ffn_dim": 4 * dim}
-        chosen = {"train.seed": (1,)} if lab.tiny else {"train.lr": (5e-4, 2e-3), "train.seed": (1, 2)}
-        found[name] = lab.compare(f"equal-flops-{recipe}-{encoder}-{decoder}", config, chosen)
-    return found
+def model_of(name: str, tiny: bool) -> Table:
+    """The options of one of the models; of the tiny form, of a small one of its kind."""
+    recipe, encoder, decoder, dim = MODELS[name]
+    if tiny:
+        encoder, decoder, dim = min(encoder, 2), min(decoder, 2), 16
+    return {"recipe": recipe, "encoder_layers": encoder, "decoder_layers": decoder, "dim": dim, "ffn_dim": 4 * dim}
 
 
 @register
@@ -59,7 +54,13 @@ class Table4(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        return dict(equal_flops(lab))
+        found: Found = {}
+        for place, name in enumerate(MODELS):
+            config = lab.multilingual(train={"steps": 1500})
+            config["model"] |= model_of(name, lab.tiny)
+            chosen = {"train.seed": (1,)} if lab.tiny else {"train.lr": (5e-4, 2e-3), "train.seed": (1, 2)}
+            found[name] = lab.compare(f"equal-flops-{place + 1}", config, chosen)
+        return found
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import is_lower
