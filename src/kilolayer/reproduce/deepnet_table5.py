@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
-from kilolayer.reproduce.deepnet_table4 import MODELS, model_of
+from kilolayer.reproduce.deepnet_table4 import model_of
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab
