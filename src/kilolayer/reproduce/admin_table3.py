@@ -34,7 +34,7 @@ class Table3(Reproduction):
     name = "admin-table3"
     claim = "60L-12L is significantly better than 6L-6L and 12L-12L, and a deep encoder is worth more than a deep decoder."
     setting = (
-        "English to French, Tatoeba for WMT-14, Admin, dim 128, 2,000 steps of 8,192 tokens, learning rate 1e-3, one "
+        "English to French, Tatoeba for WMT-14, Admin, dim 128, 2,000 steps of 4,096 tokens, learning rate 1e-3, one "
         "seed; BLEU on 500 sentences, compared by paired bootstrap."
     )
     rule = (

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 FAMILIES: dict[str, tuple[Any, ...]] = {
     "train.lr": (5e-4, 1e-3, 2e-3),
-    "batches.tokens": (4096, 8192, 16_384, 32_768),
+    "batches.tokens": (2048, 4096, 8192, 16_384),
     "model.dim": (64, 128, 256),
 }
 TITLES = {"train.lr": "learning rate", "batches.tokens": "tokens a batch", "model.dim": "width"}

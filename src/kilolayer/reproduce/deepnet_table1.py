@@ -32,7 +32,7 @@ class Table1(Sweep):
         "and DS-Init diverge from 18L-18L."
     )
     setting = (
-        "German to English, short sentences of Tatoeba (for WMT-17), dim 128, 1,000 steps of 8,192 tokens; each method at each "
+        "German to English, short sentences of Tatoeba (for WMT-17), dim 128, 1,000 steps of 4,096 tokens; each method at each "
         "depth takes the better of two learning rates on the validation loss, and two seeds."
     )
     rule = (

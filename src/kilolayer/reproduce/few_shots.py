@@ -26,7 +26,7 @@ class FewShots(Reproduction):
     """shots: solved examples before each question."""
 
     setting = (
-        "Language models of books, dim 128, 1,000 steps of 8,192 tokens, learning rate 5e-4 or 1e-3, 12, 24 and 48 layers, one "
+        "Language models of books, dim 128, 1,000 steps of 4,096 tokens, learning rate 5e-4 or 1e-3, 12, 24 and 48 layers, one "
         "seed (the paper: GPT-3 Medium's width, 24, 48 and 72 layers); accuracy on the first 1,500 questions of Winogrande, "
         "Winograd and HellaSwag (StoryCloze is not free). The paper's DeepNet is Sub-LN here."
     )

@@ -22,7 +22,7 @@ Run = dict[str, Any]
 # Small enough that a dozen train side by side, wide enough that recipes differ as they do in the papers.
 SMALL: Table = {
     "model": {"dim": 128, "heads": 4, "ffn_dim": 512, "dropout": 0.1},
-    "batches": {"tokens": 8192},
+    "batches": {"tokens": 4096},
     "train": {
         "steps": 1000,
         "lr": 1e-3,

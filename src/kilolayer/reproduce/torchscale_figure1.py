@@ -22,7 +22,7 @@ class Figure1(Scaling):
         "the better."
     )
     setting = (
-        "Books, Sub-LN, dim 128, 1,000 steps of 8,192 tokens, learning rate 1e-3, two seeds; 12, 24, 48 and 96 layers; 12 "
+        "Books, Sub-LN, dim 128, 1,000 steps of 4,096 tokens, learning rate 1e-3, two seeds; 12, 24, 48 and 96 layers; 12 "
         "layers with 16, 64 and 256 experts in every second one, top-2."
     )
     depths, expert_layers = (12, 24, 48, 96), 12

@@ -46,7 +46,7 @@ class Figure3(Reproduction):
     claim = "With plain clipping a model of 256 experts is no better than the dense one; with SparseClip it is clearly better."
     setting = (
         "31 languages to and from English, Tatoeba, Sub-LN 6L-6L, dim 128, 16, 64 and 256 experts in every second layer, "
-        "top-2, clip norm 1.0, learning rate 1e-3, 1,000 steps of 8,192 tokens, two seeds."
+        "top-2, clip norm 1.0, learning rate 1e-3, 1,000 steps of 4,096 tokens, two seeds."
     )
     rule = (
         "At the largest number of experts: held if SparseClip is clearly lower in validation loss (two standard errors "
