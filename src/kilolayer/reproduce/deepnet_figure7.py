@@ -25,7 +25,7 @@ class Figure7(Reproduction):
     name = "deepnet-figure7"
     claim = "DeepNorm at 18L-18L trains at the largest learning rate, batch and width, converges faster, and gains from each."
     setting = (
-        "German to English, Tatoeba for WMT-17; dim 128, 8,192 tokens and 1e-3 with one changed at a time; 1,000 steps, two "
+        "German to English, Tatoeba for WMT-17; dim 128, 4,096 tokens and 1e-3 with one changed at a time; 1,000 steps, two "
         "seeds. The width goes with four times as wide feed-forward layers."
     )
     rule = (

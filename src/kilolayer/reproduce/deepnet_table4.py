@@ -38,7 +38,7 @@ class Table4(Reproduction):
     )
     setting = (
         "31 languages to and from English, Tatoeba for OPUS-100; 6L-6L of dim 256, 45L-3L and 24L-24L of dim 128; 1,500 steps "
-        "of 8,192 tokens; the better of two learning rates, two seeds."
+        "of 4,096 tokens; the better of two learning rates, two seeds."
     )
     rule = (
         "Held if 24L-24L is clearly lower in validation loss (two standard errors and 0.02 nats) than both others. Not held if "
