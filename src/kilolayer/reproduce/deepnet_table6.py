@@ -83,16 +83,15 @@ class Table6(Reproduction):
         why = f"at the larger rate: Post-LN {plain['text']}, Sub-LN {ours['text']}"
         if ours["outcome"] not in ("finished", "waiting", "unfinished"):
             return not_held(why)
-        means = {recipe: _mean(scores) for recipe, scores in found["glue"].items()}
-        if means.get("post_ln") is None or means.get("sub_ln") is None:
+        mine, theirs = (_mean(found["glue"].get(recipe, {})) for recipe in ("sub_ln", "post_ln"))
+        if mine is None or theirs is None:
             return cannot_tell(why)
-        (mine, error), (theirs, other) = means["sub_ln"], means["post_ln"]
-        apart = 2 * (error**2 + other**2) ** 0.5
-        why += f"; GLUE {mine:.1f} ± {error:.1f} against {theirs:.1f} ± {other:.1f}"
-        if mine < theirs - apart:
+        gain, apart = mine[0] - theirs[0], 2 * (mine[1] ** 2 + theirs[1] ** 2) ** 0.5
+        why += f"; GLUE {mine[0]:.1f} ± {mine[1]:.1f} against {theirs[0]:.1f} ± {theirs[1]:.1f}"
+        if gain < -apart:
             return not_held(why)
         dies = plain["outcome"] in ("diverged", "dead", "no_progress")
-        return held(why) if dies and mine > theirs + apart else cannot_tell(why)
+        return held(why) if dies and gain > apart else cannot_tell(why)
 
     def numbers(self, found: Found) -> Numbers:
         tasks = list(next(iter(found["glue"].values()), {}))

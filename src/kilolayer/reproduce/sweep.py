@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kilolayer.reproduce.base import Found, Numbers, Reproduction
 
@@ -27,7 +27,7 @@ class Sweep(Reproduction):
     def measure(self, lab: Lab) -> Found:
         return {"runs": self.runs(lab)}
 
-    def grid(self, found: Found) -> dict[str, dict[object, Cell]]:
+    def grid(self, found: Found) -> dict[str, dict[Any, Cell]]:
         """The best cell of each row and column."""
         from kilolayer.reproduce.cells import grid_of
 
