@@ -36,8 +36,8 @@ class Figure9(Reproduction):
     setting = "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, learning rate 2e-3, 1,000 steps, two seeds."
     rule = (
         "Held if, for alpha and for beta, no factor is clearly lower than 1 (two standard errors and 0.02 nats), and at least "
-        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both. "
-        "Otherwise it cannot be told."
+        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both, or 1 "
+        "dies. Otherwise it cannot be told."
     )
 
     def measure(self, lab: Lab) -> Found:
@@ -54,12 +54,14 @@ class Figure9(Reproduction):
         why = "; ".join(
             f"{option}: {', '.join(f'{f:g} {cell.shown}' for f, cell in row.items())}" for option, row in rows.items()
         )
-        if all(better.values()):
+        bases = [row[1.0] for row in rows.values()]
+        if all(better.values()) or any(base.ended and not base.lives for base in bases):
             return not_held(why)
         alpha, beta = rows["alpha_scale"], rows["beta_scale"]
         ends = (alpha[min(alpha)], alpha[1.0]), (beta[max(beta)], beta[1.0])
         hurts = any((cell.ended and not cell.lives) or is_lower(base, cell) for cell, base in ends)
-        return held(why) if not any(better.values()) and hurts else cannot_tell(why)
+        lives = all(base.lives for base in bases)
+        return held(why) if lives and hurts and not any(better.values()) else cannot_tell(why)
 
     def numbers(self, found: Found) -> Numbers:
         rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}
