@@ -36,8 +36,8 @@ class Figure9(Reproduction):
     setting = "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, learning rate 2e-3, 1,000 steps, two seeds."
     rule = (
         "Held if, for alpha and for beta, no factor is clearly lower than 1 (two standard errors and 0.02 nats), and at least "
-        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both, or 1 "
-        "dies. Otherwise it cannot be told."
+        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both, or "
+        "1 dies. Otherwise it cannot be told."
     )
 
     def measure(self, lab: Lab) -> Found:
