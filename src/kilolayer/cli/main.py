@@ -32,6 +32,7 @@ OWN_VERBS = {
     "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "forecast": "from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives",
+    "reproduce": "a figure or table of the papers at a size that fits, with a verdict; without a name, the list",
     "recipes": "the list; one recipe's equation, constants and source",
 }
 LONGEST_MESSAGE, LONGEST_LINE = 500, 2000

@@ -67,7 +67,8 @@ class Model(nn.Module):
         """Give a model that was built on the meta device its memory and its weights."""
         if not all(parameter.is_meta for parameter in self.parameters()):
             raise InputError("this model has its weights already", fix="use .to(device), or initialise() to start anew")
-        self.to_empty(device=torch.device(device))
+        # Not to_empty: empty_like on the meta device imports the compiler's algebra, half a second of each command.
+        self._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))
         if dtype is not None:
             self.to(dtype)
         return self.initialise()

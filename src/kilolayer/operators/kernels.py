@@ -85,7 +85,13 @@ def left_out(*names: str) -> Iterator[None]:
         _left_out = before
 
 
-@torch.compiler.assume_constant_result
 def _can_be_built() -> bool:
-    # A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
     return why_no_kernels() is None
+
+
+def be_constant_to_the_compiler() -> None:
+    """A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
+
+    To be called before anything is compiled, and not earlier: it imports the compiler, which takes as long as torch itself.
+    """
+    torch.compiler.assume_constant_result(_can_be_built)

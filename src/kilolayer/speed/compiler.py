@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import kilolayer.operators.grouped
 import kilolayer.operators.short_attention  # noqa: F401, registers its operators
+from kilolayer.operators import kernels
 from kilolayer.speed.fast_layer import run_layer
 
 Recompute = Literal["none", "selective", "layer"]
@@ -57,6 +58,7 @@ def compiler_settings(recompute: Recompute) -> Iterator[None]:
 
 def compile_layer(kind: type[nn.Module], recompute: Recompute, backend: str = "inductor") -> RunLayer:
     """`run_layer` compiled for this kind of layer and all batch shapes: what differs between layers is a tensor."""
+    kernels.be_constant_to_the_compiler()
     options = {"joint_custom_post_pass": draws_are_kept()} if backend == "inductor" else None
     return torch.compile(_code_of_its_own(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
 

@@ -1,0 +1,1 @@
+"""The papers' figures and tables at a size that fits: one file each."""

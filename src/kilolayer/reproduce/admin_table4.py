@@ -1,0 +1,116 @@
+"""Very Deep Transformers, Table 4: deep models with back-translation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kilolayer.data.text import read_lines
+from kilolayer.errors import InputError
+from kilolayer.files.writing import write
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+
+if TYPE_CHECKING:
+    from kilolayer.config import Table
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab
+
+MONOLINGUAL = 40_000
+"""French sentences of which the machine writes the English side."""
+
+
+@register
+class Table4(Reproduction):
+    """6L-6L and 24L-12L, without and with sentences that a machine translated back."""
+
+    name = "admin-table4"
+    claim = "Back-translation gains for a deep Admin model too, and the deep model stays ahead of the shallow one."
+    setting = (
+        "English to French, Tatoeba for WMT-14, dim 128: a quarter of the pairs is the text, of the others the French "
+        "side alone is known, and a 6L-6L model of French to English, trained on the quarter, translates 40,000 of them. "
+        "Admin at 24L-12L (for 60L-12L) and Post-LN at 6L-6L, 2,000 steps, two seeds; synthetic sources carry the tag "
+        "<bt>."
+    )
+    rule = (
+        "Held if with back-translation the deep model is clearly lower in validation loss (two standard errors and 0.02 "
+        "nats) than without, and than the shallow one with it. Not held if back-translation makes it clearly higher, or "
+        "the shallow one with it is clearly lower. Otherwise it cannot be told."
+    )
+    published = Numbers(
+        ["WMT-14 En-Fr", "BLEU"],
+        [
+            ["36L-12L, dim 768, Admin, back-translation", "46.4"],
+            ["60L-12L Admin, back-translation", "46.0"],
+            ["big 6L-6L, back-translation (Edunov et al. 2018)", "45.6"],
+            ["60L-12L Admin", "43.8"],
+        ],
+    )
+
+    def measure(self, lab: Lab) -> Found:
+        text = self._text(lab)
+        back = lab.translation("fra", train={"steps": 2000})
+        back["data"] |= {"folder": str(text), "train": ["quarter"]}
+        back["data"].pop("test")
+        layers, deep, seeds = (1, "2-1", (1,)) if lab.tiny else (6, "24-12", (1, 2))
+        backward = lab.compare("back-translator", back, {"layers": (layers,), "train.seed": (1,)})[0]
+        self._translate(text, Path(backward["folder"]), 60 if lab.tiny else MONOLINGUAL)
+        found: Found = {}
+        for name, (recipe, depth) in {"shallow": ("post_ln", f"{layers}-{layers}"), "deep": ("admin", deep)}.items():
+            for synthetic in (False, True):
+                config = self._forward(lab, text, synthetic)
+                config["model"] |= {"recipe": recipe}
+                folder = f"back-translation-{name}{'-bt' if synthetic else ''}"
+                key = f"{name}, {'with' if synthetic else 'without'} back-translation"
+                found[key] = lab.compare(folder, config, {"layers": (depth,), "train.seed": seeds})
+        return found
+
+    def _text(self, lab: Lab) -> Path:
+        """The folder of the text, where the quarter and the lonely French side are."""
+        lab.translation("fra")  # writes the whole
+        folder = (lab.folder.parent / "text" / "fra").resolve()
+        sides = {name: list(read_lines(folder / f"train.{name}")) for name in ("eng", "fra")}
+        if not (folder / "quarter.eng").exists():
+            for name, lines in sides.items():
+                write(folder / f"quarter.{name}", "".join(f"{line}\n" for line in lines[::4]))
+            others = [line for place, line in enumerate(sides["fra"]) if place % 4]
+            write(folder / "lonely.fra", "".join(f"{line}\n" for line in others))
+        return folder
+
+    def _translate(self, text: Path, run: Path, most: int) -> None:
+        """Write synthetic.eng beside synthetic.fra, unless they are there."""
+        if (text / "synthetic.eng").exists():
+            return
+        lines = [line for _, line in zip(range(most), read_lines(text / "lonely.fra"), strict=False)]
+        source = "".join(f"{line}\n" for line in lines)
+        command = [sys.executable, "-m", "kilolayer", "translate", str(run)]
+        done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InputError("the French sentences could not be translated", where=str(run), fix=done.stderr.strip()[-500:])
+        write(text / "synthetic.fra", source)
+        write(text / "synthetic.eng", done.stdout)
+
+    def _forward(self, lab: Lab, text: Path, synthetic: bool) -> Table:
+        config = lab.translation("fra", into_english=False, train={"steps": 2000})
+        config["data"] |= {"folder": str(text), "train": ["quarter"], **({"synthetic": ["synthetic"]} if synthetic else {})}
+        return config
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import is_lower
+
+        cells = self._cells(found)
+        shallow_bt, deep, deep_bt = list(cells.values())[1:]
+        why = "; ".join(f"{name} {cell.shown}" for name, cell in cells.items())
+        if is_lower(deep, deep_bt) or is_lower(shallow_bt, deep_bt):
+            return not_held(why)
+        return held(why) if is_lower(deep_bt, deep) and is_lower(deep_bt, shallow_bt) else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        return Numbers(["", "validation loss (BLEU)"], [[name, cell.shown] for name, cell in self._cells(found).items()])
+
+    def _cells(self, found: Found) -> dict[str, Cell]:
+        from kilolayer.reproduce.cells import cell_of
+
+        cells = {name: cell_of(runs) for name, runs in found.items()}
+        return {name: cell for name, cell in cells.items() if cell is not None}

@@ -1,0 +1,129 @@
+"""What a reproduction is: a paper's claim, a small setting that stands for it, and a rule written before the run."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kilolayer.errors import unknown
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.lab import Lab
+
+PAPERS = {
+    "deepnet": "Wang et al., DeepNet: Scaling Transformers to 1,000 Layers",
+    "admin": "Liu et al., Very Deep Transformers for Neural Machine Translation",
+    "torchscale": "Ma et al., TorchScale: Transformers at Scale",
+}
+Found = dict[str, Any]
+"""What was measured, as JSON holds it."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A table of texts: what a paper prints, or what was measured."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim held, and the numbers that say so."""
+
+    word: Literal["held", "not held", "cannot tell"]
+    why: str
+
+
+def held(why: str) -> Verdict:
+    """The claim held."""
+    return Verdict("held", why)
+
+
+def not_held(why: str) -> Verdict:
+    """The claim did not hold."""
+    return Verdict("not held", why)
+
+
+def cannot_tell(why: str) -> Verdict:
+    """This size, or what the time allowed, does not decide."""
+    return Verdict("cannot tell", why)
+
+
+class Reproduction(ABC):
+    """One figure or table.
+
+    claim: what the paper says by it, in a sentence. setting: what stands for the paper's. rule: how `judge` decides.
+    published: the paper's own numbers, where it prints any.
+    """
+
+    name: ClassVar[str]
+    claim: ClassVar[str]
+    setting: ClassVar[str]
+    rule: ClassVar[str]
+    published: ClassVar[Numbers | None] = None
+
+    @property
+    def source(self) -> str:
+        """The paper and the place in it."""
+        paper, _, place = self.name.partition("-")
+        kind = place.rstrip("0123456789")
+        return f"{PAPERS[paper]}, {kind.capitalize()} {place.removeprefix(kind)}"
+
+    @abstractmethod
+    def measure(self, lab: Lab) -> Found:
+        """Run the setting. Called again after a stop, it goes on."""
+
+    @abstractmethod
+    def judge(self, found: Found) -> Verdict:
+        """By the rule alone."""
+
+    @abstractmethod
+    def numbers(self, found: Found) -> Numbers:
+        """What was measured, as a table."""
+
+    def panels(self, found: Found) -> list[Panel]:
+        """What was measured, as pictures."""
+        return []
+
+
+_registry: dict[str, type[Reproduction]] = {}
+
+
+def register(cls: type[Reproduction]) -> type[Reproduction]:
+    """Make a reproduction known by its name."""
+    _registry[cls.name] = cls
+    return cls
+
+
+def _import_all() -> None:
+    """Every file of this folder that is named after a paper."""
+    package = importlib.import_module("kilolayer.reproduce")
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name.partition("_")[0] in PAPERS:
+            importlib.import_module(f"kilolayer.reproduce.{module.name}")
+
+
+def all_of() -> list[Reproduction]:
+    """All of them: paper by paper, figures before tables, by number."""
+    _import_all()
+
+    def place(name: str) -> tuple[int, str, int]:
+        paper, _, rest = name.partition("-")
+        kind = rest.rstrip("0123456789")
+        return list(PAPERS).index(paper), kind, int(rest.removeprefix(kind))
+
+    return [_registry[name]() for name in sorted(_registry, key=place)]
+
+
+def get(name: str) -> Reproduction:
+    """One by its name, `deepnet-figure4`; an unknown name raises with the nearest one."""
+    _import_all()
+    if name not in _registry:
+        raise unknown(name, _registry, kind="reproduction")
+    return _registry[name]()

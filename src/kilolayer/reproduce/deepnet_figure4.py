@@ -1,0 +1,74 @@
+"""DeepNet, Figure 4: the model update over depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilolayer.config import merge
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.lab import Lab
+
+DEPTHS, STEPS = (6, 18, 50, 100), 5
+GROWTH, SMALLER = 2.0, 3.0
+
+
+@register
+class Figure4(Reproduction):
+    """||F(x, after a few steps) - F(x, at the start)|| of Post-LN and DeepNorm."""
+
+    name = "deepnet-figure4"
+    claim = (
+        "Early in training DeepNorm's model update is nearly constant over depth, and Post-LN's is much larger and explodes."
+    )
+    setting = (
+        "German to English, Tatoeba for IWSLT-14, the paper's model of 64-128-2 at 6L-6L to 100L-100L; Adam at 1e-3 with a "
+        f"warm-up of 100 steps; the change of the states before the vocabulary within {STEPS} steps, relative to their size; "
+        "mean of three seeds."
+    )
+    rule = (
+        f"Held if DeepNorm's update at the greatest depth is at most {GROWTH:g} times that at the smallest, and Post-LN's at "
+        f"the greatest depth is at least {SMALLER:g} times DeepNorm's. Not held if DeepNorm's grows by more than twice "
+        f"{GROWTH:g}, or is the larger one at the greatest depth. Otherwise it cannot be told."
+    )
+
+    def measure(self, lab: Lab) -> Found:
+        from kilolayer.reproduce.early_training import EarlyTraining
+
+        depths, seeds, steps = ((1, 2), (1,), 3) if lab.tiny else (DEPTHS, (1, 2, 3), STEPS)
+        updates: dict[str, dict[str, float]] = {"post_ln": {}, "deepnorm": {}}
+        for recipe, found in updates.items():
+            for layers in depths:
+                each = []
+                for seed in seeds:
+                    model = {"dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0, "recipe": recipe}
+                    table = merge(lab.translation(), {"model": {**model, "encoder_layers": layers, "decoder_layers": layers}})
+                    training = EarlyTraining.begin(merge(table, {"train": {"seed": seed}}))
+                    size = float(training.output().norm(dim=-1).mean())
+                    training.model_update()
+                    for _ in range(steps):
+                        training.step()
+                    each.append(training.model_update() / size)
+                found[str(layers)] = sum(each) / len(each)
+        return {"updates": updates}
+
+    def judge(self, found: Found) -> Verdict:
+        ours, plain = (list(found["updates"][recipe].values()) for recipe in ("deepnorm", "post_ln"))
+        growth, ratio = ours[-1] / ours[0], plain[-1] / ours[-1]
+        why = f"DeepNorm's update grows {growth:.2f} times over depth; at the greatest Post-LN's is {ratio:.1f} times as large"
+        if growth <= GROWTH and ratio >= SMALLER:
+            return held(why)
+        return not_held(why) if growth > 2 * GROWTH or ratio < 1 else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        depths = list(found["updates"]["deepnorm"])
+        rows = [[recipe, *(f"{values[depth]:.3g}" for depth in depths)] for recipe, values in found["updates"].items()]
+        return Numbers(["relative update by layers a side", *depths], rows)
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import lines
+
+        points = {recipe: [(float(depth), y) for depth, y in each.items()] for recipe, each in found["updates"].items()}
+        return [lines(points, "Model update over depth", "layers a side", "relative change of the output", log=True)]

@@ -1,0 +1,86 @@
+"""DeepNet, Figure 7: larger learning rate, batch and width."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.lab import Lab
+
+FAMILIES: dict[str, tuple[Any, ...]] = {
+    "train.lr": (5e-4, 1e-3, 2e-3),
+    "batches.tokens": (2048, 4096, 8192, 16_384),
+    "model.dim": (64, 128, 256),
+}
+TITLES = {"train.lr": "learning rate", "batches.tokens": "tokens a batch", "model.dim": "width"}
+
+
+@register
+class Figure7(Reproduction):
+    """18L-18L DeepNorm with one of the three changed at a time."""
+
+    name = "deepnet-figure7"
+    claim = "DeepNorm at 18L-18L trains at the largest learning rate, batch and width, converges faster, and gains from each."
+    setting = (
+        "German to English, Tatoeba for WMT-17; dim 128, 4,096 tokens and 1e-3 with one changed at a time; 1,000 steps, two "
+        "seeds. The width goes with four times as wide feed-forward layers."
+    )
+    rule = (
+        "Held if every run lives and the largest value of each of the three is clearly lower in validation loss (two standard "
+        "errors and 0.02 nats) than the smallest. Not held if a largest value dies or is clearly higher than the smallest. "
+        "Otherwise it cannot be told."
+    )
+
+    def measure(self, lab: Lab) -> Found:
+        layers = 1 if lab.tiny else 18
+        model = {"recipe": "deepnorm", "encoder_layers": layers, "decoder_layers": layers}
+        found: Found = {}
+        for option, values in FAMILIES.items():
+            if lab.tiny:
+                values = {"train.lr": (1e-3, 5e-3), "batches.tokens": (200, 400), "model.dim": (8, 16)}[option]
+            runs = []
+            for value in values:  # one comparison a width: the feed-forward layers follow it
+                config = lab.translation(model=model)
+                if option == "model.dim":
+                    config["model"] |= {"dim": value, "ffn_dim": 4 * value}
+                axes = {option: (value,), "train.seed": (1,) if lab.tiny else (1, 2)}
+                runs += lab.compare(f"larger-{option}-{value:g}", config, axes)
+            found[option] = runs
+        return found
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import cells_by, is_lower
+
+        rows = {option: list(cells_by(found[option], option).values()) for option in FAMILIES}
+        shown = {option: ", ".join(cell.shown for cell in cells) for option, cells in rows.items()}
+        why = "; ".join(f"{TITLES[option]}: {text}" for option, text in shown.items())
+        largest = [cells[-1] for cells in rows.values()]
+        if any(cell.ended and not cell.lives for cell in largest) or any(
+            is_lower(cells[0], cells[-1]) for cells in rows.values()
+        ):
+            return not_held(why)
+        lives = all(cell.lives for cells in rows.values() for cell in cells)
+        return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in rows.values()) else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        from kilolayer.reproduce.cells import cells_by
+
+        rows = [
+            [f"{TITLES[option]} {value:g}", cell.shown]
+            for option in FAMILIES
+            for value, cell in cells_by(found[option], option).items()
+        ]
+        return Numbers(["", "validation loss"], rows)
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import curves
+
+        return [
+            curves(
+                {f"{run['options'][option]:g}": run for run in reversed(found[option])}, "valid", f"Validation loss by {title}"
+            )
+            for option, title in TITLES.items()
+        ]

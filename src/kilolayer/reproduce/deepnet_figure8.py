@@ -1,0 +1,56 @@
+"""DeepNet, Figure 8: the score grows with the logarithm of depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilolayer.reproduce.base import Found, Numbers, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.deepnet_table3 import depths_of_many_languages
+from kilolayer.reproduce.sweep import Sweep
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.lab import Lab, Run
+
+
+@register
+class Figure8(Sweep):
+    """Mean BLEU = A log(depth) + B."""
+
+    name = "deepnet-figure8"
+    claim = "The mean BLEU of many languages grows with the logarithm of the depth."
+    setting = "The runs of deepnet-table3: 12 to 200 layers, mean BLEU of 62 directions, two seeds."
+    rule = (
+        "A line over the logarithm of all layers is fitted to the mean BLEU of each depth. Held if A is above 0 by two of its "
+        "standard errors and the line explains at least 0.9 of the variance. Not held if A is below 0 by two standard errors, "
+        "or the line explains less than 0.5. Otherwise it cannot be told."
+    )
+
+    def runs(self, lab: Lab) -> list[Run]:
+        return depths_of_many_languages(lab)
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.evaluate.log_fit import fit_log
+
+        points = self.points(found)
+        if len(points) < 4:
+            return cannot_tell(f"{len(points)} depths have a score in every seed")
+        line = fit_log([depth for depth, _ in points], [score for _, score in points])
+        law = f"BLEU = {line.slope:.2f} (± {line.slope_error:.2f}) log(depth) + {line.intercept:.2f}"
+        why = f"{law}, R^2 {line.r2:.3f}, error of a depth that was left out {line.left_out_error:.2f}"
+        if line.slope < -2 * line.slope_error or line.r2 < 0.5:
+            return not_held(why)
+        return held(why) if line.slope > 2 * line.slope_error and line.r2 >= 0.9 else cannot_tell(why)
+
+    def points(self, found: Found) -> list[tuple[float, float]]:
+        """Layers of both stacks, and the mean BLEU."""
+        cells = self.grid(found)["deepnorm"].items()
+        return [(2.0 * float(str(depth)), cell.bleu) for depth, cell in cells if cell.lives and cell.bleu is not None]
+
+    def numbers(self, found: Found) -> Numbers:
+        return Numbers(["layers", "mean BLEU"], [[f"{depth:g}", f"{score:.2f}"] for depth, score in self.points(found)])
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import depth_law
+
+        return [depth_law(self.points(found), "Mean BLEU by depth", "mean BLEU")]

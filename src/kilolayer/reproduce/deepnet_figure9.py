@@ -1,0 +1,85 @@
+"""DeepNet, Figure 9: other scales of the shortcut and of the start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab, Run
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+def scaled_recipes(lab: Lab, option: str) -> list[Run]:
+    """18L-18L with alpha (`alpha_scale`) or beta (`beta_scale`) multiplied."""
+    layers, factors = (1, FACTORS[2:4]) if lab.tiny else (18, FACTORS)
+    model = {"recipe": {"name": "deepnorm"}, "encoder_layers": layers, "decoder_layers": layers}
+    config = lab.translation(model=model, train={"lr": 2e-3})
+    return lab.compare(
+        f"deepnorm-{option}", config, {f"model.recipe.{option}": factors, "train.seed": (1,) if lab.tiny else (1, 2)}
+    )
+
+
+@register
+class Figure9(Reproduction):
+    """Alpha and beta times 1/4 to 4."""
+
+    name = "deepnet-figure9"
+    claim = (
+        "A small shortcut scale and a large start make training unstable, and a large shortcut scale and a small start cost "
+        "quality: the paper's alpha and beta strike the balance."
+    )
+    setting = "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, learning rate 2e-3, 1,000 steps, two seeds."
+    rule = (
+        "Held if, for alpha and for beta, no factor is clearly lower than 1 (two standard errors and 0.02 nats), and at least "
+        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both, or "
+        "1 dies. Otherwise it cannot be told."
+    )
+
+    def measure(self, lab: Lab) -> Found:
+        return {option: scaled_recipes(lab, option) for option in ("alpha_scale", "beta_scale")}
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import is_lower
+
+        rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}
+        better = {
+            option: [factor for factor, cell in row.items() if factor != 1 and is_lower(cell, row[1.0])]
+            for option, row in rows.items()
+        }
+        why = "; ".join(
+            f"{option}: {', '.join(f'{f:g} {cell.shown}' for f, cell in row.items())}" for option, row in rows.items()
+        )
+        bases = [row[1.0] for row in rows.values()]
+        if all(better.values()) or any(base.ended and not base.lives for base in bases):
+            return not_held(why)
+        alpha, beta = rows["alpha_scale"], rows["beta_scale"]
+        ends = (alpha[min(alpha)], alpha[1.0]), (beta[max(beta)], beta[1.0])
+        hurts = any((cell.ended and not cell.lives) or is_lower(base, cell) for cell, base in ends)
+        lives = all(base.lives for base in bases)
+        return held(why) if lives and hurts and not any(better.values()) else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}
+        factors = list(rows["alpha_scale"])
+        header = ["validation loss", *(f"x {factor:g}" for factor in factors)]
+        return Numbers(header, [[option, *(row[factor].shown for factor in factors)] for option, row in rows.items()])
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import lines
+
+        points = {
+            option: [(factor, cell.loss) for factor, cell in _by_factor(found[option], option).items()]
+            for option in ("alpha_scale", "beta_scale")
+        }
+        return [lines(points, "Validation loss by factor", "factor on alpha or beta", "validation loss")]
+
+
+def _by_factor(runs: list[Run], option: str) -> dict[float, Cell]:
+    from kilolayer.reproduce.cells import cells_by
+
+    return cells_by(runs, f"model.recipe.{option}")

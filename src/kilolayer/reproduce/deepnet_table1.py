@@ -1,0 +1,79 @@
+"""DeepNet, Table 1: ten methods at 6 to 100 layers a side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kilolayer.reproduce.base import Found, Numbers, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.sweep import Sweep
+
+if TYPE_CHECKING:
+    from kilolayer.reproduce.lab import Lab, Run
+
+METHODS = ("post_ln", "ds_init", "admin", "rezero", "r_fixup", "t_fixup", "pre_ln", "dlcl", "normformer", "deepnorm")
+LAYERS, RATES, SEEDS = (6, 18, 50, 100), (5e-4, 2e-3), (1, 2)
+
+
+def recipes_by_depth(lab: Lab) -> list[Run]:
+    """Every method at every depth and rate; Figure 6 draws the same runs."""
+    axes: dict[str, Any] = {"model.recipe": METHODS, "layers": LAYERS, "train.lr": RATES, "train.seed": SEEDS}
+    if lab.tiny:
+        axes = {"model.recipe": ["post_ln", "deepnorm"], "layers": [1, 2], "train.seed": SEEDS[:1]}
+    return lab.compare("recipes-by-depth", lab.translation(), axes)
+
+
+@register
+class Table1(Sweep):
+    """Which method survives which depth."""
+
+    name = "deepnet-table1"
+    claim = (
+        "DeepNorm trains at every depth from 6L-6L to 100L-100L and is the best method at 50L-50L and 100L-100L; Post-LN "
+        "and DS-Init diverge from 18L-18L."
+    )
+    setting = (
+        "German to English, short sentences of Tatoeba (for WMT-17), dim 128, 1,000 steps of 4,096 tokens; each method at each "
+        "depth takes the better of two learning rates on the validation loss, and two seeds."
+    )
+    rule = (
+        "Held if DeepNorm lives at every depth, no method has a clearly lower validation loss (two standard errors and 0.02 "
+        "nats) at 50 and 100 layers a side, and Post-LN dies at 50 and 100. Not held if DeepNorm dies anywhere, a method is "
+        "clearly lower at 50 or 100, or Post-LN lives at both. Otherwise it cannot be told."
+    )
+    published = Numbers(
+        ["BLEU, WMT-17 En-De", "6L-6L", "18L-18L", "50L-50L", "100L-100L"],
+        [
+            ["Post-LN", "28.1", "diverged", "diverged", "diverged"],
+            ["DS-Init", "27.9", "diverged", "diverged", "diverged"],
+            ["Admin", "27.9", "28.8", "diverged", "diverged"],
+            ["ReZero", "26.9", "diverged", "diverged", "diverged"],
+            ["R-Fixup", "27.5", "28.4", "27.7", "diverged"],
+            ["T-Fixup", "27.5", "28.4", "27.9", "diverged"],
+            ["Pre-LN", "27.0", "28.1", "28.0", "27.4"],
+            ["DLCL", "27.4", "28.2", "diverged", "27.5"],
+            ["NormFormer", "27.0", "28.3", "27.8", "diverged"],
+            ["DeepNorm", "27.8", "28.8", "29.0", "28.9"],
+        ],
+    )
+
+    def runs(self, lab: Lab) -> list[Run]:
+        return recipes_by_depth(lab)
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import is_lower
+
+        grid = self.grid(found)
+        ours, plain = grid["deepnorm"], grid["post_ln"]
+        depths = list(ours)
+        deep = depths[len(depths) // 2 :]
+        if dead := [depth for depth in depths if ours[depth].ended and not ours[depth].lives]:
+            return not_held(f"DeepNorm at {dead[0]} layers a side: {ours[dead[0]].text}")
+        better = {(method, depth): is_lower(cells[depth], ours[depth]) for method, cells in grid.items() for depth in deep}
+        if lower := [f"{method} at {depth}" for (method, depth), is_it in better.items() if is_it]:
+            return not_held(f"clearly lower than DeepNorm: {', '.join(lower)}")
+        if all(plain[depth].lives for depth in deep):
+            return not_held(f"Post-LN lives at {' and '.join(map(str, deep))} layers a side")
+        complete = all(cell.ended for cells in grid.values() for cell in cells.values())
+        if complete and all(ours[depth].lives for depth in depths) and not any(plain[depth].lives for depth in deep):
+            return held(f"DeepNorm lives everywhere, none is clearly lower at {deep}, and Post-LN dies there")
+        return cannot_tell("some runs had no time, or Post-LN lives at one of the depths")

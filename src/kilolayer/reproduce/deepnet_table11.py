@@ -1,0 +1,53 @@
+"""DeepNet, Table 11: without DeepNorm's shortcut, and without its start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilolayer.reproduce.base import Found, Numbers, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.sweep import Sweep
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.lab import Lab, Run
+
+
+@register
+class Table11(Sweep):
+    """Alpha 1 with beta kept, and beta 1 with alpha kept."""
+
+    name = "deepnet-table11"
+    claim = "Without DeepNorm's shortcut scale an 18L-18L model diverges; without its initialisation it is slightly worse."
+    setting = (
+        "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, the better of learning rates 2e-3 and 4e-3, 1,000 "
+        "steps, two seeds. Both at 1 is Post-LN."
+    )
+    rule = (
+        "Held if DeepNorm lives, alpha = 1 dies or is clearly higher (two standard errors and 0.02 nats), and beta = 1 is not "
+        "clearly lower. Not held if alpha = 1 or beta = 1 is clearly lower, or DeepNorm dies. Otherwise it cannot be told."
+    )
+    published = Numbers(
+        ["WMT-14 En-Fr, 36 layers", "BLEU"], [["DeepNorm", "42.4"], ["alpha = 1", "diverged"], ["beta = 1", "42.2"]]
+    )
+    row, column, column_title = "model.recipe.alpha", "model.recipe.beta", "alpha (rows) and beta (columns)"
+
+    def runs(self, lab: Lab) -> list[Run]:
+        layers = 1 if lab.tiny else 18
+        model = {"recipe": {"name": "deepnorm"}, "encoder_layers": layers, "decoder_layers": layers}
+        axes = {self.row: ("derived", "one"), self.column: ("derived", "one")}
+        chosen = {"train.seed": (1,)} if lab.tiny else {"train.lr": (2e-3, 4e-3), "train.seed": (1, 2)}
+        return lab.compare("deepnorm-ablation", lab.translation(model=model), axes | chosen)
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import is_lower
+
+        grid = self.grid(found)
+        whole, alpha, beta = grid["derived"]["derived"], grid["one"]["derived"], grid["derived"]["one"]
+        why = f"DeepNorm {whole.shown}, alpha = 1 {alpha.shown}, beta = 1 {beta.shown}"
+        if (whole.ended and not whole.lives) or is_lower(alpha, whole) or is_lower(beta, whole):
+            return not_held(why)
+        hurts = (alpha.ended and not alpha.lives) or is_lower(whole, alpha)
+        return held(why) if whole.lives and hurts and beta.ended else cannot_tell(why)
+
+    def panels(self, found: Found) -> list[Panel]:
+        return []  # a table of four

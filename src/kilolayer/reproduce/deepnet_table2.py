@@ -1,0 +1,96 @@
+"""DeepNet, Table 2: six methods on two language pairs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab
+
+METHODS = ("t_fixup", "post_ln", "admin", "pre_ln", "normformer", "deepnorm")
+LANGUAGES = {"deu": "English to German", "fra": "English to French"}
+
+
+@register
+class Table2(Reproduction):
+    """6L-6L and 18L-18L, English to German and to French."""
+
+    name = "deepnet-table2"
+    claim = "At 18L-18L Post-LN diverges, and DeepNorm is at least as good as every other method on both language pairs."
+    setting = (
+        "English to German and English to French, short sentences of Tatoeba for WMT-14, dim 128, 1,000 steps; the better of "
+        "two learning rates, two seeds."
+    )
+    rule = (
+        "Held if on both pairs DeepNorm lives at both depths, no method is clearly lower (two standard errors and 0.02 nats) "
+        "at 18L-18L, and Post-LN dies there. Not held if DeepNorm dies, or a method is clearly lower at 18L-18L on both pairs. "
+        "Otherwise it cannot be told."
+    )
+    published = Numbers(
+        ["BLEU, WMT-14", "En-De 6L-6L", "En-De 18L-18L", "En-Fr 6L-6L", "En-Fr 18L-18L"],
+        [
+            ["T-Fixup", "26.4", "28.0", "39.8", "41.9"],
+            ["Post-LN", "27.4", "diverged", "39.6", "diverged"],
+            ["Admin", "27.4", "28.4", "39.4", "42.4"],
+            ["Pre-LN", "26.6", "27.8", "39.6", "41.8"],
+            ["NormFormer", "27.2", "27.9", "39.7", "42.1"],
+            ["DeepNorm", "27.3", "28.7", "39.9", "42.4"],
+        ],
+    )
+
+    def measure(self, lab: Lab) -> Found:
+        axes = {"model.recipe": METHODS, "layers": (6, 18), "train.lr": (5e-4, 2e-3), "train.seed": (1, 2)}
+        if lab.tiny:
+            axes = {"model.recipe": ("post_ln", "deepnorm"), "layers": (1,), "train.seed": (1,)}
+        return {
+            language: lab.compare(f"six-methods-{language}", lab.translation(language, into_english=False), axes)
+            for language in LANGUAGES
+        }
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import is_lower
+
+        deep: dict[str, dict[str, Cell]] = {}
+        for language in LANGUAGES:
+            grid = _grid(found, language)
+            if dead := [cell.text for cell in grid["deepnorm"].values() if cell.ended and not cell.lives]:
+                return not_held(f"DeepNorm, {LANGUAGES[language]}: {dead[0]}")
+            deep[language] = {method: list(cells.values())[-1] for method, cells in grid.items()}
+        better = {
+            language: [method for method, cell in cells.items() if is_lower(cell, cells["deepnorm"])]
+            for language, cells in deep.items()
+        }
+        why = "; ".join(
+            f"{LANGUAGES[language]}, deep: {', '.join(f'{method} {cell.shown}' for method, cell in cells.items())}"
+            for language, cells in deep.items()
+        )
+        if all(better.values()):
+            return not_held(why)
+        dies = all(cells["post_ln"].ended and not cells["post_ln"].lives for cells in deep.values())
+        lives = all(cells["deepnorm"].lives for cells in deep.values())
+        return held(why) if lives and dies and not any(better.values()) else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        grids = {language: _grid(found, language) for language in LANGUAGES}
+        columns = [(language, depth) for language, grid in grids.items() for depth in next(iter(grid.values()))]
+        header = ["validation loss", *(f"{LANGUAGES[language]}, {depth}L-{depth}L" for language, depth in columns)]
+        methods = list(next(iter(grids.values())))
+        return Numbers(header, [[each, *(grids[lang][each][depth].shown for lang, depth in columns)] for each in methods])
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import by_column
+
+        return [
+            by_column(found[language], "model.recipe", "layers", "layers a side", f"Validation loss, {title}")
+            for language, title in LANGUAGES.items()
+        ]
+
+
+def _grid(found: Found, language: str) -> dict[str, dict[int, Cell]]:
+    from kilolayer.reproduce.cells import grid_of
+
+    return grid_of(found[language], "model.recipe", "layers")

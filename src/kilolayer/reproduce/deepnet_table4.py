@@ -1,0 +1,82 @@
+"""DeepNet, Table 4: deep and narrow against shallow and wide, at equal FLOPs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+
+if TYPE_CHECKING:
+    from kilolayer.config import Table
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab
+
+# A quarter of the paper's widths and half of its depths: 11.0, 9.6 and 11.0 million weights without the tables.
+MODELS = {
+    "Post-LN 6L-6L, dim 256": ("post_ln", 6, 6, 256),
+    "DeepNorm 45L-3L, dim 128": ("deepnorm", 45, 3, 128),
+    "DeepNorm 24L-24L, dim 128": ("deepnorm", 24, 24, 128),
+}
+
+
+def model_of(name: str, tiny: bool) -> Table:
+    """The options of one of the models; of the tiny form, of a small one of its kind."""
+    recipe, encoder, decoder, dim = MODELS[name]
+    if tiny:
+        encoder, decoder, dim = min(encoder, 2), min(decoder, 2), 16
+    return {"recipe": recipe, "encoder_layers": encoder, "decoder_layers": decoder, "dim": dim, "ffn_dim": 4 * dim}
+
+
+@register
+class Table4(Reproduction):
+    """Post-LN, and DeepNorm with a shallow and with a deep decoder."""
+
+    name = "deepnet-table4"
+    claim = (
+        "At equal training FLOPs the deep and narrow model is better than the shallow and wide one, and a deep decoder is "
+        "worth more than a still deeper encoder."
+    )
+    setting = (
+        "31 languages to and from English, Tatoeba for OPUS-100; 6L-6L of dim 256, 45L-3L and 24L-24L of dim 128; 1,500 steps "
+        "of 4,096 tokens; the better of two learning rates, two seeds."
+    )
+    rule = (
+        "Held if 24L-24L is clearly lower in validation loss (two standard errors and 0.02 nats) than both others. Not held if "
+        "Post-LN or 45L-3L is clearly lower than it. Otherwise it cannot be told."
+    )
+    published = Numbers(
+        ["OPUS-100", "weights", "X to En", "En to X", "mean BLEU"],
+        [
+            ["Post-LN 12L-12L, dim 1024", "610M", "33.1", "28.9", "31.0"],
+            ["DeepNet 90L-6L, dim 512", "480M", "33.6", "28.6", "31.1"],
+            ["DeepNet 48L-48L, dim 512", "480M", "33.7", "29.5", "31.6"],
+        ],
+    )
+
+    def measure(self, lab: Lab) -> Found:
+        found: Found = {}
+        for place, name in enumerate(MODELS):
+            config = lab.multilingual(train={"steps": 1500})
+            config["model"] |= model_of(name, lab.tiny)
+            chosen = {"train.seed": (1,)} if lab.tiny else {"train.lr": (5e-4, 2e-3), "train.seed": (1, 2)}
+            found[name] = lab.compare(f"equal-flops-{place + 1}", config, chosen)
+        return found
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import is_lower
+
+        wide, uneven, even = (self._cell(found, name) for name in MODELS)
+        why = f"6L-6L {wide.shown}, 45L-3L {uneven.shown}, 24L-24L {even.shown}"
+        if is_lower(wide, even) or is_lower(uneven, even):
+            return not_held(why)
+        return held(why) if is_lower(even, wide) and is_lower(even, uneven) else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        return Numbers(["", "validation loss (mean BLEU)"], [[name, self._cell(found, name).shown] for name in MODELS])
+
+    def _cell(self, found: Found, name: str) -> Cell:
+        from kilolayer.reproduce.cells import cell_of
+
+        cell = cell_of(found[name])
+        assert cell is not None
+        return cell

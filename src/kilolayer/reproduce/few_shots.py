@@ -1,0 +1,131 @@
+"""What Tables 7, 8 and 9 of DeepNet share: language models by depth, asked after some number of solved examples."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kilolayer.errors import InputError
+from kilolayer.files.writing import make_folder, write
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held
+
+if TYPE_CHECKING:
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab
+
+RECIPES = {"pre_ln": "GPT-2 (Pre-LN)", "normformer": "NormFormer", "sub_ln": "DeepNet (Sub-LN)", "deepnorm": "DeepNorm"}
+SETS = ("winogrande", "winograd_wsc273", "hellaswag")
+QUESTIONS = 1500
+
+
+class FewShots(Reproduction):
+    """shots: solved examples before each question."""
+
+    setting = (
+        "Language models of books, dim 128, 1,000 steps of 4,096 tokens, learning rate 5e-4 or 1e-3, 12, 24 and 48 layers, one "
+        "seed (the paper: GPT-3 Medium's width, 24, 48 and 72 layers); accuracy on the first 1,500 questions of Winogrande, "
+        "Winograd and HellaSwag (StoryCloze is not free). The paper's DeepNet is Sub-LN here."
+    )
+    rule = (
+        "Held if at every depth Sub-LN's mean accuracy is above Pre-LN's and NormFormer's, and the difference from Pre-LN "
+        "at the greatest depth exceeds two standard errors. Not held if Pre-LN or NormFormer is above by more than two "
+        "standard errors at the greatest depth. Otherwise, as where all are within two standard errors of chance, it "
+        "cannot be told."
+    )
+    shots: ClassVar[int]
+
+    def measure(self, lab: Lab) -> Found:
+        from kilolayer.reproduce.cells import grid_of
+
+        axes: dict[str, Any] = {"model.recipe": tuple(RECIPES), "layers": (12, 24, 48), "train.lr": (5e-4, 1e-3)}
+        if lab.tiny:
+            axes = {"model.recipe": ("pre_ln", "normformer", "sub_ln"), "layers": (1,)}
+        runs = lab.compare("language-models", lab.language(), axes)
+        grid = grid_of(runs, "model.recipe", "layers")
+        folder = _questions(lab)
+        asked = {
+            recipe: {str(layers): self._ask(cell, folder, lab) for layers, cell in cells.items()}
+            for recipe, cells in grid.items()
+        }
+        return {"runs": runs, "asked": asked}
+
+    def _ask(self, cell: Cell, folder: Path, lab: Lab) -> dict[str, Any]:
+        """The accuracies of one run by set, each with its standard error and its chance; empty where it did not live."""
+        if not cell.lives:
+            return {"text": cell.text, "sets": {}}
+        sets = SETS[2:] if lab.tiny else SETS
+        words = ["--tasks", ",".join(sets), "--shots", str(self.shots), "--examples", str(folder), "--limit", str(QUESTIONS)]
+        command = [sys.executable, "-m", "kilolayer", "evaluate", cell.runs[0]["folder"], *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InputError("a model could not be asked", where=cell.runs[0]["folder"], fix=done.stderr.strip()[-500:])
+        first: dict[str, Any] = {}
+        for score in json.loads(done.stdout):
+            first.setdefault(score["task"], {key: score[key] for key in ("value", "standard_error", "chance", "signature")})
+        return {"text": "", "sets": first}
+
+    def judge(self, found: Found) -> Verdict:
+        asked = {recipe: [_mean(each) for each in by_depth.values()] for recipe, by_depth in found["asked"].items()}
+        ours = asked["sub_ln"]
+        others = [asked[recipe] for recipe in ("pre_ln", "normformer")]
+        if any(mean is None for row in (ours, *others) for mean in row):
+            return cannot_tell("some model did not live to the end")
+        last, rest = ours[-1], [row[-1] for row in others]
+        assert last is not None
+        error = 2**0.5 * last[1]
+        beside = ", ".join(f"{mean[0]:.1%}" for mean in rest if mean)
+        why = f"at the greatest depth: Sub-LN {last[0]:.1%}, Pre-LN and NormFormer {beside}, ± {error:.1%}"
+        if any(mean is not None and mean[0] > last[0] + 2 * error for mean in rest):
+            return not_held(why)
+        above = all(mine[0] > other[0] for row in others for mine, other in zip(ours, row, strict=True) if mine and other)
+        clearly = rest[0] is not None and last[0] > rest[0][0] + 2 * error
+        return held(why) if above and clearly else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        sets = next((list(each["sets"]) for row in found["asked"].values() for each in row.values() if each["sets"]), [])
+        rows = []
+        for recipe, by_depth in found["asked"].items():
+            for layers, each in by_depth.items():
+                cells = [
+                    f"{100 * each['sets'][name]['value']:.1f} ± {100 * each['sets'][name]['standard_error']:.1f}"
+                    if name in each["sets"]
+                    else each["text"]
+                    for name in sets
+                ]
+                mean = _mean(each)
+                rows.append([f"{RECIPES[recipe]}, {layers} layers", *cells, "-" if mean is None else f"{100 * mean[0]:.1f}"])
+        chance = next((each["sets"] for row in found["asked"].values() for each in row.values() if each["sets"]), {})
+        rows.append(["chance", *(f"{100 * chance[name]['chance']:.1f}" for name in sets), ""])
+        return Numbers([f"accuracy in percent, {self.shots} shots", *sets, "mean"], rows)
+
+
+def _mean(each: dict[str, Any]) -> tuple[float, float] | None:
+    """The mean accuracy of the sets, and its standard error."""
+    scores = list(each["sets"].values())
+    if not scores:
+        return None
+    errors = [score["standard_error"] or 0.0 for score in scores]
+    return fmean(score["value"] for score in scores), sum(error**2 for error in errors) ** 0.5 / len(errors)
+
+
+def _questions(lab: Lab) -> Path:
+    """The folder of the sets; of the tiny form, a few endings of the embedded corpus in HellaSwag's form."""
+    if lab.data is not None and not lab.tiny:
+        return lab.data / "nlu" / "zeroshot"
+    folder = lab.folder.parent / "text" / "questions"
+    make_folder(folder)
+    from kilolayer.data.grammar import pairs
+
+    sentences = [english.split() for english, _ in pairs(200, seed=2, unseen=False)]
+    long = [words for words in sentences if len(words) > 4][:40]
+    rows = []
+    for place in range(0, len(long) - 3, 4):
+        endings = [" ".join(words[3:]) for words in long[place : place + 4]]
+        begin = " ".join(long[place][:3])
+        rows.append({"activity_label": "text", "ctx_a": begin, "ctx_b": "", "endings": endings, "label": "0"})
+    write(folder / "hellaswag.val.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return folder

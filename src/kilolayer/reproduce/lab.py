@@ -1,0 +1,145 @@
+"""Where reproductions are measured: a folder, the text, and the small model that stands for the papers' large ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.grid import Axis
+from kilolayer.compare.queue import run_all
+from kilolayer.config import Table, dump, merge
+from kilolayer.files.writing import make_folder, write
+from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
+from kilolayer.training.stop import Stopped
+
+Run = dict[str, Any]
+"""A run of a comparison as JSON holds it: its options, what became of it, its losses and scores."""
+
+# Small enough that a dozen train side by side, wide enough that recipes differ as they do in the papers.
+SMALL: Table = {
+    "model": {"dim": 128, "heads": 4, "ffn_dim": 512, "dropout": 0.1},
+    "batches": {"tokens": 4096},
+    "train": {
+        "steps": 1000,
+        "lr": 1e-3,
+        "warmup_steps": 100,
+        "schedule": "linear",
+        "log_every": 20,
+        "layers_every": 0,
+        "valid_every": 100,
+        "valid_sentences": 500,
+        "save_every": 100_000_000,
+        "save_best": False,
+        "keep": 1,
+    },
+}
+TINY: Table = {
+    "model": {"dim": 16, "heads": 2, "ffn_dim": 32},
+    "batches": {"tokens": 400},
+    "train": {"steps": 8, "lr": 5e-3, "warmup_steps": 2, "log_every": 2, "valid_every": 4, "valid_sentences": 20},
+}
+
+GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra": 10}
+"""How translations are found: a beam would gain a point of BLEU for every method alike, and take most of the time."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """folder: where runs and results lie. tiny: a shape of each reproduction that ends in seconds and decides nothing.
+
+    data: the folder of the real corpora; None: the embedded one. parallel, seconds: as for a comparison.
+    """
+
+    folder: Path
+    tiny: bool = False
+    data: Path | None = None
+    parallel: int | None = None
+    seconds: float | None = None
+
+    def translation(self, language: str = "deu", *, into_english: bool = True, **sections: Mapping[str, Any]) -> Table:
+        """The configuration of a small translator between English and `language`, with `sections` laid over it."""
+        text = self.folder.parent / "text" / language
+        if not (text / "train.eng").exists():
+            sentence_pairs(None if self.tiny else self.data, language, text)
+        direction = f"{language}-eng" if into_english else f"eng-{language}"
+        data = {"folder": str(text.resolve()), "directions": [direction], "valid": "valid", "test": "test"}
+        return self._sized({"data": data, "tokenizer": self._pieces(8000), "search": GREEDY}, sections)
+
+    def multilingual(self, **sections: Mapping[str, Any]) -> Table:
+        """The configuration of one translator of many languages to and from English."""
+        text = self.folder.parent / "text" / "many"
+        _, languages = many_languages(None if self.tiny else self.data, text, least=10_000, most=50_000)
+        directions = {"directions": ["eng-*", "*-eng"], "languages": ["eng", *languages], "temperature": 5.0}
+        data = {"folder": str(text.resolve()), "valid": "valid", "test": "test", **directions}
+        own = {"data": data, "tokenizer": self._pieces(16_000), "batches": {"shapes": 3}, "search": GREEDY}
+        return self._sized(own, sections)
+
+    def language(self, task: str = "causal_lm", **sections: Mapping[str, Any]) -> Table:
+        """The configuration of a small language model."""
+        _, files = running_text(None if self.tiny else self.data, self.folder.parent / "text" / "running")
+        text = {part: str(path.resolve()) for part, path in files.items()} | {"length": 16 if self.tiny else 256}
+        model = {"positions": "rotary", "activation": "gelu"}
+        return self._sized({"task": task, "text": text, "tokenizer": self._pieces(8000), "model": model}, sections)
+
+    def _pieces(self, vocab_size: int) -> Table:
+        if self.tiny:
+            return {"vocab_size": 90, "byte_fallback": False, "character_coverage": 1.0}
+        return {"kind": "bpe", "vocab_size": vocab_size}
+
+    def _sized(self, own: Table, sections: Mapping[str, Any]) -> Table:
+        table = merge(merge(SMALL, own), sections)
+        return merge(table, TINY) if self.tiny else table
+
+    def compare(self, name: str, config: Table, axes: Mapping[str, Sequence[Any]]) -> list[Run]:
+        """Train every combination of the values of `axes`, and tell what became of each.
+
+        name: of the comparison's folder, which reproductions of the same runs share.
+        """
+        folder = self.folder.parent / "comparisons" / name
+        wanted = [Axis(option, tuple(values)) for option, values in axes.items()]
+        if (folder / "comparison.toml").exists():
+            comparison = Comparison.open(folder)
+            comparison.extend(wanted)
+        else:
+            make_folder(folder.parent)
+            path = folder.parent / f"{name}.toml"
+            write(path, dump(config))
+            comparison = Comparison.make(folder, path, wanted)
+        if code := run_all(comparison, parallel=self.parallel, seconds=self.seconds):
+            raise Stopped(code - 128)
+        return [_told(result) for result in comparison.results()]
+
+
+def _told(result: Any) -> Run:
+    valid = [(int(row["step"]), _finite(row.get("loss"))) for row in result.valid]
+    losses = [loss for _, loss in valid if loss is not None]
+    return {
+        "name": result.name,
+        "folder": str(result.folder),
+        "options": dict(result.options),
+        "outcome": result.outcome.kind,
+        "text": result.outcome.text,
+        "loss": valid[-1][1] if valid else None,
+        "lowest": min(losses, default=None),
+        "valid": valid,
+        "train": [(int(row["step"]), _finite(row.get("nll"))) for row in result.train],
+        "bleu": _bleu(result.scores or {}),
+        "metric": max((row["metric"] for row in result.valid if isinstance(row.get("metric"), float)), default=None),
+        "seconds": result.seconds,
+    }
+
+
+def _bleu(scores: Mapping[str, Any]) -> float | None:
+    """Of the test part; of many directions, their mean."""
+    found = [
+        entry["bleu"]["value"] for name, entry in scores.items() if name.startswith("test") and "value" in entry.get("bleu", {})
+    ]
+    return sum(found) / len(found) if found else None
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,75 @@
+"""What Figures 1 and 2 of TorchScale share: one model made deeper, and one given more experts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from kilolayer.config import merge
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held
+
+if TYPE_CHECKING:
+    from kilolayer.config import Table
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab
+
+EXPERTS = "model.moe.experts"
+
+
+class Scaling(Reproduction):
+    """depths: layers (a side); expert_layers: of the models with experts."""
+
+    rule = (
+        "Held if every model lives, and in depth and in experts the largest is clearly lower in validation loss (two standard "
+        "errors and 0.02 nats) than the smallest. Not held if a model dies, or a largest is clearly higher than its smallest. "
+        "Otherwise it cannot be told."
+    )
+    depths: ClassVar[tuple[int, ...]]
+    expert_layers: ClassVar[int]
+
+    @abstractmethod
+    def config(self, lab: Lab) -> Table:
+        """The model that is made larger."""
+
+    def scale(self, lab: Lab, name: str) -> Found:
+        """Train both families."""
+        seeds = (1,) if lab.tiny else (1, 2)
+        depths, layers, experts = ((1, 2), 2, (2, 4)) if lab.tiny else (self.depths, self.expert_layers, (16, 64, 256))
+        config = self.config(lab)
+        sparse = merge(config, {"model": {"moe": {"experts": 16, "every": 2}}, "train": {"clip_norm": 1.0}})
+        return {
+            "depth": lab.compare(f"magneto-{name}", config, {"layers": depths, "train.seed": seeds}),
+            "experts": lab.compare(
+                f"magneto-{name}-experts", sparse, {"layers": (layers,), EXPERTS: experts, "train.seed": seeds}
+            ),
+        }
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import is_lower
+
+        families = [list(cells.values()) for cells in self._cells(found).values()]
+        why = "; ".join(", ".join(cell.shown for cell in cells) for cells in families)
+        if any(cell.ended and not cell.lives for cells in families for cell in cells):
+            return not_held(why)
+        if any(is_lower(cells[0], cells[-1]) for cells in families):
+            return not_held(why)
+        return held(why) if all(is_lower(cells[-1], cells[0]) for cells in families) else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        rows = [[f"{value} {name}", cell.shown] for name, cells in self._cells(found).items() for value, cell in cells.items()]
+        return Numbers(["", "validation loss"], rows)
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import curves
+
+        titles = {"depth": ("layers", "Validation loss by depth"), "experts": (EXPERTS, "Validation loss by experts")}
+        return [
+            curves({str(run["options"][option]): run for run in reversed(found[key])}, "valid", title)
+            for key, (option, title) in titles.items()
+        ]
+
+    def _cells(self, found: Found) -> dict[str, dict[int, Cell]]:
+        from kilolayer.reproduce.cells import cells_by
+
+        return {"layers": cells_by(found["depth"], "layers"), "experts": cells_by(found["experts"], EXPERTS)}

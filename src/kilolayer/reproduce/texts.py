@@ -1,0 +1,103 @@
+"""The text that reproductions train on: real corpora where KILOLAYER_DATA names their folder, the embedded corpus elsewhere.
+
+The papers' own corpora are larger, and most cannot be had freely. A stand-in is chosen for each: short German and English
+sentences of Tatoeba for IWSLT-14 and WMT, Tatoeba in many languages for OPUS-100, books for the language models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kilolayer.data.grammar import pairs
+from kilolayer.data.text import read_lines
+from kilolayer.errors import InputError
+from kilolayer.files.writing import write
+
+Pair = tuple[str, str]
+PARTS = ("train", "valid", "test")
+HELD_OUT = 500
+"""Lines of a language's validation and of its test: enough to tell methods apart, few enough for a hundred models."""
+
+
+def sentence_pairs(data: Path | None, language: str, folder: Path) -> str:
+    """Write train, valid and test of English and `language` (deu, fra, spa) to `folder`; return what they are, in words.
+
+    A sentence has several translations, so the parts are split by the hash of the English side, one percent each for validation
+    and test; HELD_OUT lines of each are used.
+    """
+    source = _known(data, f"manythings/{language}-eng.tsv.xz")
+    if source is None:
+        _write_pairs(folder, language, _embedded_pairs())
+        return "the embedded English-German corpus"
+    parts: dict[str, list[Pair]] = {part: [] for part in PARTS}
+    for line in read_lines(source):
+        english, other, *_ = line.split("\t")
+        place = int(hashlib.sha1(english.encode()).hexdigest()[:8], 16) % 100
+        parts[{0: "valid", 1: "test"}.get(place, "train")].append((english, other))
+    for part in ("valid", "test"):  # the file is sorted by length
+        parts[part].sort(key=lambda pair: hashlib.sha1(pair[1].encode()).digest())
+    _write_pairs(folder, language, {part: rows[: None if part == "train" else HELD_OUT] for part, rows in parts.items()})
+    return f"manythings, {language}-eng, {len(parts['train']):,} pairs"
+
+
+def many_languages(data: Path | None, folder: Path, least: int, most: int) -> tuple[str, list[str]]:
+    """Write the pairs of English with each language of tatoeba_multi that has at least `least` lines, `most` of them at most.
+
+    Return what they are, and the languages without English. No English side of valid or test is one of train.
+    """
+    source = _known(data, "tatoeba_multi/train.en-xx.tsv.xz")
+    if source is None:
+        parts = _embedded_pairs()
+        for language in ("deu", "xde"):
+            _write_pairs(folder, language, parts, named=True)
+        return "the embedded English-German corpus, twice", ["deu", "xde"]
+    found: dict[str, dict[str, list[Pair]]] = {}
+    for line in read_lines(source):
+        one, other, first, second = line.split("\t")
+        language, pair = (other, (first, second)) if one == "eng" else (one, (second, first))
+        place = int(hashlib.sha1(pair[0].encode()).hexdigest()[:8], 16) % 100
+        found.setdefault(language, {part: [] for part in PARTS})[{0: "valid", 1: "test"}.get(place, "train")].append(pair)
+    chosen = sorted(language for language, parts in found.items() if sum(map(len, parts.values())) >= least)
+    for language in chosen:
+        cut = {part: rows[: most if part == "train" else 100] for part, rows in found[language].items()}
+        _write_pairs(folder, language, cut, named=True)
+    return f"tatoeba_multi, {len(chosen)} languages with English", chosen
+
+
+def running_text(data: Path | None, folder: Path) -> tuple[str, Mapping[str, Path]]:
+    """Documents for language models: what they are, and the files of train, valid and test."""
+    source = _known(data, "books/train.jsonl.xz")
+    if source is not None:
+        return "books", {part: source.with_name(f"{part}.jsonl.xz") for part in PARTS}
+    for part, rows in _embedded_pairs().items():
+        _write_lines(folder / f"{part}.txt", (english for english, _ in rows))
+    return "the English of the embedded corpus", {part: folder / f"{part}.txt" for part in PARTS}
+
+
+def _known(data: Path | None, name: str) -> Path | None:
+    if data is None:
+        return None
+    if not (data / name).exists():
+        raise InputError(f"{name} is missing", where=str(data), fix="name the folder that holds it, or give --tiny")
+    return data / name
+
+
+def _embedded_pairs() -> dict[str, list[Pair]]:
+    sentences = list(pairs(2_400, seed=1, unseen=False))
+    return {"train": sentences[:2_000], "valid": sentences[2_000:2_100], "test": sentences[2_100:2_200]}
+
+
+def _write_pairs(folder: Path, language: str, parts: Mapping[str, Iterable[Pair]], named: bool = False) -> None:
+    """`named`: the files tell both languages, as a folder of many pairs needs it."""
+    for part, rows in parts.items():
+        stem = f"{part}.eng-{language}" if named else part
+        rows = list(rows)
+        for side, name in enumerate(("eng", language)):
+            _write_lines(folder / f"{stem}.{name}", (row[side] for row in rows))
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, "".join(f"{line}\n" for line in lines).encode())

@@ -1,0 +1,80 @@
+"""TorchScale, Figure 3: SparseClip against plain clipping."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilolayer.config import merge
+from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+
+if TYPE_CHECKING:
+    from kilolayer.report.panels import Panel
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab
+
+EXPERTS, LAYERS, CLIP = (16, 64, 256), 6, 1.0
+
+
+def clippings(lab: Lab) -> Found:
+    """Sparse Magneto under both ways to clip, and its dense counterpart; Figure 4 looks at the same runs."""
+    layers, experts, seeds = (2, (2,), (1,)) if lab.tiny else (LAYERS, EXPERTS, (1, 2))
+    config = lab.multilingual(model={"recipe": "sub_ln"}, train={"clip_norm": CLIP})
+    config = merge(config, {"model": {"encoder_layers": layers, "decoder_layers": layers}})
+    sparse = merge(config, {"model": {"moe": {"experts": 16, "every": 2}}})
+    axes = {"model.moe.experts": experts, "train.clip": ("plain", "sparse"), "train.seed": seeds}
+    return {
+        "dense": lab.compare("clipping-dense", config, {"train.seed": seeds}),
+        "sparse": lab.compare("clipping-sparse", sparse, axes),
+    }
+
+
+def cells_of_clippings(found: Found) -> dict[str, Cell]:
+    """By name: dense, and each number of experts under each clipping."""
+    from kilolayer.reproduce.cells import cell_of, grid_of
+
+    dense = cell_of(found["dense"])
+    assert dense is not None
+    grid = grid_of(found["sparse"], "model.moe.experts", "train.clip")
+    return {"dense": dense} | {f"{count} experts, {clip}": cell for count, row in grid.items() for clip, cell in row.items()}
+
+
+@register
+class Figure3(Reproduction):
+    """Training with 256 experts, plain clipping, SparseClip, and the dense model."""
+
+    name = "torchscale-figure3"
+    claim = "With plain clipping a model of 256 experts is no better than the dense one; with SparseClip it is clearly better."
+    setting = (
+        "31 languages to and from English, Tatoeba, Sub-LN 6L-6L, dim 128, 16, 64 and 256 experts in every second layer, "
+        "top-2, clip norm 1.0, learning rate 1e-3, 1,000 steps of 4,096 tokens, two seeds."
+    )
+    rule = (
+        "At the largest number of experts: held if SparseClip is clearly lower in validation loss (two standard errors "
+        "and 0.02 nats) than plain clipping. Not held if plain clipping is clearly lower, or both are within 0.02 nats in "
+        "the mean of two seeds. Otherwise it cannot be told."
+    )
+
+    def measure(self, lab: Lab) -> Found:
+        return clippings(lab)
+
+    def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import MARGIN, is_lower
+
+        cells = cells_of_clippings(found)
+        plain, sparse = list(cells.values())[-2:]
+        why = "; ".join(f"{name} {cell.shown}" for name, cell in cells.items())
+        if is_lower(sparse, plain):
+            return held(why)
+        lower = is_lower(plain, sparse)
+        same = lower is not None and abs(plain.loss - sparse.loss) < MARGIN
+        return not_held(why) if lower or same else cannot_tell(why)
+
+    def numbers(self, found: Found) -> Numbers:
+        return Numbers(["", "validation loss"], [[name, cell.shown] for name, cell in cells_of_clippings(found).items()])
+
+    def panels(self, found: Found) -> list[Panel]:
+        from kilolayer.reproduce.pictures import curves
+
+        most = max(run["options"]["model.moe.experts"] for run in found["sparse"])
+        runs = {run["options"]["train.clip"]: run for run in found["sparse"] if run["options"]["model.moe.experts"] == most}
+        return [curves({"dense": found["dense"][0], **runs}, "train", f"Training loss, {most} experts")]

@@ -1,0 +1,162 @@
+"""Reproductions: every one runs in its tiny form, and each verdict follows its rule."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kilolayer.cli.main import main
+from kilolayer.reproduce.base import PAPERS, Found, all_of, get
+from kilolayer.reproduce.cells import cell_of, cells_by, grid_of, is_lower
+from kilolayer.reproduce.lab import Run
+from kilolayer.reproduce.landscape import roughness
+
+NAMES = [each.name for each in all_of()]
+QUICK = ("deepnet-figure1", "deepnet-figure4", "deepnet-table11")
+EXPECTED = {
+    *(f"deepnet-figure{number}" for number in range(1, 10)),
+    *(f"deepnet-table{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11)),
+    *(f"admin-{place}" for place in ("figure2", "figure3", "table1", "table3", "table4")),
+    *(f"torchscale-figure{number}" for number in range(1, 5)),
+}
+
+
+def run_of(loss: float | None, seed: int = 1, outcome: str = "finished", **options: Any) -> Run:
+    """A run as a comparison tells it; options with "_" for "."."""
+    named = {name.replace("__", "."): value for name, value in options.items()} | {"train.seed": seed}
+    text = "finished" if outcome == "finished" else f"{outcome} at step 7"
+    return {"options": named, "outcome": outcome, "text": text, "loss": loss, "bleu": None, "folder": "", "name": ""}
+
+
+def test_all_figures_and_tables_are_there_with_a_claim_a_setting_and_a_rule() -> None:
+    assert set(NAMES) == EXPECTED
+    for each in all_of():
+        assert re.fullmatch(rf"({'|'.join(PAPERS)})-(figure|table)\d+", each.name)
+        assert each.claim.endswith(".")
+        assert each.setting.endswith(".")
+        assert "eld if" in each.rule or "held" in each.rule
+        assert "cannot be told" in each.rule or "otherwise" in each.rule.lower()
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES])
+def test_the_tiny_form_runs_and_leaves_a_page(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KILOLAYER_DATA", raising=False)
+    assert main(["reproduce", name, "--tiny", "--out", str(tmp_path)]) == 0
+    folder = tmp_path / "tiny" / name
+    document = json.loads((folder / "found.json").read_text())
+    assert document["verdict"] in ("held", "not held", "cannot tell")
+    assert document["verdict"] in capsys.readouterr().out
+    page = (folder / "page.html").read_text()
+    assert document["claim"].split(";")[0].split("'")[0] in page
+    # What was found is judged again from the file alone.
+    again = get(name).judge(document["found"])
+    assert (again.word, again.why) == (document["verdict"], document["why"])
+
+
+def test_a_cell_is_the_best_setting_over_its_seeds() -> None:
+    runs = [run_of(2.0, 1, train__lr=1e-3), run_of(2.2, 2, train__lr=1e-3), run_of(1.9, 1, train__lr=2e-3)]
+    runs += [run_of(None, 2, "diverged", train__lr=2e-3)]
+    cell = cell_of(runs)
+    assert cell is not None
+    assert cell.options == {"train.lr": 1e-3}
+    assert cell.loss == pytest.approx(2.1)
+    assert cell.error == pytest.approx(0.1)  # |2.2 - 2.0| / sqrt(2), over sqrt(2)
+    dead = cell_of([run_of(None, 1, "diverged"), run_of(None, 2, "diverged")])
+    assert dead is not None
+    assert (dead.lives, dead.ended, dead.shown) == (False, True, "diverged at step 7")
+    waiting = cell_of([run_of(None, 1, "waiting")])
+    assert waiting is not None
+    assert not waiting.ended
+
+
+def test_lower_needs_two_standard_errors_and_a_margin() -> None:
+    def cell(*losses: float) -> Any:
+        return cell_of([run_of(loss, seed) for seed, loss in enumerate(losses)])
+
+    assert is_lower(cell(1.0, 1.01), cell(1.2, 1.21)) is True
+    assert is_lower(cell(1.0, 1.4), cell(1.3, 1.5)) is False  # within the seeds' spread
+    assert is_lower(cell(1.0, 1.0), cell(1.01, 1.01)) is False  # within the margin
+    assert is_lower(cell(1.0), cell(1.2, 1.21)) is None  # one seed says nothing of spread
+
+
+def methods(**losses: tuple[float | None, ...]) -> Found:
+    """Runs of two seeds at 6, 18, 50 and 100 layers, None where they diverge; seeds are 0.001 apart."""
+    return {
+        "runs": [
+            run_of(
+                None if loss is None else loss + 0.001 * seed,
+                seed,
+                "diverged" if loss is None else "finished",
+                model__recipe=recipe,
+                layers=layers,
+                train__lr=1e-3,
+            )
+            for recipe, row in losses.items()
+            for layers, loss in zip((6, 18, 50, 100), row, strict=True)
+            for seed in (1, 2)
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "deepnorm", "post_ln", "pre_ln"),
+    [
+        ("held", (2.0, 1.9, 1.8, 1.8), (2.0, None, None, None), (2.1, 2.0, 1.9, 1.9)),
+        ("not held", (2.0, 1.9, 1.8, None), (2.0, None, None, None), (2.1, 2.0, 1.9, 1.9)),
+        ("not held", (2.0, 1.9, 1.8, 1.8), (2.0, None, None, None), (2.1, 2.0, 1.9, 1.7)),
+        ("not held", (2.0, 1.9, 1.8, 1.8), (2.0, None, 1.9, 1.9), (2.1, 2.0, 1.9, 1.9)),
+        ("cannot tell", (2.0, 1.9, 1.8, 1.8), (2.0, None, 1.9, None), (2.1, 2.0, 1.9, 1.9)),
+    ],
+)
+def test_table_1_is_judged_by_its_rule(word: str, deepnorm: Any, post_ln: Any, pre_ln: Any) -> None:
+    assert get("deepnet-table1").judge(methods(deepnorm=deepnorm, post_ln=post_ln, pre_ln=pre_ln)).word == word
+
+
+def test_a_run_without_time_decides_nothing() -> None:
+    found = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, None, None, None))
+    for run in found["runs"]:
+        if run["options"]["layers"] == 100:
+            run |= {"outcome": "waiting", "loss": None}
+    assert get("deepnet-table1").judge(found).word == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "word"),
+    [((0.1, 0.15), (0.2, 0.9), "held"), ((0.1, 0.5), (0.2, 0.9), "not held"), ((0.1, 0.3), (0.2, 0.9), "cannot tell")],
+)
+def test_figure_4_is_judged_by_its_rule(ours: Any, plain: Any, word: str) -> None:
+    updates = {name: dict(zip(("6", "100"), row, strict=True)) for name, row in (("deepnorm", ours), ("post_ln", plain))}
+    assert get("deepnet-figure4").judge({"updates": updates}).word == word
+
+
+def test_a_plane_is_smooth_and_hills_are_rough() -> None:
+    places = [0.1 * step for step in range(9)]
+    plane = [[x + 2 * y for x in places] for y in places]
+    bowl = [[x * x + y * y for x in places] for y in places]
+    hills = [[math.sin(20 * x) * math.sin(20 * y) for x in places] for y in places]
+    rough = [roughness({"x": places, "y": places, "loss": loss}) for loss in (plane, bowl, hills)]
+    assert rough[0] == pytest.approx(0.0, abs=1e-12)
+    assert rough[0] < rough[1] < rough[2]
+    # Second differences of x^2 + y^2 are 2 h^2 along each axis; the height is 2 (0.8)^2.
+    assert rough[1] == pytest.approx(2 * 0.01 / (2 * 0.64))
+
+
+def test_grids_keep_the_order_of_the_runs() -> None:
+    found = methods(post_ln=(1.0, 1.0, 1.0, 1.0), deepnorm=(1.0, 1.0, 1.0, 1.0))["runs"]
+    assert list(grid_of(found, "model.recipe", "layers")) == ["post_ln", "deepnorm"]
+    assert list(cells_by(found, "layers")) == [6, 18, 50, 100]
+
+
+def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    assert capsys.readouterr().out.count("\n") == 2 * len(NAMES)
+    assert main(["reproduce", "deepnet-figur4"]) == 2
+    assert "deepnet-figure4" in capsys.readouterr().err
+    assert main(["reproduce", "--tiny"]) == 2
