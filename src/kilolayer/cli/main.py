@@ -28,10 +28,10 @@ OWN_VERBS = {
     "compare": "the same task under every combination of options: runs side by side, a table, a page",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
-    "surface": "the loss around a model's weights, or around the path of its training, as a picture",
-    "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "forecast": "from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives",
+    "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
+    "surface": "the loss around a model's weights, or around the path of its training, as a picture",
     "reproduce": "a figure or table of the papers at a size that fits, with a verdict; without a name, the list",
     "recipes": "the list; one recipe's equation, constants and source",
 }
