@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.layers.block import Block, LayerOutput
+from kilolayer.layers.stream import state_of
 from kilolayer.models.model import Model
 from kilolayer.probe.places import ByLayer, compute, looking
 from kilolayer.probe.propagation import Loss
@@ -32,8 +33,9 @@ def state_rank(model: Model, loss: Loss) -> StateRank:
         for stack in look.stacks:
 
             def note(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
-                effective[side].append(effective_rank(look.places(side, output.states)))
-                cosine[side].append(mean_cosine(output.states.detach(), look.real[side]))
+                states = state_of(output.states).detach()
+                effective[side].append(effective_rank(look.places(side, states)))
+                cosine[side].append(mean_cosine(states, look.real[side]))
 
             for block in stack.layers():
                 look.after(block, note)

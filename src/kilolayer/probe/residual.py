@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kilolayer.layers.block import Block, LayerOutput
+from kilolayer.layers.stream import state_of
 from kilolayer.models.model import Model
 from kilolayer.probe.places import ByLayer, compute, looking, root_mean_square
 from kilolayer.probe.propagation import Loss
@@ -15,10 +16,10 @@ def residual_sizes(model: Model, loss: Loss) -> ByLayer:
         for stack in look.stacks:
 
             def enter(_block: Block, inputs: tuple, side: str = stack.side) -> None:
-                found[side].append(root_mean_square(look.places(side, inputs[0])))
+                found[side].append(root_mean_square(look.places(side, state_of(inputs[0]))))
 
             def leave(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
-                found[side].append(root_mean_square(look.places(side, output.states)))
+                found[side].append(root_mean_square(look.places(side, state_of(output.states))))
 
             look.before(stack.layers()[0], enter)
             for block in stack.layers():

@@ -83,10 +83,10 @@ class TranslationTask(Task[TranslationConfig]):
 
     @classmethod
     def answers(cls, config: TranslationConfig, folder: Path, cache: Path) -> Answers | None:
-        """The references of all directions, one behind the other, and the translations that the run's folder holds."""
+        """The references of all parts of the test text, one behind the other, and the translations that the run's folder holds."""
         corpora = find_corpora(config.data, cache)
-        tested = {each: pairs for each in corpora.directions if (pairs := corpora.test_of(each))}
-        kept = {direction: hypotheses_path(folder, direction) for direction in tested}
+        tested = {part: corpora.test_of(part) for part in corpora.scored_parts}
+        kept = {part: hypotheses_path(folder, part) for part in tested}
         if not tested or any(kind_of(path) != "file" for path in kept.values()):
             return None
         references = [target for pairs in tested.values() for _, target in pairs]
