@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import read
-from kilolayer.cli.start import find_start
+from kilolayer.config import load, merge, overrides
 
 if TYPE_CHECKING:
     from kilolayer.tasks.config import RunConfig
@@ -17,8 +17,9 @@ def prepared(path: Path, typed: list[str]) -> tuple[RunConfig, Task]:
     """The configuration of a file, with typed options, as its task resolves it, and the task."""
     from kilolayer.tasks.config import RunConfig
     from kilolayer.training.run import cache_folder, prepare
+    from kilolayer.training.start import find_start
 
-    start, below = find_start(path, typed)
+    start, below = find_start(merge(load(path), overrides(typed)))
     config = read(RunConfig, path, typed, below)
     # The same table is the same vocabulary, also on other text.
     same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
