@@ -83,7 +83,7 @@ class TranslationTask(Task[TranslationConfig]):
 
     @classmethod
     def answers(cls, config: TranslationConfig, folder: Path, cache: Path) -> Answers | None:
-        """The references of all parts of the test text, one behind the other, and the translations that the run's folder holds."""
+        """The references of all parts of the test text, one behind the other, and the translations in the run's folder."""
         corpora = find_corpora(config.data, cache)
         tested = {part: corpora.test_of(part) for part in corpora.scored_parts}
         kept = {part: hypotheses_path(folder, part) for part in tested}
