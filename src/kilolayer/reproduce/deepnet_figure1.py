@@ -32,7 +32,6 @@ class Figure1(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.probe.subject import BatchLoss
         from kilolayer.probe.surface import grid, loss_surface, random_direction
         from kilolayer.reproduce.early_training import EarlyTraining
         from kilolayer.reproduce.landscape import store
@@ -41,10 +40,10 @@ class Figure1(Reproduction):
         found: Found = {}
         for recipe in RECIPES:
             model = {"recipe": recipe, "encoder_layers": layers, "decoder_layers": layers}
-            training = EarlyTraining.begin(lab.translation(model=model))
+            training = EarlyTraining(lab.translation(model=model))
             for _ in range(steps):
                 training.step()
-            loss = BatchLoss(training.task, [next(training.batches) for _ in range(2)])
+            loss = training.later_batches(2)
             places = grid(size, SPAN)
             found[recipe] = [
                 store(

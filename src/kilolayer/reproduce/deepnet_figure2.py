@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.config import merge
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
@@ -33,18 +32,15 @@ class Figure2(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.reproduce.early_training import EarlyTraining, layer_gradients
+        from kilolayer.reproduce.early_training import EarlyTraining
 
         depths, batches = ((1, 2), 1) if lab.tiny else (DEPTHS, 3)
         gradients: dict[str, dict[str, list[float]]] = {}
         for recipe in RECIPES:
             for layers in depths:
                 model = {"recipe": recipe, "encoder_layers": layers, "decoder_layers": layers, "dropout": 0.0}
-                training = EarlyTraining.begin(merge(lab.translation(model=model), {"train": {"lr": 0.0}}))
-                norms = []
-                for _ in range(batches):
-                    training.step()
-                    norms.append(layer_gradients(training.model, "decoder"))
+                training = EarlyTraining(lab.translation(model=model))
+                norms = [training.trial.step(0.0, layers=True).stacks["decoder"] for _ in range(batches)]
                 gradients.setdefault(recipe, {})[str(layers)] = [sum(each) / batches for each in zip(*norms, strict=True)]
         axes = {"model.recipe": RECIPES, "layers": depths[-2:-1], "train.seed": (1,) if lab.tiny else (1, 2)}
         return {"gradients": gradients, "runs": lab.compare("post-ln-init", lab.translation(), axes)}

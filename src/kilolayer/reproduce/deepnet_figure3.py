@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
@@ -39,7 +40,8 @@ class Figure3(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.reproduce.early_training import EarlyTraining, layer_gradients, norm_inputs
+        from kilolayer.probe.norm_inputs import norm_inputs
+        from kilolayer.reproduce.early_training import EarlyTraining
 
         layers, steps = (2, 4) if lab.tiny else (18, STEPS)
         found: Found = {}
@@ -47,14 +49,17 @@ class Figure3(Reproduction):
             model = {"recipe": recipe, "encoder_layers": layers, "decoder_layers": layers}
             config = lab.translation(model=model)
             config["train"] |= {"warmup_steps": steps if warms else 0, "schedule": "constant"}
-            training = EarlyTraining.begin(config)
+            training = EarlyTraining(config)
             rows: list[dict[str, Any]] = [{"step": 0, "update": training.model_update(), "loss": None}]
+            last: dict[str, tuple[float, ...]] = {}
             for step in range(1, steps + 1):
-                loss = training.step()
+                measured = training.step()
+                last = measured.stacks
                 if step <= 10 or step % EVERY == 0:
-                    rows.append({"step": step, "loss": loss, "update": training.model_update()})
-            inputs = {side: norm_inputs(training, side) for side in ("encoder", "decoder")}
-            found[name] = {"rows": rows, "inputs": inputs, "gradients": layer_gradients(training.model, "decoder")}
+                    rows.append({"step": step, "loss": measured.nll, "update": training.model_update()})
+            inputs = norm_inputs(training.model, training.loss)
+            means = {side: {kind: fmean(values) for kind, values in kinds.items()} for side, kinds in inputs.items()}
+            found[name] = {"rows": rows, "inputs": means, "gradients": list(last["decoder"])}
         return found
 
     def judge(self, found: Found) -> Verdict:
@@ -85,9 +90,8 @@ class Figure3(Reproduction):
 
 
 def _summary(each: dict[str, Any]) -> dict[str, float]:
-    inputs = list(each["inputs"]["decoder"].values())
     return {
         "update": max(row["update"] for row in each["rows"] if row["step"] <= 10),
-        "input": sum(inputs) / len(inputs),
+        "input": fmean(each["inputs"]["decoder"].values()),
         "gradient": each["gradients"][0],
     }

@@ -45,7 +45,7 @@ class Figure4(Reproduction):
                 for seed in seeds:
                     model = {"dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0, "recipe": recipe}
                     table = merge(lab.translation(), {"model": {**model, "encoder_layers": layers, "decoder_layers": layers}})
-                    training = EarlyTraining.begin(merge(table, {"train": {"seed": seed}}))
+                    training = EarlyTraining(merge(table, {"train": {"seed": seed}}))
                     size = float(training.output().norm(dim=-1).mean())
                     training.model_update()
                     for _ in range(steps):

@@ -33,7 +33,6 @@ class Figure5(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.probe.subject import BatchLoss
         from kilolayer.probe.surface import filters
         from kilolayer.probe.trajectory import Recorded, principal_plane, trajectory_surface
         from kilolayer.reproduce.early_training import EarlyTraining
@@ -46,16 +45,15 @@ class Figure5(Reproduction):
                 table = lab.translation()
                 table["model"] |= {"dim": 64, "ffn_dim": 128, "heads": 2, "recipe": recipe}
                 table["model"] |= {"encoder_layers": layers, "decoder_layers": layers}
-                training, noted = EarlyTraining.begin(table), Recorded()
+                training, noted = EarlyTraining(table), Recorded()
                 noted.note(0, training.model)
                 losses = []
                 for step in range(1, steps + 1):
-                    losses.append(training.step())
+                    losses.append(training.step().nll)
                     if step % every == 0:
                         noted.note(step, training.model)
                 plane = principal_plane(noted, list(filters(training.model)))
-                loss = BatchLoss(training.task, [next(training.batches) for _ in range(2)])
-                surface = trajectory_surface(training.model, loss, plane, size)
+                surface = trajectory_surface(training.model, training.later_batches(2), plane, size)
                 fall = sum(losses[:5]) / len(losses[:5]) - sum(losses[-5:]) / len(losses[-5:])
                 found[recipe][str(layers)] = store(surface, plane.path) | {"fall": fall, "explained": plane.explained}
         return found
