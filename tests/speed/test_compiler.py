@@ -74,6 +74,8 @@ def test_a_layer_is_compiled_once_for_all_layers_and_shapes(recipe: str, options
     [
         pytest.param("pre_ln", DROPOUT, 2, marks=pytest.mark.slow),
         pytest.param("pre_ln", {}, 2, marks=pytest.mark.slow),
+        pytest.param("keel", {}, 2, marks=pytest.mark.slow),
+        pytest.param("peri_ln", {}, 2, marks=pytest.mark.slow),
         pytest.param("deepnorm", DROPOUT, 2, marks=pytest.mark.slow),
         pytest.param("sub_ln", {"moe": SPARSE}, 4, marks=pytest.mark.slow),
         pytest.param("sub_ln", {"moe": SPARSE, **DROPOUT}, 4, marks=pytest.mark.slow),
