@@ -19,6 +19,10 @@ Made by `python docs/make_recipes.py`. N and M are the layers of encoder and dec
 deviation is sqrt(2 / (fan_in + fan_out)), for each projection on its own. Biases start at 0. A configured recipe is
 `kl.recipes.get("admin", weight="trainable")`, in TOML `[model.recipe]`; `kilolayer recipes NAME` prints the constants by depth.
 
+A recipe may also multiply the learning rate, Adam's eps and the weight decay by what a weight is (a matrix by its role, a
+norm, a bias, a table) and by the model's width and depth. Its section says so; `kilolayer plan` prints the factors.
+`train.lr`, `train.eps` and `train.weight_decay` are what is multiplied, and `train.layer_decay` multiplies on top.
+
 | name | equation | paper |
 |---|---|---|
 """

@@ -79,6 +79,19 @@ def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "64 x 8 tokens a side" in shown
 
 
+def test_plan_shows_what_a_recipe_changes_in_training(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model.recipe.name", "complete_p", "--model.shape", "decoder", "--model.layers", "8", "--model.dim", "1024"]
+    assert main(["plan", *options]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["decoder", "ffn_in", "0.25", "0.0625", "4"] in rows
+    assert main(["plan", *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rates"]["decoder embedding"] == {"lr": 0.5, "eps": 0.125, "decay": 2.0}
+    assert main(["plan", "--model.layers", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rates"] == {}
+    assert main(["recipes", "complete_p"]) == 0
+    assert kl.recipes.find("complete_p").training in capsys.readouterr().out
+
+
 def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model.shape", "decoder", "--model.layers", "2", "--model.moe.experts", "8"]) == 0
     shown = capsys.readouterr().out

@@ -24,6 +24,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "t5": {"positions": "t5", "recipe": kl.recipes.get("pre_ln")},
     "padded": {"pad_id": 0},
     "stream": {"recipe": kl.recipes.get("dlcl")},
+    "normed input": {"recipe": kl.recipes.get("peri_ln")},
+    "scaled output": {"recipe": kl.recipes.get("complete_p", base_width=4)},
     "experts": {"moe": kl.MoE(experts=4, second="random", capacity=0.5)},
 }
 

@@ -54,8 +54,18 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("recipe", RECIPES)
+# In the quick tests: every recipe with one kind of positions, and every kind with several recipes.
+each_recipe_and_positions = pytest.mark.parametrize(
+    ("recipe", "positions"),
+    [
+        pytest.param(recipe, positions, marks=() if number % len(POSITIONS) == place else pytest.mark.slow)
+        for number, recipe in enumerate(RECIPES)
+        for place, positions in enumerate(POSITIONS)
+    ],
+)
+
+
+@each_recipe_and_positions
 def test_translating_step_by_step_equals_the_full_forward(recipe: str, positions: str) -> None:
     model = translator(recipe, positions)
     source = pad([tokens(5), tokens(3)])
@@ -80,8 +90,7 @@ def test_prompt_then_steps_equals_the_full_forward(positions: str, options: dict
     assert cache.length == 9
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("recipe", RECIPES)
+@each_recipe_and_positions
 def test_a_padded_batch_equals_its_sentences_one_by_one(recipe: str, positions: str) -> None:
     model = translator(recipe, positions)
     sources, targets = [tokens(n) for n in (7, 2, 4)], [tokens(n) for n in (3, 6, 1)]

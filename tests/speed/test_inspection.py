@@ -323,6 +323,9 @@ def test_the_fast_form_of_a_fast_form_is_itself() -> None:
         ("deepnorm", None),
         ("sub_ln", None),
         ("rezero", "the scale of their branch is learned"),
+        ("layer_scale", "the scale of their branch is learned"),
+        ("lns", "what their functions read is scaled after its norm"),
+        ("keel", None),
         ("t_fixup", "no norm stands on their residual"),
     ],
 )

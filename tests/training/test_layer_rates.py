@@ -36,7 +36,7 @@ def written_out(name: str, depths: dict[str, int]) -> float:
     owner, *path = name.split(".")
     if owner in ("embedding", "source_embedding"):
         return DECAY ** max(depths.values())
-    if owner in depths and path[0] == "positions":
+    if owner in depths and path[0] in ("positions", "input_norm"):
         return DECAY ** depths[owner]
     if owner in depths and path[0] == "blocks":
         return DECAY ** (depths[owner] - (int(path[1]) + 1))
@@ -52,8 +52,9 @@ def written_out(name: str, depths: dict[str, int]) -> float:
         (kl.EncoderDecoder(**SIZES, encoder_layers=4, decoder_layers=2, tie_embeddings=False), {"encoder": 4, "decoder": 2}),
         (kl.EncoderDecoder(**SIZES, encoder_layers=2, decoder_layers=3, recipe="dlcl"), {"encoder": 2, "decoder": 3}),
         (kl.Decoder(**SIZES, layers=3, recipe="rezero"), {"decoder": 3}),
+        (kl.Decoder(**SIZES, layers=2, recipe="peri_ln"), {"decoder": 2}),
     ],
-    ids=["encoder with head", "encoder", "decoder", "encoder-decoder", "DLCL, one table", "ReZero"],
+    ids=["encoder with head", "encoder", "decoder", "encoder-decoder", "DLCL, one table", "ReZero", "normed input"],
 )
 def test_the_rate_falls_from_the_top_to_the_embedding(model: torch.nn.Module, depths: dict[str, int]) -> None:
     found = factors_by_name(model, DECAY)

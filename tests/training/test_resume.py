@@ -33,6 +33,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms of layers": {"train": {"layers_every": 1}},
     "calibrated": {"model": {"recipe": CALIBRATED[0]}, "train": {"layers_every": 2}},
     "radam, clipped, decayed": {"train": {"optimizer": "radam", "clip_norm": 0.5, "weight_decay": 0.1, "schedule": "cosine"}},
+    "rates of the recipe": {
+        "model": {"recipe": "complete_p"},
+        "train": {"optimizer": "adamw", "weight_decay": 0.1, "layers_every": 2},
+    },
     "bf16": {"train": {"precision": "bf16"}},
     "fp16": {"train": {"precision": "fp16"}},
     "a log line across the break": {"train": {"log_every": 4}},

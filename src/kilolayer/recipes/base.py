@@ -42,7 +42,8 @@ EVERY_MATRIX = (Role.QUERY_KEY, *VALUE_PATH)
 
 
 class Part(StrEnum):
-    """What a weight is that belongs to no projection; norms, biases and scales are those inside layers."""
+    """What a weight is that belongs to no projection. Norms, biases and scales are those inside layers; `top` is what stands
+    on a stack, and the norm below it."""
 
     NORM = "norm"
     BIAS = "bias"

@@ -24,7 +24,7 @@ class LayerNormScaling(Recipe):
     )
     extension: ClassVar[str] = (
         "Checked against the authors' code, whose switch compares a lower-cased name with 'LNS' and so never turns it on. "
-        "The paper warns of starts that also fall with depth. Encoder and decoder count their layers apart, from 1, and "
+        "Its authors warn of starts that also fall with depth. Encoder and decoder count their layers apart, from 1, and "
         "cross-attention is scaled as self-attention is."
     )
 

@@ -53,7 +53,7 @@ def first_state(block: Block, x: Tensor, dtype: torch.dtype, following: nn.Modul
     first, *_, last = block.sublayers()
     if not _is_fused(last, x, dtype, _norm_of_sum(last, following)):
         return State.of(x)
-    opening = opening_norm(first)
+    opening = opening_norm(first) if isinstance(last.out_norm, nn.Identity) else None
     return State(x, x.to(dtype)) if opening is None else State.of(x, opening(x).to(dtype))
 
 

@@ -127,7 +127,7 @@ class FastStack(Stack):
             return [None] * len(self.blocks)
         served = {index: block for index, block in enumerate(self.layers()) if reasons[index] is None}
         norms = {index: opening_norm(block.sublayers()[0]) for index, block in served.items()}
-        spare = next(iter(norms.values()), None)
+        spare = next((norm for norm in norms.values() if norm is not None), None)
         return [norms.get(index, spare) for index in range(1, len(self.blocks) + 1)]
 
     def _draw_seeds(self, reasons: list[str | None], device: torch.device) -> Tensor | None:
