@@ -16,6 +16,7 @@ from kilolayer.layers.sublayer import PairSublayer, Sublayer
 from kilolayer.probe.propagation import first_over_last
 from kilolayer.recipes.base import Depths, Kind, Place, Rates
 from kilolayer.training.layer_rates import layer_rates
+from kilolayer.training.recipe_rates import recipe_rates
 
 SUBLAYERS, WIDTH = 1000, 128
 
@@ -60,9 +61,13 @@ def test_the_gradient_reaches_the_first_of_a_thousand_sublayers(name: str, least
 SIDES = ("encoder", "decoder")
 
 
-def test_a_plan_tells_that_the_weight_of_the_state_learns_slowly() -> None:
+def test_the_weight_of_the_state_learns_slowly_and_the_plan_tells_it() -> None:
     rates = kl.recipes.get("x0_residual").unusual_rates(Depths(3, 2), WIDTH)
     assert rates == {f"{side} keep": Rates(lr=0.01) for side in SIDES}
+    model = build("encoder_decoder", "x0_residual")
+    slow = {name for name, weight in model.named_parameters() if recipe_rates(model).get(weight) == Rates(lr=0.01)}
+    assert slow == {name for name in model.state_dict() if ".stream.keep." in name}
+    assert len(slow) == 3 + 2
 
 
 def test_the_weights_of_a_layers_state_and_input_decay_with_the_layer() -> None:
