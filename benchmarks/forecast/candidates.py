@@ -3,6 +3,7 @@ fitted on the shallow rows, makes it a forecast."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,8 +35,8 @@ def sharpness(look: Look) -> float:
 
 
 def fade(look: Look, level: float, of: str = "share") -> float:
-    """The rate at which the weakest stack's share of the gradient has fallen below `level` of its largest."""
-    return fading_rate(of_ramp(look, "lr"), of_ramp(look, of), level) or HIGHEST
+    """The rate at which the weakest stack's part of the gradient has fallen below `level` of its largest; infinite: never."""
+    return fading_rate(of_ramp(look, "lr"), of_ramp(look, of), level) or math.inf
 
 
 def of_ramp(look: Look, what: str) -> list[float]:
