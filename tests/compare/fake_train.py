@@ -33,6 +33,7 @@ def end(code: int, *lines: str) -> NoReturn:
 
 
 def main(words: list[str]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is a handler
     resume = words[0] == "--resume"
     folder = Path(words[1] if resume else words[2])
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +68,7 @@ def train(folder: Path, config: dict[str, Any], seed: int) -> None:
         os._exit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     while step < config["train"]["steps"]:
         time.sleep(STEP)
         step += 1

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from kilolayer.compare.comparison import Comparison, Result
-from kilolayer.compare.grid import LAYERS, RECIPE, SEED, Axis, Setting, same, shown_value
+from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, Axis, Setting, same, shown_value
 from kilolayer.report.record import number
 from kilolayer.tasks.registry import Headline
 
@@ -139,7 +139,7 @@ class ComparisonTable:
         """Titles of the columns."""
         if self.columns is None:
             return [self._row_title, measure.title]
-        return [self._row_title, *(shown_value(self.columns.name, value) for value in self.columns.values)]
+        return [self._row_title, *(_titled(self.columns, value) for value in self.columns.values)]
 
     def lines(self, measure: Measure) -> list[list[str]]:
         """A line a row, its name first."""
@@ -161,8 +161,10 @@ class ComparisonTable:
 
     def title_of(self, cell: Cell) -> str:
         """The row and the column in words."""
-        column = [] if self.columns is None else [shown_value(self.columns.name, cell.column)]
-        return " ".join([self.row_title(cell.row), *column])
+        parts = [
+            _titled(axis, value) for axis, value in ((self.rows, cell.row), (self.columns, cell.column)) if axis is not None
+        ]
+        return " ".join(parts) or "all"
 
     @property
     def _row_title(self) -> str:
@@ -188,6 +190,12 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
                 cells.append(Cell(row, column, best, len(candidates)))
     table = ComparisonTable(rows, columns, tuple(cells), chosen_by, measures)
     return replace(table, notes=tuple(_edges(table, others)))
+
+
+def _titled(axis: Axis, value: Any) -> str:
+    """A value with the name of its option, where it does not tell itself what it is."""
+    plain = shown_value(axis.name, value)
+    return plain if axis.name in (RECIPE, LAYERS, RUN) else f"{axis.name.rpartition('.')[2]} {plain}"
 
 
 def _main(axes: Sequence[Axis]) -> tuple[Axis | None, Axis | None]:
