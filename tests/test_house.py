@@ -14,8 +14,21 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert", "operators"]
-ORDER += ["speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "cli"]
+ORDER = [
+    "version",
+    "errors",
+    "terminal",
+    "files",
+    "config",
+    "parallel",
+    "recipes",
+    "layers",
+    "moe",
+    "models",
+    "convert",
+    "operators",
+]
+ORDER += ["speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "compare", "reproduce", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

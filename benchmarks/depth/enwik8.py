@@ -43,8 +43,10 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from single_runs import hardware, row_of, train_all, words_of  # noqa: E402
 from step_time import step_times  # noqa: E402
-from training_queue import hardware, read_run, run_queue  # noqa: E402
+
+from kilolayer.compare.comparison import Comparison  # noqa: E402
 
 LAYERS = (12, 24, 48, 96)
 WIDTHS = {  # dim and FFN by weights and layers; 64 a head
@@ -52,6 +54,7 @@ WIDTHS = {  # dim and FFN by weights and layers; 64 a head
     "75M": {12: (768, 2560), 24: (512, 2048), 48: (384, 1280), 96: (256, 1024)},
 }
 NAME = re.compile(r"(?P<layers>\d+)L-(?P<size>\w+)-(?P<recipe>\w+)-lr(?P<rate>[\d.e-]+)")
+CONFIG = HERE / "enwik8.toml"
 WARMUP, POINTS = 0.03, 40
 SPARE = 0.97  # of the time: validations, and a GPU that is a little slower than when it was measured
 SCORING = 40  # seconds that the end of a run takes
@@ -87,14 +90,18 @@ class Wanted:
     def name(self) -> str:
         return f"{self.model}-lr{self.rate:g}"
 
-    def words(self, steps: int, tokens: int, points: int) -> list[str]:
-        """Behind `kilolayer train`. points: validations of the run."""
+    @property
+    def setting(self) -> dict[str, Any]:
         dim, ffn_dim = WIDTHS[self.size][self.layers]
-        options: dict[str, Any] = {"text.train": Path(os.environ["KILOLAYER_DATA"]) / "enwik8" / "enwik8.xz"}
-        options |= {"model.layers": self.layers, "model.dim": dim, "model.ffn_dim": ffn_dim, "model.heads": dim // 64}
-        options |= {"model.recipe": self.recipe, "train.lr": self.rate, "batches.tokens": tokens, "train.steps": steps}
-        options |= {"train.warmup_steps": round(WARMUP * steps), "train.valid_every": max(1, steps // points)}
-        return [str(HERE / "enwik8.toml"), *(f"--{name}={value}" for name, value in options.items())]
+        width = {"model.dim": dim, "model.ffn_dim": ffn_dim, "model.heads": dim // 64}
+        return {"model.recipe": self.recipe, "layers": self.layers, **width, "train.lr": self.rate}
+
+
+def shared_options(steps: int, tokens: int, points: int) -> dict[str, Any]:
+    """Of all runs of a stage. points: validations of a run."""
+    options: dict[str, Any] = {"text.train": str(Path(os.environ["KILOLAYER_DATA"]) / "enwik8" / "enwik8.xz")}
+    options |= {"batches.tokens": tokens, "train.steps": steps, "train.warmup_steps": round(WARMUP * steps)}
+    return {**options, "train.valid_every": max(1, steps // points)}
 
 
 def select(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
@@ -104,12 +111,13 @@ def select(chosen: argparse.Namespace, others: list[str], document: dict[str, An
         Wanted(layers, chosen.size, recipe, rate) for layers in depths for recipe in chosen.recipes for rate in chosen.rates
     ]
     tokens = chosen.tokens or 16_384
-    commands = {each.name: [*each.words(chosen.steps, tokens, 5), *others] for each in wanted}
-    work = chosen.work / "select"
-    run_queue(commands, work, chosen.seconds, chosen.parallel)
+    settings, options = {each.name: each.setting for each in wanted}, shared_options(chosen.steps, tokens, 5)
+    results = train_all(chosen.work / "select", CONFIG, settings, chosen.seconds, chosen.parallel, options, others)
     for each in wanted:
-        run = document["select"][each.name] = {"model": each.model, "wanted_steps": chosen.steps, **read_run(work / each.name)}
-        print(each.name, "steps", run["steps"], "valid bits per byte", last_bits(run), flush=True)
+        result = results[each.name]
+        known = {"model": each.model, "folder": str(result.folder), "wanted_steps": chosen.steps}
+        run = document["select"][each.name] = {**known, **row_of(result)}
+        print(each.name, run["outcome"], "valid bits per byte", last_bits(run), flush=True)
 
 
 def last_bits(run: dict[str, Any]) -> float | None:
@@ -119,7 +127,7 @@ def last_bits(run: dict[str, Any]) -> float | None:
 
 def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     """Of each model of `select`, with the batches that it had there."""
-    models = {run["model"]: [str(chosen.work / "select" / name / "config.toml")] for name, run in document["select"].items()}
+    models = {run["model"]: [str(Path(run["folder"]) / "config.toml")] for run in document["select"].values()}
     models = {model: words for model, words in models.items() if Path(words[0]).exists()}
     document["speed"] |= step_times(models, chosen.work, chosen.parallel)
     for model in models:
@@ -134,7 +142,8 @@ def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any
     plan = document["plans"].get(wanted.name)
     if plan is None:
         began = time.monotonic()
-        (found,) = step_times({wanted.name: [*wanted.words(100, tokens, 1), *others]}, work, 1).values()
+        first = {**shared_options(100, tokens, 1), **wanted.setting}
+        (found,) = step_times({wanted.name: [*words_of(CONFIG, first), *others]}, work, 1).values()
         if "ms" not in found:
             raise SystemExit("\n".join(found["told"]))
         measuring = time.monotonic() - began
@@ -142,17 +151,13 @@ def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any
         steps = chosen.steps or max(100, int(steps_s / found["ms"] * 1e3))
         plan = document["plans"][wanted.name] = {**found, "seconds_of_steps": steps_s, "steps": steps, "commands": 0}
         print("planned", plan, flush=True)
-    words = [*wanted.words(plan["steps"], tokens, POINTS), *others]
-    plan["commands"] += not (work / wanted.name / "scores.json").exists()
-    run_queue({wanted.name: words}, work, end - time.monotonic(), 1)
-    run = document["train"][wanted.name] = {
-        "model": wanted.model,
-        "wanted_steps": plan["steps"],
-        **read_run(work / wanted.name),
-    }
-    print(wanted.name, "steps", run["steps"], "of", plan["steps"], "valid bits per byte", last_bits(run), flush=True)
-    if "told" in run:
-        print(*run["told"], sep="\n")
+    plan["commands"] += not any((work / wanted.name).glob("runs/*/scores.json"))
+    settings, options = {wanted.name: wanted.setting}, shared_options(plan["steps"], tokens, POINTS)
+    left = end - time.monotonic()
+    result = train_all(work / wanted.name, CONFIG, settings, left, 1, options, others)[wanted.name]
+    known = {"model": wanted.model, "wanted_steps": plan["steps"]}
+    run = document["train"][wanted.name] = {**known, **row_of(result)}
+    print(wanted.name, run["outcome"], "valid bits per byte", last_bits(run), flush=True)
 
 
 def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -166,7 +171,8 @@ def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     from kilolayer.training.run import Run, cache_folder, choose_device
 
     name = Wanted.of(chosen.config).name
-    run = Run.open(chosen.work / "train" / name)
+    (member,) = Comparison.open(chosen.work / "train" / name).members
+    run = Run.open(member.folder)
     device = choose_device(run.config.train.device)
     precision = "bf16" if device.type == "cuda" else "fp32"
     task, model = run.task(cache_folder()), run.load_reader(device, precision)
@@ -215,7 +221,7 @@ def write_table(document: dict[str, Any], out: Path) -> None:
         ms = document["speed"].get(run["model"], {}).get("ms")
         times = ("-", "-") if ms is None else (f"{ms:.2f}", f"{run['steps'] * ms / 1e3:.1f}")
         bits = last_bits(run)
-        shown = " ".join(run.get("told", ["diverged"])) if bits is None else f"{bits:.4f}"
+        shown = run["outcome"] if bits is None else f"{bits:.4f}"
         lines.append(f"| {name} | {run['steps']} of {run['wanted_steps']} | {shown} | {times[0]} | {times[1]} |")
     (out / "enwik8.md").write_text("\n".join(lines) + "\n")
     print(out / "enwik8.md")

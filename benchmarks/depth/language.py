@@ -8,8 +8,8 @@
     python benchmarks/depth/language.py shots OUT                    # questions after zero, one and four examples
     python benchmarks/depth/language.py table OUT                    # OUT/language.md and OUT/language.svg
 
-KILOLAYER_DATA names the folder with books and nlu/zeroshot. Runs go side by side (--parallel), best under
-nvidia-cuda-mps-control, and stay in --work: a command that is given again goes on. Each stage adds to OUT/language.json.
+KILOLAYER_DATA names the folder with books and nlu/zeroshot. All runs are one comparison, best under
+nvidia-cuda-mps-control, in --work: a command that is given again goes on. Each stage adds to OUT/language.json.
 Options of `kilolayer train` (--model.dim 16) go to all runs.
 
 Since runs share the GPU, their own seconds mean nothing: the seconds of the table are steps times the time of a step that
@@ -37,7 +37,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from training_queue import hardware, read_run, run_queue  # noqa: E402
+from single_runs import hardware, row_of, train_all  # noqa: E402
 
 LAYERS = (12, 24, 48, 96)
 WIDTHS = {  # dim and FFN; 64 a head
@@ -49,7 +49,6 @@ RATES = (5e-4, 1e-3, 2e-3)
 STEPS, WARMUP, FALL = 1500, 0.05, 0.2
 POINTS = 20  # validations of a run
 TASKS = "winogrande,winograd_wsc273,hellaswag,copa,piqa"
-DIVERGED = 0.5  # nats above the lowest loss before
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,12 @@ class Wanted:
         return f"{self.model}-lr{self.rate:g}-{self.steps}-seed{self.seed}"
 
     @property
-    def words(self) -> list[str]:
-        """Behind `kilolayer train`."""
-        books = Path(os.environ["KILOLAYER_DATA"]) / "books"
-        options: dict[str, Any] = {f"text.{part}": books / f"{part}.jsonl.xz" for part in ("train", "valid", "test")}
-        options |= {f"model.{name}": getattr(self, name) for name in ("layers", "dim", "ffn_dim", "recipe")}
-        options |= {"model.heads": self.dim // 64, "train.lr": self.rate, "train.steps": self.steps, "train.seed": self.seed}
-        options |= {"train.warmup_steps": round(WARMUP * self.steps), "train.decay_steps": round(FALL * self.steps)}
-        options |= {"train.valid_every": max(1, self.steps // POINTS)}
-        return [str(HERE / "language.toml"), *(f"--{name}={value}" for name, value in options.items())]
+    def setting(self) -> dict[str, Any]:
+        width = {"model.dim": self.dim, "model.ffn_dim": self.ffn_dim, "model.heads": self.dim // 64}
+        options: dict[str, Any] = {"model.recipe": self.recipe, "layers": self.layers, **width, "train.lr": self.rate}
+        options |= {"train.steps": self.steps, "train.warmup_steps": round(WARMUP * self.steps)}
+        options |= {"train.decay_steps": round(FALL * self.steps), "train.valid_every": max(1, self.steps // POINTS)}
+        return options | {"train.seed": self.seed}
 
 
 def wanted_of(run: dict[str, Any]) -> Wanted:
@@ -97,10 +93,7 @@ def final_loss(run: dict[str, Any]) -> float:
 
 def state_of(run: dict[str, Any]) -> str:
     """What became of a run: finished, diverged or unfinished."""
-    losses = [row["loss"] for row in run.get("valid", [])]
-    finite = [loss for loss in losses if loss is not None]
-    lost = losses and (losses[-1] is None or losses[-1] > min(finite) + DIVERGED)
-    if lost or any("were not finite" in line for line in run.get("told", [])):
+    if run["outcome"].startswith("diverged"):
         return "diverged"
     return "finished" if math.isfinite(final_loss(run)) else "unfinished"
 
@@ -155,15 +148,16 @@ def even(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]
 
 
 def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
-    run_queue({each.name: [*each.words, *others] for each in wanted}, chosen.work, chosen.seconds, chosen.parallel)
+    books = Path(os.environ["KILOLAYER_DATA"]) / "books"
+    options = {f"text.{part}": str(books / f"{part}.jsonl.xz") for part in ("train", "valid", "test")}
+    settings, config = {each.name: each.setting for each in wanted}, HERE / "language.toml"
+    results = train_all(chosen.work, config, settings, chosen.seconds, chosen.parallel, options, others)
     for each in wanted:
-        found = read_run(chosen.work / each.name)
-        log = chosen.work / f"{each.name}.log"
-        if found["steps"] < each.steps and log.exists():
-            found["told"] = log.read_text().splitlines()[-3:]
+        found = row_of(results[each.name])
         found["taken_steps"] = found.pop("steps")
-        run = document["runs"][each.name] = {"model": each.model, **asdict(each), **found}
-        print(each.name, "steps", run["taken_steps"], "valid", f"{final_loss(run):.4f}", state_of(run), flush=True)
+        known = {"model": each.model, "folder": str(results[each.name].folder)}
+        run = document["runs"][each.name] = {**known, **asdict(each), **found}
+        print(each.name, run["outcome"], "valid", f"{final_loss(run):.4f}", flush=True)
 
 
 def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -171,8 +165,8 @@ def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     from step_time import step_times
 
     models: dict[str, list[str]] = {}
-    for name, run in document["runs"].items():
-        config = chosen.work / name / "config.toml"
+    for run in document["runs"].values():
+        config = Path(run["folder"]) / "config.toml"
         if config.exists() and "ms" not in document["speed"].get(run["model"], {}):
             models.setdefault(run["model"], [str(config)])
     document["speed"] |= step_times(models, chosen.work, chosen.parallel)
@@ -189,7 +183,7 @@ def shots(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     def ask(name: str) -> list[dict[str, Any]] | dict[str, Any]:
         words = ["--tasks", chosen.tasks, "--shots", chosen.shots, "--json"]
         words += ["--limit", str(chosen.limit)] if chosen.limit else []
-        command = [sys.executable, "-m", "kilolayer", "evaluate", str(chosen.work / name), *words]
+        command = [sys.executable, "-m", "kilolayer", "evaluate", document["runs"][name]["folder"], *words]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -3,20 +3,20 @@
     python benchmarks/translation/multi30k.py select OUT     # learning rates x warm-ups, validation loss alone
     python benchmarks/translation/multi30k.py final OUT      # the chosen ones, three seeds, scored once on the test part
 
-The runs of a stage go side by side on one GPU (side_by_side.py). OUT gets multi30k-STAGE.json and the translations.
+The runs of a stage are a comparison, runs/multi30k-STAGE. OUT gets multi30k-STAGE.json and the translations.
 """
 
 from __future__ import annotations
 
-from side_by_side import Benchmark, System
+from systems import Benchmark, System
 
 RATES, WARMUPS = (4e-4, 8e-4, 1.6e-3, 3.2e-3), (1200, 4000)
 SYSTEMS = {
-    f"{recipe}-{layers}L": System(["--model.recipe", recipe, "--model.layers", str(layers)], RATES, WARMUPS)
+    f"{recipe}-{layers}L": System({"model.recipe": recipe, "layers": layers}, RATES, WARMUPS)
     for layers in (18, 6)
     for recipe in ("deepnorm", "post_ln")
 }
-FINAL = ["--train.average", "3", "--data.test", "test_2016_flickr"]
+FINAL = {"train.average": 3, "data.test": "test_2016_flickr"}
 
 if __name__ == "__main__":
     Benchmark("multi30k", "multi30k", SYSTEMS, FINAL).main("Multi30k, four systems.", steps=1500)

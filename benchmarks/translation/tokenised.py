@@ -5,8 +5,9 @@
     python benchmarks/translation/tokenised.py final OUT         # the chosen ones, three seeds, scored once on the test part
     python benchmarks/translation/tokenised.py compare OUT       # the kept translations, each system against each
 
-`prepare` needs sacremoses. The others read KILOLAYER_DATA/multi30k_tok; their runs go side by side (side_by_side.py). In
-the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_tokens` counts the tokens as they are.
+`prepare` needs sacremoses. `select` and `final` read KILOLAYER_DATA/multi30k_tok; the runs of each are a comparison,
+runs/tokenised-STAGE. In the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_tokens` counts the tokens
+as they are.
 """
 
 from __future__ import annotations
@@ -18,24 +19,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Benchmark, System
+from systems import Benchmark, System
 
 from kilolayer.data.text import read_lines
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.evaluate.significance import comparison_matrix
 
 TEST = "test_2016_flickr"
-DEEPNORM = ["--model.recipe", "deepnorm"]
 SMALL = (2.5e-3, 5e-3), (2000,)  # learning rates, warm-ups
 DEEP = (1e-3, 2e-3), (2000, 4000)
 SYSTEMS = {
-    "deepnorm-18L": System([*DEEPNORM, "--model.layers", "18"], *DEEP),
-    "deepnorm-12L-256d": System([*DEEPNORM, "--model.layers", "12", "--model.dim", "256", "--model.ffn_dim", "512"], *DEEP),
-    "deepnorm-12L": System([*DEEPNORM, "--model.layers", "12"], *DEEP),
-    "deepnorm-4L": System([*DEEPNORM, "--model.layers", "4"], *SMALL),
-    "post_ln-4L": System(["--model.recipe", "post_ln", "--model.layers", "4"], *SMALL),
+    "deepnorm-18L": System({"model.recipe": "deepnorm", "layers": 18}, *DEEP),
+    "deepnorm-12L-256d": System({"model.recipe": "deepnorm", "layers": 12, "model.dim": 256, "model.ffn_dim": 512}, *DEEP),
+    "deepnorm-12L": System({"model.recipe": "deepnorm", "layers": 12}, *DEEP),
+    "deepnorm-4L": System({"model.recipe": "deepnorm", "layers": 4}, *SMALL),
+    "post_ln-4L": System({"model.recipe": "post_ln", "layers": 4}, *SMALL),
 }
-FINAL = ["--train.average", "10", "--data.test", TEST]
+FINAL = {"train.average": 10, "data.test": TEST}
 
 
 def prepare(folder: Path) -> None:

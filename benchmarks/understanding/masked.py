@@ -3,9 +3,9 @@
     python benchmarks/understanding/masked.py sweep OUT     # every recipe at every rate, few steps
     python benchmarks/understanding/masked.py train OUT     # each recipe at its best rate of the sweep, more steps
 
-KILOLAYER_DATA names the folder with the books. Runs go side by side (--parallel), best under nvidia-cuda-mps-control; OUT gets
-masked-sweep.json and masked-train.json. The runs of `train` stay in --work, to be fine-tuned by glue.py. Options of
-`kilolayer train` (--model.dim 16) go to all runs.
+KILOLAYER_DATA names the folder with the books. A stage is a comparison in --work, best under nvidia-cuda-mps-control; OUT gets
+masked-sweep.json and masked-train.json. The runs of `train`, in --work/train/runs, are there to be fine-tuned by glue.py.
+Options of `kilolayer train` (--model.dim 16) go to all runs.
 
     python benchmarks/understanding/masked.py table OUT     # both as masked.md
 
@@ -19,7 +19,6 @@ import json
 import math
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,21 +26,16 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from training_queue import hardware, read_run, run_queue  # noqa: E402
+from single_runs import hardware, row_of, train_all  # noqa: E402
+
+from kilolayer.compare.comparison import Result  # noqa: E402
+from kilolayer.report.record import read_record  # noqa: E402
 
 RECIPES = ("post_ln", "pre_ln", "normformer", "sub_ln", "deepnorm")
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 STEPS = {"sweep": 1500, "train": 6000}
 LEARNED = 0.5  # nats
 WARMUP = 0.08  # of the steps, as in the authors' release: 10,000 of 125,000
-
-
-def words(recipe: str, rate: float, steps: int, seed: int) -> list[str]:
-    books = Path(os.environ["KILOLAYER_DATA"]) / "books"
-    parts = [f"--text.{part}={books / f'{part}.jsonl.xz'}" for part in ("train", "valid", "test")]
-    options = {"model.recipe": recipe, "train.lr": rate, "train.steps": steps, "train.seed": seed}
-    options["train.warmup_steps"] = round(WARMUP * steps)
-    return [str(HERE / "masked.toml"), *parts, *(f"--{name}={value}" for name, value in options.items())]
 
 
 def best_rates(path: Path, recipes: Sequence[str]) -> dict[str, float]:
@@ -59,24 +53,10 @@ def lowest(run: dict[str, Any]) -> float:
     return min((row["loss"] for row in run["valid"]), default=math.inf)
 
 
-def unigram_loss(work: Path) -> float:
-    """Nats of a token of the validation part under the training part's frequencies, with one added to each count."""
-    from kilolayer.data.documents import find_text
-    from kilolayer.data.token_text import encode_documents
-    from kilolayer.training.run import Run, cache_folder
-
-    run = Run.open(next(path.parent for path in sorted(work.glob("*/config.toml"))))
-    text, vocabulary = find_text(run.config.text, cache_folder()), run.vocabulary()
-    counts: list[Counter[int]] = []
-    for part in (text.train, text.valid):
-        tokens = encode_documents(part, vocabulary, cache_folder())
-        found: Counter[int] = Counter()
-        for first in range(0, len(tokens), 1 << 20):
-            found.update(tokens.read([first], min(1 << 20, len(tokens) - first))[0].tolist())
-        counts.append(found)
-    seen, held_out = counts
-    total = sum(seen.values()) + vocabulary.vocab_size
-    return -sum(n * math.log((seen[token] + 1) / total) for token, n in held_out.items()) / sum(held_out.values())
+def unigram_loss(results: Sequence[Result]) -> float:
+    """Nats a token of the training text under its own frequencies, as the runs have written it."""
+    rows = [row for result in results for row in read_record(result.folder).reference if result.train]
+    return rows[0]["frequency_loss"]
 
 
 def learns(run: dict[str, Any], unigram: float) -> bool:
@@ -128,15 +108,18 @@ def main() -> None:
     else:
         best = best_rates(chosen.out / "masked-sweep.json", chosen.recipes)
         wanted = [(recipe, best[recipe], seed) for recipe in chosen.recipes for seed in chosen.seeds]
-    work = chosen.work / chosen.stage
     names = {f"{recipe}-lr{rate:g}-seed{seed}": (recipe, rate, seed) for recipe, rate, seed in wanted}
-    commands = {name: [*words(recipe, rate, steps, seed), *others] for name, (recipe, rate, seed) in names.items()}
-    run_queue(commands, work, chosen.seconds, chosen.parallel)
+    settings = {name: dict(zip(("model.recipe", "train.lr", "train.seed"), each, strict=True)) for name, each in names.items()}
+    books = Path(os.environ["KILOLAYER_DATA"]) / "books"
+    options: dict[str, Any] = {f"text.{part}": str(books / f"{part}.jsonl.xz") for part in ("train", "valid", "test")}
+    options |= {"train.steps": steps, "train.warmup_steps": round(WARMUP * steps)}
+    config, work = HERE / "masked.toml", chosen.work / chosen.stage
+    results = train_all(work, config, settings, chosen.seconds, chosen.parallel, options, others)
     runs = {
-        name: {"recipe": recipe, "rate": rate, "seed": seed, **read_run(work / name)}
+        name: {"recipe": recipe, "rate": rate, "seed": seed, **row_of(results[name])}
         for name, (recipe, rate, seed) in names.items()
     }
-    unigram = unigram_loss(work)
+    unigram = unigram_loss(list(results.values()))
     document = {
         "command": " ".join(["python benchmarks/understanding/masked.py", *sys.argv[1:]]),
         "hardware": hardware(),
@@ -147,19 +130,8 @@ def main() -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / f"masked-{chosen.stage}.json").write_text(json.dumps(document, indent=1) + "\n")
     for name, run in runs.items():
-        shown = f"{lowest(run):.3f}" if run.get("valid") else run.get("told")
-        print(
-            name,
-            "steps",
-            run["steps"],
-            "seconds",
-            run.get("seconds"),
-            "valid",
-            shown,
-            "learned",
-            learns(run, unigram),
-            flush=True,
-        )
+        shown = f"{lowest(run):.3f}" if run["valid"] else "-"
+        print(name, run["outcome"], "valid", shown, "learned", learns(run, unigram), flush=True)
 
 
 if __name__ == "__main__":

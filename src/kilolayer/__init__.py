@@ -8,9 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.version import VERSION
+
 if TYPE_CHECKING:
     from kilolayer import recipes as recipes
     from kilolayer import tasks as tasks
+    from kilolayer.compare.session import compare_runs as compare_runs
+    from kilolayer.compare.session import run_comparison as run_comparison
     from kilolayer.convert.fold import fold as fold
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Decoder": "kilolayer.models.decoder",
@@ -45,6 +49,7 @@ _HOMES = {
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
+    "compare_runs": "kilolayer.compare.session",
     "diagnose": "kilolayer.probe.diagnose",
     "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
@@ -53,6 +58,7 @@ _HOMES = {
     "load_full_state_dict": "kilolayer.moe.full_state",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
+    "run_comparison": "kilolayer.compare.session",
     "shard_experts": "kilolayer.moe.shard",
     "update_balance": "kilolayer.moe.balance",
 }
@@ -68,6 +74,7 @@ __all__ = [
     "build_model",
     "calibrate",
     "clip_grad_norm_",
+    "compare_runs",
     "diagnose",
     "fast",
     "fold",
@@ -77,6 +84,7 @@ __all__ = [
     "recipes",
     "record",
     "reduce_gradients",
+    "run_comparison",
     "shard_experts",
     "tasks",
     "update_balance",

@@ -248,7 +248,7 @@ def overrides(arguments: Sequence[str]) -> Table:
     table: Table = {}
     # A name goes before the options below it, in whatever order they were typed: --recipe.weight fixed --recipe admin.
     for name, text in sorted(typed, key=lambda pair: pair[0].count(".")):
-        entry: Any = _toml_value(text)
+        entry: Any = toml_value(text)
         keys = name.split(".")
         if len(keys) > DEEPEST:
             raise OptionError(f"unknown option {shown(name)}", fix=f"an option stands in at most {DEEPEST} tables")
@@ -298,7 +298,8 @@ def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
     return texts
 
 
-def _toml_value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """The value that a typed text stands for: as TOML reads it, else the text itself."""
     try:
         return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

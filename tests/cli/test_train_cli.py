@@ -14,11 +14,11 @@ import torch
 from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
-from kilolayer.cli.train import EMBEDDED, _new_run
+from kilolayer.cli.train import _new_run
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
 from kilolayer.parallel.processes import Processes
-from kilolayer.tasks import results
+from kilolayer.tasks import registry, results
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.metrics import read_metrics
@@ -195,9 +195,11 @@ def test_several_hypotheses_a_line(trained: tuple[Path, str, str], monkeypatch: 
 
 def test_the_embedded_default_can_start_from_a_run_of_itself(tmp_path: Path) -> None:
     small = ["--model.encoder_layers=1", "--model.decoder_layers=1"]
-    with _new_run(tmp_path / "first", EMBEDDED, small, Processes()) as first:
+    with _new_run(tmp_path / "first", registry.EMBEDDED, small, Processes()) as first:
         pass
-    with _new_run(tmp_path / "second", EMBEDDED, ["--train.start_from", str(first.folder), *small], Processes()) as second:
+    with _new_run(
+        tmp_path / "second", registry.EMBEDDED, ["--train.start_from", str(first.folder), *small], Processes()
+    ) as second:
         assert second.config.table()["data"]["folder"] == str((tmp_path / "second/data").resolve())
         assert second.vocabulary().digest == first.vocabulary().digest
 

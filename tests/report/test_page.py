@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
+from parsed_page import Page
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -17,44 +17,6 @@ from kilolayer.errors import InputError
 from kilolayer.report.numbers import show_number
 from kilolayer.report.page import write_report
 from kilolayer.report.record import read_record
-
-VOID = {"meta", "wbr", "br", "link", "img"}
-
-
-class Page(HTMLParser):
-    """Checks that every element is closed in order; collects text, attributes and tags."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.texts: list[str] = []
-        self.headings = re.findall(r"<h2>(.*?)</h2>", text)
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.texts))
 
 
 def page_of(run: Path) -> Page:

@@ -15,15 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kilolayer import __version__, terminal
+from kilolayer import terminal
 from kilolayer.cli.configuration import split_typed
 from kilolayer.config import load
 from kilolayer.errors import KilolayerError, OptionError, file_fault, unknown
 from kilolayer.tasks import registry
 from kilolayer.tasks.registry import Verb
+from kilolayer.version import VERSION
 
 OWN_VERBS = {
     "train": "from text files to a scored model, in a run folder",
+    "compare": "the same task under every combination of options: runs side by side, a table, a page",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
     "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
@@ -103,7 +105,7 @@ def _let_the_first_speak() -> None:
 
 def _run(words: list[str]) -> int:
     parser = Parser(prog="kilolayer", description="Build and train very deep and very sparse Transformers.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"kilolayer {__version__}")
+    parser.add_argument("--version", action="version", version=f"kilolayer {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = words[0] if words else "--help"
     known = verbs_for(words)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, read, whole
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
-from kilolayer.cli.start import find_start
-from kilolayer.config import load, overrides, table_of
+from kilolayer.config import load, merge, overrides, table_of
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
 from kilolayer.terminal import human_bytes
@@ -67,12 +66,13 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
 
     A run that starts from another one has its model where the configuration says nothing.
     """
-    tables = {*(load(path) if path is not None else {}), *overrides(typed)}
-    if tables <= {"model"}:
+    given = merge(load(path) if path is not None else {}, overrides(typed))
+    if set(given) <= {"model"}:
         return read(PlanConfig, path, typed)
     from kilolayer.tasks.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
+    from kilolayer.training.start import find_start
 
-    return read(RunConfig, path, typed, find_start(path, typed)[1])
+    return read(RunConfig, path, typed, find_start(given)[1])
 
 
 def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, read
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
-from kilolayer.cli.start import find_start, other_vocabulary
-from kilolayer.config import option_places
+from kilolayer.config import load, merge, option_places, overrides
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks import registry
 from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from kilolayer.tasks.task import Task
     from kilolayer.training.run import Run
     from kilolayer.training.stop import Stop
-
-EMBEDDED = Path(__file__).parents[1] / "tasks" / "translation" / "quickstart.toml"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +63,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             "--resume takes no configuration, no --run and no options",
             fix="the run folder holds them all; a new run may use --train.start_from",
         )
-    path = options.config or EMBEDDED
+    path = options.config or registry.EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
     with catching() as stop:
         if under_torchrun():
@@ -123,15 +120,16 @@ def _new_run(folder: Path, path: Path, typed: list[str], processes: Processes) -
     from kilolayer.data.grammar import write_corpus
     from kilolayer.tasks.config import RunConfig
     from kilolayer.training.run import Run, cache_folder, check_new, in_steps, locked, prepare
+    from kilolayer.training.start import find_start
 
-    start, below = find_start(path, typed)
-    if path == EMBEDDED:
+    start, below = find_start(merge(load(path), overrides(typed)))
+    if path == registry.EMBEDDED:
         below = {**below, "data": {"folder": str(folder / "data")}}
     config = read(RunConfig, path, typed, below)
     _check_means(config, processes)
     check_new(folder)
     with locked(folder):
-        if path == EMBEDDED:
+        if path == registry.EMBEDDED:
             write_corpus(folder / "data")
         # The same table is the same vocabulary, also on other text.
         same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
@@ -147,6 +145,7 @@ def _check_start(start: Run, task: Task, config: RunConfig) -> None:
     """Refuse other tokens and another model than those of the run to start from."""
     from kilolayer.models.build import build_model
     from kilolayer.training.run import check_fit
+    from kilolayer.training.start import other_vocabulary
 
     if start.vocabulary().digest != task.vocabulary.digest:
         raise other_vocabulary(start)

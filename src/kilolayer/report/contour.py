@@ -20,9 +20,9 @@ DOTS = 40  # of a path with more points the line alone is drawn
 
 def contour_plot(
     name: str,
-    x: Sequence[float],
-    y: Sequence[float],
-    z: Sequence[Sequence[float]],
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    z: Sequence[Sequence[float]] | np.ndarray,
     *,
     x_label: str,
     y_label: str,

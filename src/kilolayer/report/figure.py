@@ -15,6 +15,7 @@ import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
@@ -77,9 +78,9 @@ def logarithmic(axes: Axes, values: np.ndarray) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def shades(count: int) -> list[tuple[float, ...]]:
+def shades(count: int, lightest: float = 0.85) -> list[str]:
     """Colours from dark to light, for one quantity at rising values."""
-    return [tuple(colour) for colour in mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count))]
+    return [to_hex(colour) for colour in mpl.colormaps["viridis"](np.linspace(0.0, lightest, count))]
 
 
 def thinned(series: Series, most: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
@@ -88,12 +89,20 @@ def thinned(series: Series, most: int = POINTS) -> tuple[np.ndarray, np.ndarray]
     y[~np.isfinite(y)] = math.nan
     if len(x) <= most:
         return x, y
-    kept = {0, len(x) - 1}
-    for stretch in np.array_split(np.arange(len(x)), max(most // 2, 1)):
-        filled = stretch[np.isfinite(y[stretch])]
-        kept |= {int(filled[y[filled].argmin()]), int(filled[y[filled].argmax()])} if len(filled) else {int(stretch[0])}
-    order = sorted(kept)
-    return x[order], y[order]
+    rows = in_stretches(y, most // 2)
+    # In a stretch of gaps alone the first is the lowest and the highest: one gap stays.
+    lowest, highest = np.where(np.isnan(rows), math.inf, rows).argmin(1), np.where(np.isnan(rows), -math.inf, rows).argmax(1)
+    begins = np.arange(rows.shape[0]) * rows.shape[1]
+    kept = np.unique(np.concatenate([[0, len(y) - 1], begins + lowest, begins + highest]))
+    kept = kept[kept < len(y)]
+    return x[kept], y[kept]
+
+
+def in_stretches(values: np.ndarray, count: int) -> np.ndarray:
+    """[count, width]: the values in stretches of one width, the last filled up with NaN."""
+    count = max(count, 1)
+    width = -(-len(values) // count)
+    return np.pad(values, (0, count * width - len(values)), constant_values=math.nan).reshape(count, width)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:

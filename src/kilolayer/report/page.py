@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from kilolayer.files.writing import write
 from kilolayer.report.depth import depth_section, vanished_gradients
@@ -20,6 +17,7 @@ from kilolayer.report.numbers import show_duration, show_number
 from kilolayer.report.panels import Table, training_panels
 from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.scores_section import scores_section
+from kilolayer.report.templating import template
 
 SHOWN_EVENTS, SHOWN_SAMPLES, SHOWN_LOG = 40, 30, 60
 
@@ -43,7 +41,7 @@ def write_report(run: Path) -> Report:
 
 def render(record: Record) -> str:
     """The page of a record."""
-    return _template().render(
+    return template("page.html").render(
         name=record.name,
         progress=_progress(record),
         facts=facts_of(record),
@@ -58,20 +56,6 @@ def render(record: Record) -> str:
         config_text=record.config_text.strip(),
         log=record.log[-SHOWN_LOG:] if any(record.log[-SHOWN_LOG:]) else [],
     )
-
-
-@functools.cache
-def _template() -> Template:
-    """The page's template: whatever a run holds is escaped; only plots come as markup."""
-    environment = Environment(
-        loader=PackageLoader("kilolayer.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("page.html")
 
 
 def _progress(record: Record) -> str:

@@ -19,7 +19,7 @@ from kilolayer.training.metric_rows import read_rows
 LARGEST, SMALLEST = 1e30, 1e-100
 """Numbers outside of these are drawn by no plot."""
 Entry = dict[str, Any]
-KINDS = ("train", "valid", "layers", "routing", "event")
+KINDS = ("train", "valid", "layers", "routing", "event", "reference")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Record:
     layers: list[Entry] = field(default_factory=list)
     routing: list[Entry] = field(default_factory=list)
     event: list[Entry] = field(default_factory=list)
+    reference: list[Entry] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     scores: dict[str, Any] = field(default_factory=dict)
     samples: list[Entry] = field(default_factory=list)

@@ -9,12 +9,15 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kilolayer.errors import InputError, OptionError, shown, unknown
 
 DEFAULT = "translation"
 """The task of a configuration that names none."""
+EMBEDDED = Path(__file__).parent / "translation" / "quickstart.toml"
+"""The configuration that is trained where none is named, on a corpus that is made for it."""
 PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 

@@ -109,6 +109,14 @@ class Loss:
     output: ModelOutput
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What should have been written for the test part, and what a run has written, a line each."""
+
+    references: list[str]
+    hypotheses: list[str]
+
+
 class Task(ABC, Generic[Config]):
     """The data of a run, ready to train, to validate and to test on. A `model` has the shape that the task trains.
 
@@ -131,6 +139,11 @@ class Task(ABC, Generic[Config]):
     @abstractmethod
     def load_vocabulary(cls, config: Config, folder: Path) -> Vocabulary:
         """The vocabulary that a run keeps in its folder."""
+
+    @classmethod
+    def answers(cls, config: Config, folder: Path, cache: Path) -> Answers | None:
+        """What a run has left of its test, for comparisons; None where it has left no lines that can be scored."""
+        return None
 
     @property
     @abstractmethod
@@ -169,6 +182,13 @@ class Task(ABC, Generic[Config]):
 
         weights: which of the run's checkpoints the model is, for scores.json.
         """
+
+    def frequency_loss(self) -> float | None:
+        """Nats a label of the training part under the frequencies of its labels: what is learned without reading the input.
+
+        None where the labels are nothing to be counted.
+        """
+        return None
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a run to start from, as this task's model takes them; own: those that it has by itself."""

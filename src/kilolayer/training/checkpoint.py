@@ -29,11 +29,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kilolayer import __version__
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.reading import open_regular, read_json, unreadable
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
+from kilolayer.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         contents = (_serialise(checkpoint.model), _serialise(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
         manifest = {
             "step": checkpoint.step,
-            "versions": {"kilolayer": __version__, "torch": torch.__version__},
+            "versions": {"kilolayer": VERSION, "torch": torch.__version__},
             "files": {name: _write(partial / name, parts) for name, parts in zip(FILES, contents, strict=True)},
         }
         _write(partial / MANIFEST, [json.dumps(manifest, indent=1).encode()])

@@ -12,7 +12,7 @@ from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
 from kilolayer.training import checkpoint
 from kilolayer.training.keeping import Inspector
-from kilolayer.training.metrics import Metrics, Unwritten
+from kilolayer.training.metrics import Metrics, Unwritten, read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.run import Run
@@ -44,6 +44,8 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
+        if processes.first:
+            _write_reference(run, task, metrics)
         if resume and newest is None:
             progress.say("there is no whole checkpoint: the run starts from the beginning")
         try:
@@ -62,6 +64,13 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
         return 128 + stopped
     return 0
+
+
+def _write_reference(run: Run, task: Task, metrics: Metrics) -> None:
+    """Once in a run, what its losses can be held against."""
+    known = any(row["kind"] == "reference" for row in read_metrics(run.folder))
+    if not known and (found := task.frequency_loss()) is not None:
+        metrics.write("reference", 0, frequency_loss=found)
 
 
 def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:

@@ -227,7 +227,7 @@ def locked(folder: Path) -> Iterator[None]:
             file.seek(0)
             owner = file.read(20).strip() or "another process"
             raise InputError(
-                f"the run folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
+                f"the folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
             ) from None
         try:
             file.seek(0)
@@ -237,6 +237,21 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise unwritable(path, error) from None
         yield
+
+
+def holder_of(folder: Path) -> int | None:
+    """The process that holds the folder; 0 where its number is not known; None where no process does."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    with os.fdopen(descriptor, "r", errors="replace") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = file.read(20).strip()
+            return int(owner) if owner.isdecimal() else 0
+    return None
 
 
 def cache_folder() -> Path:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-import kilolayer
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.evaluate.choices import Likelihood, score_choices
 from kilolayer.evaluate.shots.examples import Examples
 from kilolayer.evaluate.shots.registry import Norm, Question
 from kilolayer.models.decoder import Decoder
+from kilolayer.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def score_set(
     found = _by_question(prompts, likelihoods)
     cut = sum(any(each.cut for each in some) for some in found)
     about = f"{examples.signature(shots, seed, limit)}|length:{length}"
-    version = f"version:{kilolayer.__version__}"
+    version = f"version:{VERSION}"
 
     def score(metric: Literal["accuracy", "perplexity"], norm: Norm | Literal["greedy"], values: Sequence[float]) -> ShotScore:
         chance = None if norm == "greedy" else float(np.mean([1 / len(prompt.contexts) for prompt in prompts]))

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from kilolayer.data.documents import TextParts
+from kilolayer.data.frequencies import count_tokens, frequency_loss
 from kilolayer.data.token_text import TokenText, encode_documents
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.data.windows import Windows, windows_in_order
@@ -46,6 +47,10 @@ class CausalLMTask(TextTask[CausalLMConfig]):
     def training_batches(self, seed: int) -> Windows:
         """Endless shuffled windows of the training text."""
         return Windows(self.train, self.rows, self.length, seed)
+
+    def frequency_loss(self) -> float:
+        """Of all tokens, the ends of documents too."""
+        return frequency_loss(count_tokens(self.train))
 
     def validate(self, model: Decoder, most: int, recorder: Recorder | None = None) -> TextLoss | None:
         """The loss of the first `most` windows of the validation part, which do not overlap; None where there is none.

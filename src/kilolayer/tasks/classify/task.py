@@ -14,6 +14,7 @@ from torch import Tensor
 from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real_rows
 from kilolayer.data.example_file import ExampleFile
 from kilolayer.data.examples import ExampleParts, find_examples, text_of
+from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.classification import require_packages
@@ -114,6 +115,12 @@ class ClassifyTask(Task[ClassifyConfig]):
 
     def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (parts[0][real_rows(parts[0])],)
+
+    def frequency_loss(self) -> float | None:
+        """Of the classes; None where the labels are numbers."""
+        assert self.train is not None
+        assert self.train.labels is not None
+        return frequency_loss(np.bincount(self.train.labels)) if self.classes else None
 
     def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> LabelLoss | None:
         """Loss and metrics of the first `most` examples of the validation part; None where there is none.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.data.documents import TextParts
+from kilolayer.data.frequencies import count_tokens, frequency_loss
 from kilolayer.data.masking import MaskedText, Masker, fixed_masks, inputs_of
 from kilolayer.data.packing import Documents, FixedRows, PackedText
 from kilolayer.data.token_text import encode_documents
@@ -53,6 +54,12 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         inputs, _ = inputs_of(parts)
         filled = inputs["mask"].any(dim=1) if "mask" in inputs else slice(None)
         return {name: each[filled] for name, each in inputs.items()}
+
+    def frequency_loss(self) -> float:
+        """Of the tokens of documents, each of which may be hidden."""
+        counts = count_tokens(self.train.text)
+        counts[END] = 0
+        return frequency_loss(counts)
 
     def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> MaskedLoss | None:
         """The loss and accuracy of the first `most` rows of the validation part, whose masks never change; None without one.

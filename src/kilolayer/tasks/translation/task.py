@@ -15,21 +15,24 @@ from torch import Tensor
 from kilolayer.data.batches import Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
 from kilolayer.data.encode import encode_text, encode_training
+from kilolayer.data.frequencies import count_targets, frequency_loss
+from kilolayer.data.mixing import Mixture
 from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.data.shapes import Shape
+from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import PAD, Tokenizers, tokenizers_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
-from kilolayer.files.paths import storable
+from kilolayer.files.paths import kind_of, storable
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.speed.recorder import Piece, Recorder
-from kilolayer.tasks.task import Loss, Task
+from kilolayer.tasks.task import Answers, Loss, Task
 from kilolayer.tasks.token_loss import token_loss, token_losses
 from kilolayer.tasks.translation.config import TranslationConfig
-from kilolayer.tasks.translation.scores import TestResult, write_translations
+from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, write_translations
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,18 @@ class TranslationTask(Task[TranslationConfig]):
     def load_vocabulary(cls, config: TranslationConfig, folder: Path) -> Tokenizers:
         return Tokenizers.load(folder)
 
+    @classmethod
+    def answers(cls, config: TranslationConfig, folder: Path, cache: Path) -> Answers | None:
+        """The references of all directions, one behind the other, and the translations that the run's folder holds."""
+        corpora = find_corpora(config.data, cache)
+        tested = {each: pairs for each in corpora.directions if (pairs := corpora.test_of(each))}
+        kept = {direction: hypotheses_path(folder, direction) for direction in tested}
+        if not tested or any(kind_of(path) != "file" for path in kept.values()):
+            return None
+        references = [target for pairs in tested.values() for _, target in pairs]
+        hypotheses = [line for path in kept.values() for line in read_lines(path)]
+        return Answers(references, hypotheses) if len(references) == len(hypotheses) else None
+
     @property
     def vocabulary(self) -> Tokenizers:
         return self.tokenizers
@@ -96,10 +111,13 @@ class TranslationTask(Task[TranslationConfig]):
 
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches of all directions. Their shapes are then those of validations too."""
-        mixture = encode_training(self.corpora, self.tokenizers, self.config.data, self.cache)
-        batches = Batches(mixture, self.config.batches, seed)
+        batches = Batches(self._training_pairs(), self.config.batches, seed)
         self.shapes = batches.shapes
         return batches
+
+    def frequency_loss(self) -> float:
+        """Of the target's tokens, as often as an epoch shows them."""
+        return frequency_loss(count_targets(self._training_pairs()))
 
     def loss(self, model: EncoderDecoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """Parts: source and target, int64 [rows, length], and labels, the target's next tokens."""
@@ -150,6 +168,9 @@ class TranslationTask(Task[TranslationConfig]):
         """Translations of lines in the direction's source language, one a line."""
         tag = [self.tokenizers.source.tag_id(direction.target)] if self.tagged else []
         return translate_lines(model, SidedTokenizer(self.tokenizers), lines, search, prefix=tag)
+
+    def _training_pairs(self) -> Mixture:
+        return encode_training(self.corpora, self.tokenizers, self.config.data, self.cache)
 
     @torch.inference_mode()
     def _loss(self, model: EncoderDecoder, text: ParallelText, most: int, recorder: Recorder) -> tuple[float, int]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from kilolayer.config import Table, build, load, merge, overrides
+from kilolayer.config import Table, build, merge
+from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import storable
 from kilolayer.tasks import registry
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.run import Run
 
-if TYPE_CHECKING:
-    from kilolayer.training.run import Run
 
-
-def find_start(path: Path | None, typed: list[str]) -> tuple[Run | None, Table]:
-    """The run that `train.start_from` names, and what lies below the configuration: its model and vocabulary."""
-    from kilolayer.tasks.train_config import TrainConfig
-    from kilolayer.training.run import Run
-
-    given = merge({} if path is None else load(path), overrides(typed))
+def find_start(given: Mapping[str, Any]) -> tuple[Run | None, Table]:
+    """The run that `train.start_from` of the tables `given` names, and what lies below them: its model and vocabulary."""
     train = given.get("train")
     place = train.get("start_from") if isinstance(train, dict) else None
     if not isinstance(place, str) or place == "none":
@@ -53,8 +50,6 @@ def _other_vocabulary(given: object, below: object) -> bool:
     """Whether a table asks for another vocabulary than the one below it; one that is read from a file may be the same."""
     if not isinstance(given, dict) or not isinstance(below, dict) or "path" in given:
         return False
-    from kilolayer.data.tokenizer import TokenizerConfig
-
     try:
         return build(TokenizerConfig, merge(below, given)) != build(TokenizerConfig, below)
     except KilolayerError:

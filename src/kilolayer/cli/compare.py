@@ -1,0 +1,148 @@
+"""kilolayer compare: the same task under every combination of options, or runs that exist side by side."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kilolayer.cli.configuration import whole
+from kilolayer.cli.output import show_json, show_line, show_table
+from kilolayer.cli.train import add_run_options
+from kilolayer.config import overrides
+from kilolayer.errors import OptionError, shown
+from kilolayer.files.paths import kind_of
+from kilolayer.tasks import registry
+from kilolayer.terminal import say
+
+if TYPE_CHECKING:
+    from kilolayer.compare.comparison import Comparison
+    from kilolayer.compare.grid import Axis
+    from kilolayer.compare.table import ComparisonTable
+    from kilolayer.compare.verdicts import Verdict
+
+MOST_PARALLEL = 1000
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags."""
+    add_run_options(parser)
+    places = "a configuration (without it: the embedded default), a comparison to go on with, or runs that exist"
+    parser.add_argument("places", nargs="*", type=Path, metavar="CONFIG.toml | COMPARISON | RUN RUN ...", help=places)
+    parser.add_argument("--recipes", metavar="NAME,NAME", help="recipes to compare")
+    parser.add_argument("--layers", metavar="N,N", help="depths: 6 of each stack, 60-12 of encoder and decoder")
+    parser.add_argument("--seeds", metavar="N,N", help="seeds: their spread is told")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="OPTION=VALUE,VALUE", help="values of any option; may be given again"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the comparison [runs/compare-NAME]")
+    parser.add_argument("--parallel", type=whole(1, MOST_PARALLEL), help="most runs at once [as many as memory and cores hold]")
+    parser.add_argument("--seconds", type=whole(1, 10**9), help="stop after these, with checkpoints; the same command goes on")
+    parser.add_argument("--json", action="store_true", help="print all that was found as one JSON document")
+
+
+def run(options: argparse.Namespace, typed: list[str]) -> int:
+    """Make or open a comparison, train what is left of it, and show the table."""
+    from kilolayer.compare.documents import as_document, write_documents
+    from kilolayer.compare.queue import run_all
+
+    try:
+        comparison = _comparison(options, typed, _axes(options))
+    except OptionError as error:
+        raise (error if error.where else error.at("in the typed options")) from None
+    if comparison.base is not None:
+        code = run_all(comparison, options.parallel, options.seconds)
+        if code:
+            say(f"stopped by a signal; go on with: kilolayer compare {comparison.folder}")
+            return code
+    table, verdicts = write_documents(comparison)
+    if options.json:
+        show_json(as_document(comparison, comparison.results(), table, verdicts))
+        return 0
+    _show(table, verdicts)
+    left = [result for result in comparison.results() if result.outcome.kind in ("waiting", "unfinished")]
+    if left and comparison.base is not None:
+        say(f"{len(left)} runs are not finished; go on with: kilolayer compare {comparison.folder}")
+    say(f"page: {comparison.folder / 'comparison.html'}")
+    return 0
+
+
+def _axes(options: argparse.Namespace) -> list[Axis]:
+    """What varies, as it was typed."""
+    from kilolayer.compare.grid import LAYERS, RECIPE, SEED, parse_axis
+
+    axes = [parse_axis(RECIPE, options.recipes)] if options.recipes is not None else []
+    axes += [parse_axis(LAYERS, options.layers)] if options.layers is not None else []
+    for text in options.set:
+        name, equals, values = text.partition("=")
+        if not equals:
+            raise OptionError(f"--set {shown(text)} has no values", fix="write --set OPTION=VALUE,VALUE")
+        axes.append(parse_axis(name, values))
+    return axes + ([parse_axis(SEED, options.seeds)] if options.seeds is not None else [])
+
+
+def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -> Comparison:
+    """By what the places are: a configuration, a comparison, runs."""
+    from kilolayer.compare.comparison import Comparison
+
+    places: list[Path] = options.places
+    if len(places) == 1 and kind_of(places[0] / "comparison.toml") == "file":
+        _refuse({"--out has": options.out, "typed options have": typed or None}, f"the comparison {places[0]}")
+        comparison = Comparison.open(places[0])
+        if axes:
+            comparison.extend(axes)
+        return comparison
+    if len(places) > 1 or (places and kind_of(places[0]) == "folder"):
+        return _existing(options, typed, axes)
+    config = places[0] if places else None
+    if not axes:
+        raise OptionError("nothing is compared", fix="give --recipes, --layers, --set or --seeds, or name runs that exist")
+    folder = options.out or Path("runs") / f"compare-{(config or registry.EMBEDDED).stem}"
+    return Comparison.make_or_extend(folder, config, axes, overrides(typed))
+
+
+def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -> Comparison:
+    """Of runs that were trained before."""
+    from kilolayer.compare.comparison import Comparison
+
+    if len(options.places) < 2:
+        raise OptionError(
+            "one run is nothing to compare", where=str(options.places[0]), fix="name more runs, or a comparison's folder"
+        )
+    flags = {"--parallel has": options.parallel, "--seconds has": options.seconds, "typed options have": typed or None}
+    _refuse({**flags, "--recipes, --layers, --set and --seeds have": axes or None}, "runs that exist")
+    out = options.out or Path("runs") / "compared"
+    if kind_of(out / "comparison.toml") is not None:
+        raise OptionError("the folder holds a comparison of its own", where=str(out), fix="choose another: --out FOLDER")
+    return Comparison.of_runs(options.places, out)
+
+
+def _refuse(given: dict[str, object], of: str) -> None:
+    for what, value in given.items():
+        if value is not None:
+            raise OptionError(f"{what} no effect on {of}", fix="leave that out")
+
+
+def _show(table: ComparisonTable, verdicts: list[Verdict]) -> None:
+    """The cells by each measure; which of several settings was the best in each; how sure the differences are."""
+    for measure in table.measures:
+        show_table(measure.title, table.lines(measure), table.header(measure))
+    if any(cell.best.options and cell.tried > 1 for cell in table.cells):
+        from kilolayer.compare.grid import shown_value
+
+        names = list(dict.fromkeys(name for cell in table.cells for name in cell.best.options))
+        rows = [
+            [table.title_of(cell), *(shown_value(name, cell.best.options.get(name)) for name in names), str(cell.tried)]
+            for cell in table.cells
+        ]
+        show_table(f"the best of each cell, by {table.chosen_by.title}", rows, ["", *names, "tried"])
+    if verdicts:
+        words = {"+": "better", "-": "worse", "=": "no significant difference"}
+        rows = [
+            [each.title, f"{each.significance.difference.value:+.2f}", f"{each.significance.p_value:.3f}", words[found]]
+            for each in verdicts
+            for found in [each.significance.verdict]
+        ]
+        show_table(f"{verdicts[0].significance.metric} against {verdicts[0].best}", rows, ["", "difference", "p", ""])
+    for note in table.notes:
+        show_line(note)

@@ -1,0 +1,345 @@
+"""A comparison is a folder: what its runs share and what varies, the runs, and what came out.
+
+FOLDER/  base.toml  comparison.toml  configs/NAME.toml  runs/NAME/  logs/NAME.txt  comparison.json  comparison.html
+
+The runs are ordinary ones; which of them are finished is told by their own folders alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kilolayer import config as configuration
+from kilolayer import recipes
+from kilolayer.compare.grid import LAYERS, RECIPE, Axis, Setting, axes_of, join_axes, laid_over, name_of, same, settings_of
+from kilolayer.compare.outcome import Outcome, gave_up, outcome_of
+from kilolayer.config import Table, merge
+from kilolayer.data.grammar import write_corpus
+from kilolayer.errors import InputError, KilolayerError, OptionError, shown
+from kilolayer.files.paths import kind_of, resolve, storable
+from kilolayer.files.reading import read_json
+from kilolayer.files.writing import make_folder, write
+from kilolayer.report.record import Entry, Record, number, read_record
+from kilolayer.tasks import registry
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.registry import Registration
+from kilolayer.training.metrics import summary_writer
+from kilolayer.training.run import check_new, choose_device
+from kilolayer.training.start import find_start
+
+MOST_RUNS = 10_000
+"""More than a comparison can have; a slip of the fingers may ask for them."""
+LEFT_BY_A_KILLED_START = ("lock", "data", "base.toml")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a comparison: its name, the values of the options that vary, and its folder."""
+
+    name: str
+    options: Setting
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has come to. train, valid: the rows of its metrics; scores: what its scores.json holds."""
+
+    name: str
+    options: Setting
+    folder: Path
+    outcome: Outcome
+    train: list[Entry] = field(default_factory=list)
+    valid: list[Entry] = field(default_factory=list)
+    scores: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+@dataclass
+class Comparison:
+    """Runs that differ in some options. base: the tables that they share; None for runs that are compared as they are.
+
+    started_in: the folder that relative paths of the base begin at.
+    """
+
+    folder: Path
+    members: list[Member]
+    base: Table | None = None
+    started_in: Path = field(default_factory=Path.cwd)
+
+    @classmethod
+    def make(
+        cls,
+        folder: Path,
+        config: Path | None,
+        axes: Sequence[Axis] = (),
+        options: Mapping[str, Any] | None = None,
+        settings: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Comparison:
+        """A new comparison of every combination; config: a file, or None for the embedded default, options laid over it.
+
+        settings: single runs, which need not be a grid, in the place of axes. All are checked before anything is written.
+        """
+        folder = storable(folder)
+        base = base_of(folder, config, options)
+        made = cls(folder, [], base)
+        made.members = made._wanted([], settings_of(join_axes(axes)) if settings is None else list(settings))
+        _check_new(folder)
+        if base.get("data", {}).get("folder") == str(folder / "data"):
+            write_corpus(folder / "data")
+        write(folder / "base.toml", configuration.dump(base))
+        made._write()
+        return made
+
+    @classmethod
+    def open(cls, folder: Path) -> Comparison:
+        """A comparison that was made before."""
+        path = folder / "comparison.toml"
+        if kind_of(path) != "file":
+            raise InputError("this is not a comparison", where=str(folder), fix="name a folder that `kilolayer compare` made")
+        folder = resolve(folder)
+        table, base = configuration.load(path), configuration.load(folder / "base.toml")
+        try:
+            named = {str(run["name"]): dict(run["options"]) for run in table.get("runs", [])}
+            started_in = Path(table["started_in"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the file holds no comparison", where=str(path), fix="make the comparison anew") from None
+        if odd := [name for name in named if name != Path(name).name or name in ("", ".", "..")]:
+            raise InputError(f"{shown(odd[0])} is no name of a run", where=str(path), fix="make the comparison anew")
+        axes_of(named.values())  # refuses what are no options
+        members = [Member(name, options, folder / "runs" / name) for name, options in named.items()]
+        return cls(folder, members, base, started_in)
+
+    @classmethod
+    def make_or_extend(
+        cls, folder: Path, config: Path | None, axes: Sequence[Axis] = (), options: Mapping[str, Any] | None = None
+    ) -> Comparison:
+        """As `make`; a comparison that is there with the same base is extended, so that a command may be given twice."""
+        if kind_of(folder / "comparison.toml") is None:
+            return cls.make(folder, config, axes, options)
+        found = cls.open(folder)
+        if found.base != base_of(found.folder, config, options):
+            raise InputError(
+                "the folder holds a comparison of another configuration",
+                where=str(folder),
+                fix=f"choose another with --out, or go on with that one: kilolayer compare {folder}",
+            )
+        found.extend(axes)
+        return found
+
+    @classmethod
+    def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
+        """Runs that exist, by the options in which they differ; recipe, depth and seed are always told."""
+        places = list(dict.fromkeys(map(resolve, folders)))
+        records = {place: read_record(place) for place in places}
+        tables = {place: _flat(record.config) for place, record in records.items()}
+        names = list(dict.fromkeys(name for table in tables.values() for name in table))
+        told = [
+            name
+            for name in names
+            if name in TOLD or (name not in UNTOLD and len({repr(table.get(name)) for table in tables.values()}) > 1)
+        ]
+        members: list[Member] = []
+        for place, table in tables.items():
+            options = {name: table.get(name, "none") for name in told}
+            members.append(Member(_unused(place.name, members), options, place))
+        if any(same(a.options, b.options) for a in members for b in members if a is not b):
+            members = [Member(each.name, {"run": each.name, **each.options}, each.folder) for each in members]
+        return cls(resolve(out) if out is not None else Path.cwd(), members)
+
+    @property
+    def axes(self) -> list[Axis]:
+        """The options that vary, with all values that occur."""
+        return axes_of(member.options for member in self.members)
+
+    @property
+    def task(self) -> Registration | None:
+        """What is known of the task of the runs; None where they have several, or one that is not known here."""
+        tables = [self.base] if self.base is not None else [read_record(member.folder).config for member in self.members]
+        names = {str(table.get("task", registry.DEFAULT)) for table in tables}
+        try:
+            return registry.get(names.pop()) if len(names) == 1 else None
+        except KilolayerError:
+            return None
+
+    def extend(self, axes: Sequence[Axis]) -> None:
+        """Add every combination with further values. An option that did not vary has so far had the base's value."""
+        known = {axis.name for axis in self.axes}
+        fresh = {axis.name: self._base_value(axis.name) for axis in axes if axis.name not in known}
+        before = [Member(each.name, {**each.options, **fresh}, each.folder) for each in self.members]
+        joined = join_axes([*axes_of(each.options for each in before), *axes])
+        self.members = self._wanted(before, settings_of(joined))
+        self._write()
+
+    def add(self, settings: Iterable[Mapping[str, Any]]) -> None:
+        """Add single runs, which need not be a grid; those that are there already stay."""
+        self.members = self._wanted(self.members, list(settings))
+        self._write()
+
+    def table_of(self, member: Member) -> Table:
+        """The configuration of a run, as tables."""
+        assert self.base is not None
+        return laid_over(self.base, member.options)
+
+    def config_of(self, member: Member) -> RunConfig:
+        """The same, checked: raises where it cannot be trained."""
+        table = self.table_of(member)
+        try:
+            config = configuration.build(RunConfig, merge(find_start(table)[1], table))
+            choose_device(config.train.device)
+            if config.train.tensorboard:
+                summary_writer()
+        except KilolayerError as error:
+            raise error.at(f"in the run {member.name}") from None
+        return config
+
+    def config_path(self, member: Member) -> Path:
+        """The file with a run's configuration, which is written now where it is absent."""
+        path = self.folder / "configs" / f"{member.name}.toml"
+        if kind_of(path) is None:
+            make_folder(path.parent)
+            write(path, configuration.dump(self.table_of(member)))
+        return path
+
+    def log_path(self, member: Member) -> Path:
+        """Where the output of a run's process goes."""
+        return self.folder / "logs" / f"{member.name}.txt"
+
+    def is_complete(self, member: Member) -> bool:
+        """Whether there is nothing left to do for a run: it is scored, or its divergence has ended it."""
+        if kind_of(member.folder / "scores.json") == "file":
+            return True
+        record = self._record(member)
+        return record is not None and gave_up(record) is not None
+
+    def results(self) -> list[Result]:
+        """All runs as they are now, in the order in which they were asked for."""
+        failures = self.failures()
+        return [self._result(member, failures.get(member.name)) for member in self.members]
+
+    def failures(self) -> dict[str, str]:
+        """Why processes of runs have failed, by the names of the runs."""
+        path = self.folder / "failures.json"
+        if self.base is None or kind_of(path) is None:
+            return {}
+        found = read_json(path)
+        return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+    def note_failure(self, member: Member, text: str | None) -> None:
+        """Keep why a run has failed; None: it is tried again."""
+        failures = {name: each for name, each in self.failures().items() if name != member.name}
+        failures |= {} if text is None else {member.name: text}
+        if failures != self.failures():
+            write(self.folder / "failures.json", json.dumps(failures, indent=1))
+
+    def _wanted(self, before: list[Member], settings: list[Mapping[str, Any]] | list[Setting]) -> list[Member]:
+        """The members with those of further settings, each checked."""
+        members = list(before)
+        for setting in settings:
+            if not any(same(setting, member.options) for member in members):
+                name = _unused(name_of(setting), members)
+                members.append(Member(name, dict(setting), self.folder / "runs" / name))
+                if len(members) > MOST_RUNS:
+                    raise OptionError(f"more than {MOST_RUNS:,} runs", fix="compare fewer values")
+                self.config_of(members[-1])
+        return members
+
+    def _write(self) -> None:
+        runs = [{"name": member.name, "options": member.options} for member in self.members]
+        write(self.folder / "comparison.toml", configuration.dump({"started_in": str(self.started_in), "runs": runs}))
+
+    def _base_value(self, name: str) -> Any:
+        """The value of an option where it does not vary."""
+        assert self.base is not None
+        config = configuration.build(RunConfig, merge(find_start(self.base)[1], self.base))
+        return _flat(config.table()).get(name, "none")
+
+    def _record(self, member: Member) -> Record | None:
+        names = ("config.toml", "metrics.jsonl", "scores.json")
+        begun = any(kind_of(member.folder / name) == "file" for name in names)
+        return read_record(member.folder) if begun else None
+
+    def _result(self, member: Member, failure: str | None) -> Result:
+        record = self._record(member)
+        outcome = outcome_of(record, failure)
+        if record is None:
+            return Result(member.name, member.options, member.folder, outcome)
+        seconds = number(record.train[-1], "seconds") if record.train else None
+        return Result(member.name, member.options, member.folder, outcome, record.train, record.valid, record.scores, seconds)
+
+
+TOLD = (RECIPE, LAYERS, "train.seed")
+UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.tensorboard", "train.log_every", "train.device")
+"""What differs between runs without a difference in what they learn."""
+
+
+def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None = None) -> Table:
+    """The tables that all runs share; the embedded default is trained on a corpus in the comparison's own folder."""
+    base = merge(configuration.load(config or registry.EMBEDDED), nested(options or {}))
+    return merge({"data": {"folder": str(folder / "data")}}, base) if config is None else base
+
+
+def nested(options: Mapping[str, Any]) -> Table:
+    """Tables of options that are named with dots, or are tables already."""
+    table: Table = {}
+    for name, value in sorted(options.items(), key=lambda pair: pair[0].count(".")):
+        entry: Any = value
+        for key in reversed(name.split(".")):
+            entry = {key: entry}
+        table = merge(table, entry)
+    return table
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Setting:
+    """Values by their names with dots; the recipe is one of them, and so is the depth."""
+    values: Setting = {}
+    for name, value in table.items():
+        place = f"{above}{name}"
+        if place == RECIPE:
+            values[place] = _plain_recipe(value)
+        elif isinstance(value, Mapping):
+            values |= _flat(value, f"{place}.")
+        else:
+            values[place] = value
+    if not above:
+        depths = [values.pop(f"model.{name}", None) for name in ("encoder_layers", "decoder_layers", "layers")]
+        stacks = [depth if depth not in (None, "none") else depths[2] for depth in depths[:2]]
+        shape = values.get("model.shape", "encoder_decoder")
+        used = stacks if shape == "encoder_decoder" else stacks[:1] if shape == "encoder" else stacks[1:]
+        used = [18 if depth in (None, "none") else depth for depth in used]
+        values[LAYERS] = used[0] if len(set(used)) == 1 else "-".join(map(str, used))
+    return values
+
+
+def _plain_recipe(value: Any) -> Any:
+    """Its name alone, where its options are as usual."""
+    try:
+        recipe = recipes.parse(value)
+        usual = recipes.get(recipe.name).options()
+    except KilolayerError:
+        return value
+    changed = {name: each for name, each in recipe.options().items() if each != usual.get(name)}
+    return {"name": recipe.name, **changed} if changed else recipe.name
+
+
+def _unused(name: str, members: Iterable[Member]) -> str:
+    """The name, with a number behind it where another run has it."""
+    taken = {member.name for member in members}
+    return next(each for count in range(1, len(taken) + 2) if (each := name if count == 1 else f"{name}-{count}") not in taken)
+
+
+def _check_new(folder: Path) -> None:
+    """Refuse a folder that holds something, but for what a start that was killed has left."""
+    if kind_of(folder) == "folder":
+        names = [path.name for path in folder.iterdir()]
+        if names and all(name in LEFT_BY_A_KILLED_START or name.endswith(".part") for name in names):
+            return
+    try:
+        check_new(folder)
+    except InputError as error:
+        fix = "choose another: --out FOLDER"
+        raise InputError(error.what.replace("the run folder", "the folder"), where=error.where, fix=fix) from None

@@ -1,0 +1,174 @@
+"""Which runs a comparison has: the options that vary, their values, and every combination of these.
+
+An option is named as it is typed, `train.lr`. `layers` stands for the depth of a model, whatever its shape: 6 is the depth of
+each stack, "60-12" that of encoder and decoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from kilolayer.config import Table, merge, toml_value
+from kilolayer.errors import OptionError, shown
+
+RECIPE, LAYERS, SEED, RUN = "model.recipe", "layers", "train.seed", "run"
+Setting = dict[str, Any]
+"""The value of each option that varies."""
+TWO_DEPTHS = re.compile(r"(\d+)-(\d+)")
+OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+")
+UNNAMED = re.compile(r"[^\w.+=-]+", re.ASCII)
+LONGEST_NAME = 150
+"""Letters of a run's name; file systems take 255."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An option and the values that are compared, each once."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if self.name not in (LAYERS, RUN) and not OPTION.fullmatch(self.name):
+            raise OptionError(f"{shown(self.name)} is no option", fix="name it with its table, as in train.lr")
+        if not self.values:
+            raise OptionError(f"{self.name} has no values", fix=f"write them with commas: {self.name}=1,2")
+        kept = {_key(value): value for value in self.values}
+        object.__setattr__(self, "values", tuple(kept.values()))
+        if self.name == LAYERS:
+            for value in self.values:
+                _depths(value)
+
+
+def parse_axis(name: str, text: str) -> Axis:
+    """The axis that `4e-4,8e-4` stands for; values are read as TOML, else as text, and commas inside brackets separate none."""
+    words = _split(text)
+    if not all(words):
+        raise OptionError(f"the values of {name} are {shown(text)}", fix=f"write them with commas: {name}=1,2")
+    return Axis(name, tuple(map(toml_value, words)))
+
+
+def join_axes(axes: Iterable[Axis]) -> list[Axis]:
+    """The axes by name, the values of those of one name together."""
+    joined: dict[str, Axis] = {}
+    for axis in axes:
+        before = joined[axis.name].values if axis.name in joined else ()
+        joined[axis.name] = Axis(axis.name, (*before, *axis.values))
+    return list(joined.values())
+
+
+def settings_of(axes: Sequence[Axis]) -> list[Setting]:
+    """Every combination of values; the last axis changes fastest."""
+    names = [axis.name for axis in axes]
+    return [dict(zip(names, values, strict=True)) for values in product(*(axis.values for axis in axes))]
+
+
+def axes_of(settings: Iterable[Mapping[str, Any]]) -> list[Axis]:
+    """The options that any of the settings has, with the values that occur, in the order of their first occurrence."""
+    values: dict[str, list[Any]] = {}
+    for setting in settings:
+        for name, value in setting.items():
+            values.setdefault(name, []).append(value)
+    return [Axis(name, tuple(found)) for name, found in values.items()]
+
+
+def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two settings say the same; 1 and 1.0 are one value, and 1 and true are not."""
+    return {name: _key(value) for name, value in a.items()} == {name: _key(value) for name, value in b.items()}
+
+
+def name_of(setting: Mapping[str, Any]) -> str:
+    """A folder's name that tells the values, `deepnorm-18L-lr0.0004-seed1`; another setting of these options has another."""
+    if not setting:
+        return "run"
+    last = [name.rpartition(".")[2] for name in setting]
+    parts = [_part(name, value, last.count(name.rpartition(".")[2]) > 1) for name, value in setting.items()]
+    plain = "-".join(part for part, _ in parts)
+    if all(whole for _, whole in parts) and len(plain) <= LONGEST_NAME:
+        return plain
+    digest = hashlib.sha256(json.dumps([[name, _key(value)] for name, value in setting.items()]).encode()).hexdigest()[:8]
+    return f"{plain[:LONGEST_NAME]}-{digest}"
+
+
+def shown_value(name: str, value: Any) -> str:
+    """A value as a table shows it."""
+    if name == LAYERS:
+        return "L-".join(f"{value}".split("-")) + "L"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        options = (f"{key}={shown_value(key, each)}" for key, each in value.items() if key != "name")
+        return " ".join([*filter(None, [value.get("name")]), *options])
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
+    """The tables of a run: those of the base with the values of a setting. A depth or a recipe replaces the base's whole."""
+    table = dict(base)
+    model = dict(table["model"]) if isinstance(table.get("model"), Mapping) else {}
+    options = {name: value for name, value in setting.items() if name != LAYERS}
+    if LAYERS in setting:
+        for name in ("layers", "encoder_layers", "decoder_layers"):
+            model.pop(name, None)
+        depths = _depths(setting[LAYERS])
+        names = ("model.layers",) if len(depths) == 1 else ("model.encoder_layers", "model.decoder_layers")
+        options |= dict(zip(names, depths, strict=True))
+    if RECIPE in setting:
+        model.pop("recipe", None)
+    table |= {"model": model} if "model" in table else {}
+    # A name goes before the options below it.
+    for name, value in sorted(options.items(), key=lambda pair: pair[0].count(".")):
+        entry: Any = value
+        for key in reversed(name.split(".")):
+            entry = {key: entry}
+        table = merge(table, entry)
+    return table
+
+
+def _depths(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if isinstance(value, str) and (found := TWO_DEPTHS.fullmatch(value)):
+        return tuple(map(int, found.groups()))
+    raise OptionError(
+        f"layers is {shown(value)}", where="--layers", fix="write 6 for each stack, or 60-12 for encoder and decoder"
+    )
+
+
+def _part(name: str, value: Any, ambiguous: bool) -> tuple[str, bool]:
+    """What a value adds to a name, and whether that tells it wholly."""
+    text = shown_value(name, value)
+    whole = not isinstance(value, float) or float(text) == value
+    if name not in (RECIPE, LAYERS):
+        text = f"{name if ambiguous else name.rpartition('.')[2]}{'' if text[:1].isdigit() else '='}{text}"
+    kept = UNNAMED.sub("_", text).strip(".")
+    return kept, whole and kept == text and isinstance(value, int | float | str)
+
+
+def _key(value: Any) -> str:
+    """What is equal for equal values alone."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return repr(float(value)) if number and abs(value) < 2**53 else f"{type(value).__name__} {value!r}"
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that stand in no brackets and no quotes."""
+    words, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth and not quote:
+            words.append("")
+        else:
+            words[-1] += letter
+    return [word.strip() for word in words]

@@ -1,0 +1,114 @@
+"""What runs need, and what this machine has: as many go side by side as its memory and cores hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kilolayer.speed.budget import Budget, Work, budget
+from kilolayer.tasks.config import RunConfig
+from kilolayer.training.run import choose_device, choose_precision
+
+PROCESS = {"cpu": 600 << 20, "cuda": 3 << 29}
+"""Bytes of a process before its model: torch and the data; on a GPU its context, libraries and recorded steps."""
+SPARE = {"cpu": 2.0, "cuda": 1.3}
+"""What the plan's bytes are multiplied by: the CPU fuses nothing, and allocators keep what they do not use."""
+MEMORY = "import json, torch; print(json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]))"
+CGROUP = Path("/sys/fs/cgroup")
+BYTES_VOCABULARY = 260
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Of a run: its kind of device, bytes there, and the arithmetic of all its steps: the longest are started first."""
+
+    kind: str
+    memory: float
+    flops: float
+
+
+@dataclass
+class Device:
+    """A GPU or the processor. free: bytes, None where they are not known; demands: of the runs on it, by name."""
+
+    kind: str
+    free: float | None
+    environment: dict[str, str] = field(default_factory=dict)
+    demands: dict[str, Demand] = field(default_factory=dict)
+
+    def holds(self, demand: Demand) -> bool:
+        """Whether there is room for one more run. One that is too large for the device is tried alone."""
+        if demand.kind != self.kind:
+            return False
+        used = sum(each.memory for each in self.demands.values())
+        return not self.demands or self.free is None or used + demand.memory <= self.free
+
+
+def demand_of(config: RunConfig, known: dict[tuple[object, ...], Budget] | None = None) -> Demand:
+    """What a run needs, by the plan. known: plans that were made before, to which this one is added."""
+    kind = choose_device(config.train.device).type
+    usual = config.usual_batch(None)
+    precision = "bf16" if choose_precision(config.train) == "bf16" else "fp32"
+    work = Work(usual.rows, usual.length, 1, precision, usual.scored)
+    model = config.model
+    tokenizer = getattr(config, "tokenizer", None)
+    if tokenizer is not None and model.vocab_size is not None:
+        size = BYTES_VOCABULARY if tokenizer.of_bytes else tokenizer.vocab_size
+        model = replace(model, vocab_size=size) if model.source_vocab_size is None else model
+    known = {} if known is None else known
+    key = (repr(model), work)
+    cost = known.get(key) or known.setdefault(key, budget(model, work))
+    training = cost.training
+    peak = training.peak_recomputed if config.train.recompute == "layer" else training.peak
+    tokens = work.batch * work.length * config.train.accumulate * config.train.steps
+    return Demand(kind, PROCESS[kind] + SPARE[kind] * peak, cost.training_flops_per_token * tokens)
+
+
+def devices_for(kinds: set[str]) -> list[Device]:
+    """The devices of this machine that are of these kinds, with what is free on each now."""
+    return [*(_gpus() if "cuda" in kinds else ()), *([Device("cpu", free_memory())] if "cpu" in kinds else ())]
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    with suppress(AttributeError):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> float | None:
+    """Bytes of memory that are free for new processes, also under the limit of a container; None where that is not known."""
+    found: list[float] = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = meminfo.read_text().splitlines()
+        found += [float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # the file says "max" where there is no limit
+        limit, used = (float((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        found.append(limit - used + float(cached.get("inactive_file", 0)))
+    return min(found, default=None)
+
+
+def _gpus() -> list[Device]:
+    """In a process of its own: asking a GPU takes memory on it."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=False)
+    free: list[float] = json.loads(done.stdout) if done.returncode == 0 else []
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    names = named if len(named) == len(free) else [str(place) for place in range(len(free))]
+    several = len(free) > 1
+    return [
+        Device("cuda", bytes_free, {"CUDA_VISIBLE_DEVICES": name} if several else {})
+        for name, bytes_free in zip(names, free, strict=True)
+    ] or [Device("cuda", None)]
+
+
+def threads_of(parallel: int) -> Mapping[str, str]:
+    """The environment that shares the cores between so many processes."""
+    count = str(max(1, cores() // max(1, parallel)))
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), count)

@@ -1,0 +1,132 @@
+"""What became of a run, by its metrics. A run that dies is a result, and says how and when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import read_bytes
+from kilolayer.report.record import Record, number
+from kilolayer.training.guard import TOLERATED
+
+Kind = Literal["finished", "diverged", "dead", "no_progress", "unfinished", "failed", "waiting"]
+DIED: tuple[Kind, ...] = ("diverged", "dead", "no_progress")
+RISE = 0.5
+"""Nats above its lowest that a loss must stay to have diverged: more than batches differ, less than any learning is worth."""
+ABOVE_START = 0.1
+"""The same where it is also above its start: a loss that never fell lies there by chance."""
+KNOWN = 0.05
+"""Nats below the loss of frequencies that a run must come: one that knows these alone ends a few hundredths around them."""
+FEW = 4
+"""Rows of training that tell no curve: with fewer, the validations are looked at."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """step: where it happened, or how far the run has come; text: as a person reads it."""
+
+    kind: Kind
+    step: int | None
+    text: str
+
+    @property
+    def died(self) -> bool:
+        """Whether the run has an end, and it is a bad one."""
+        return self.kind in DIED
+
+
+def outcome_of(record: Record | None, failure: str | None = None) -> Outcome:
+    """The outcome of a run by what its folder holds; None where there is no folder. failure: why its process failed, if so."""
+    if record is None:
+        return Outcome("waiting", None, "waiting") if failure is None else Outcome("failed", None, f"failed: {failure}")
+    step = max((int(row["step"]) for row in (*record.train, *record.valid)), default=0)
+    found = _dead(record) or gave_up(record)
+    if found is not None:
+        return found
+    if not record.scores:
+        if failure is not None:
+            return Outcome("failed", step, f"failed: {failure}")
+        wanted = number(record.config, "train", "steps")
+        return Outcome("unfinished", step, f"step {step:,}" + (f" of {wanted:,.0f}" if wanted == wanted else ""))
+    return _not_finite(record) or _rose(record) or _no_progress(record, step) or Outcome("finished", step, "finished")
+
+
+def gave_up(record: Record) -> Outcome | None:
+    """Divergence that has ended a run: too many steps in a row were skipped, the last ones of all."""
+    skipped = [int(row["step"]) for row in record.event if str(row.get("text", "")).endswith("is not finite")]
+    last = skipped[-TOLERATED:]
+    in_a_row = len(last) == TOLERATED and last[-1] - last[0] == TOLERATED - 1
+    if not in_a_row or any(row["step"] > last[-1] for row in record.train):
+        return None
+    return _diverged(last[0])
+
+
+def failure_of(log: Path, code: int) -> str:
+    """Why a process failed, in a line, by its exit code and by what it has written."""
+    lines = read_bytes(log).decode("utf-8", errors="replace").splitlines() if kind_of(log) == "file" else []
+    lines = [line.strip() for line in lines if line.strip()]
+    told = [line.removeprefix("kilolayer: ") for line in lines if line.startswith("kilolayer: ")]
+    if code < 0:
+        return "killed, as it happens where memory runs out" if code == -9 else f"ended by signal {-code}"
+    if code == 2 and told:
+        return "out of memory" if told[-1] == "there is not enough memory" else told[-1]
+    return lines[-1] if lines else f"exit code {code}"
+
+
+def _diverged(step: int) -> Outcome:
+    return Outcome("diverged", step, f"diverged at step {step:,}")
+
+
+def _dead(record: Record) -> Outcome | None:
+    for row in record.event:
+        if isinstance(stack := row.get("dead"), str):
+            return Outcome("dead", int(row["step"]), f"{stack} dead from step {int(row['step']):,}")
+    return None
+
+
+def _not_finite(record: Record) -> Outcome | None:
+    """A loss that is no number at the end: from the first row of these on."""
+    for rows, key in ((record.train, _training_key(record)), (record.valid, "loss")):
+        first = len(rows)
+        while first and math.isnan(number(rows[first - 1], key)):
+            first -= 1
+        if first < len(rows):
+            return _diverged(int(rows[first]["step"]))
+    return None
+
+
+def _rose(record: Record) -> Outcome | None:
+    """A loss that rose for good: that of training, since on the validation part it also rises where too much was learned."""
+    rows, key = (record.train, _training_key(record)) if len(record.train) >= FEW else (record.valid, "loss")
+    losses = [number(row, key) for row in rows]
+    finite = [loss for loss in losses if not math.isnan(loss)]
+    if len(finite) < 2:
+        return None
+    smooth = [median(finite[max(0, place - 2) : place + 3]) for place in range(len(finite))]
+    lowest = min(smooth)
+    limit = min(lowest + RISE, max(finite[0], lowest + ABOVE_START))
+    first = len(losses)
+    while first and not losses[first - 1] <= limit:
+        first -= 1
+    if first in (0, len(losses)) or not median(finite[-3:]) > limit:
+        return None
+    return _diverged(int(rows[first]["step"]))
+
+
+def _no_progress(record: Record, step: int) -> Outcome | None:
+    """A loss that ends no lower than that of frequencies, where this is known, in training and on the validation part."""
+    reference = max((number(row, "frequency_loss") for row in record.reference), default=math.nan)
+    trained = [number(row, _training_key(record)) for row in record.train[-3:]]
+    ends = [*([median(trained)] if trained else []), *(number(row, "loss") for row in record.valid[-1:])]
+    if ends and min(ends) > reference - KNOWN:
+        return Outcome("no_progress", step, "no progress")
+    return None
+
+
+def _training_key(record: Record) -> str:
+    """The loss without label smoothing, where it is told."""
+    return "nll" if any("nll" in row for row in record.train) else "loss"

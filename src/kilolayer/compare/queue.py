@@ -1,0 +1,259 @@
+"""The runs of a comparison, each a process of its own, as many side by side as the machine holds.
+
+A run's own folder tells what is left to do: scores, a checkpoint to go on from, or the lock of a process that still trains in
+it, as where the queue before was killed. Such a process is waited for, and never doubled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kilolayer.compare.comparison import Comparison, Member
+from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, threads_of
+from kilolayer.compare.outcome import failure_of
+from kilolayer.errors import InputError
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import read_text
+from kilolayer.files.writing import make_folder
+from kilolayer.terminal import LiveLine, say
+from kilolayer.training.run import holder_of, locked
+from kilolayer.training.stop import Stop, Stopped, catching
+
+POLL_SECONDS = 0.2
+# -P: as the command, which does not look for modules in the folder that it is started in.
+TRAIN = ("-P", "-m", "kilolayer", "train")
+OUT_OF_MEMORY = ("out of memory", "killed")
+IN_USE = "is in use by process"
+
+
+@dataclass
+class Child:
+    """A run under way. process: None where an earlier queue has started it; beside: whether others ran in its time."""
+
+    member: Member
+    device: Device
+    process: subprocess.Popen[bytes] | None
+    beside: bool = False
+
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return holder_of(self.member.folder) is None if self.process is None else self.process.poll() is not None
+
+    def ask_to_stop(self) -> None:
+        """Send the signal at which a run writes a checkpoint and ends."""
+        with suppress(ProcessLookupError, PermissionError):
+            if self.process is not None:
+                self.process.terminate()
+            elif (holder := holder_of(self.member.folder)) and _trains_in(holder, self.member.folder):
+                os.kill(holder, signal.SIGTERM)
+
+
+def run_all(
+    comparison: Comparison,
+    parallel: int | None = None,
+    seconds: float | None = None,
+    tell: Callable[[str], Any] = say,
+) -> int:
+    """Train all runs that are not complete; return 0, or 128 + n where signal n has ended it, with a checkpoint of each run.
+
+    parallel: most at once; None: as many as fit. seconds: after these, what is under way stops with a checkpoint, and what
+    waits is left for another time. A run that has failed before is tried again.
+    """
+    with locked(comparison.folder), catching() as stop, stop.at_next_step():
+        members = [member for member in comparison.members if not comparison.is_complete(member)]
+        if not members:
+            return 0
+        if kind_of(comparison.started_in) != "folder":
+            raise InputError(
+                "the folder that the comparison was started in is gone, and its paths begin there",
+                where=str(comparison.started_in),
+                fix="make it again, or correct started_in in comparison.toml",
+            )
+        return _Queue(comparison, members, parallel, stop, tell).run(seconds)
+
+
+@dataclass
+class _Queue:
+    comparison: Comparison
+    waiting: list[Member]
+    parallel: int | None
+    stop: Stop
+    tell: Callable[[str], Any]
+    running: list[Child] = field(default_factory=list, init=False)
+    alone: set[str] = field(default_factory=set, init=False)
+    """Runs that had no memory beside others, and are tried once more."""
+
+    def __post_init__(self) -> None:
+        plans: dict[tuple[object, ...], Any] = {}
+        configs = {member.name: self.comparison.config_of(member) for member in self.waiting}
+        self.demands: dict[str, Demand] = {name: demand_of(config, plans) for name, config in configs.items()}
+        self.devices = devices_for({demand.kind for demand in self.demands.values()})
+        self.waiting.sort(key=lambda member: -self.demands[member.name].flops)
+        self.most = min(self.parallel or cores(), len(self.waiting))
+        self.total = len(self.waiting)
+        self.line = LiveLine()
+        make_folder(self.comparison.folder / "logs")
+        make_folder(self.comparison.folder / "runs")
+
+    def run(self, seconds: float | None) -> int:
+        end = None if seconds is None else time.monotonic() + seconds
+        self.say(f"{self.total} of {len(self.comparison.members)} runs are to be trained, at most {self.most} side by side")
+        try:
+            while (self.waiting or self.running) and not self.stop.signal and (end is None or time.monotonic() < end):
+                if not self._start_next():
+                    time.sleep(POLL_SECONDS)
+                self._collect()
+                self._show()
+        finally:
+            self._stop_all()
+            self.line.clear()
+        if self.stop.signal:
+            return 128 + self.stop.signal
+        return 0
+
+    def say(self, text: str) -> None:
+        self.line.clear()
+        self.tell(text)
+
+    def _start_next(self) -> bool:
+        """Start, or find under way, the next run that there is room for."""
+        if not self.waiting or len(self.running) >= self.most or self._must_wait():
+            return False
+        for member in self.waiting:
+            demand = self.demands[member.name]
+            room = [device for device in self.devices if device.holds(demand)]
+            if not room or (member.name in self.alone and self.running):
+                continue
+            self.waiting.remove(member)
+            self._start(member, min(room, key=lambda device: len(device.demands)))
+            return True
+        return False
+
+    def _must_wait(self) -> bool:
+        """For the first run of all, which makes the vocabulary that the others find in the cache; for one that runs alone."""
+        if not self.running:
+            return False
+        if any(child.member.name in self.alone for child in self.running):
+            return True
+        return not any(kind_of(member.folder / "config.toml") for member in self.comparison.members)
+
+    def _start(self, member: Member, device: Device) -> None:
+        self.comparison.note_failure(member, None)
+        process = None
+        if holder_of(member.folder) is None:
+            process = self._process(member, device)
+            self.say(f"{member.name} is started" + (f" on GPU {name}" if (name := _gpu_of(device)) else ""))
+        else:
+            self.say(f"{member.name} is still under way")
+        device.demands[member.name] = self.demands[member.name]
+        self.running.append(Child(member, device, process))
+        if len(self.running) > 1:
+            for child in self.running:
+                child.beside = True
+
+    def _process(self, member: Member, device: Device) -> subprocess.Popen[bytes]:
+        begun = kind_of(member.folder / "config.toml") is not None
+        new = [str(self.comparison.config_path(member)), "--run", str(member.folder)]
+        words = ["--resume", str(member.folder)] if begun else new
+        command = [sys.executable, *TRAIN, *words]
+        environment = {**os.environ, **threads_of(self.most), **device.environment}
+        with open(self.comparison.log_path(member), "ab") as log:
+            # In a session of its own: Ctrl-C at a terminal would reach it besides the one signal that it gets from here.
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.comparison.started_in,
+                start_new_session=True,
+            )
+
+    def _collect(self) -> None:
+        for child in [child for child in self.running if child.ended()]:
+            code = None if child.process is None else child.process.returncode
+            if code == 2 and holder_of(child.member.folder) is not None:
+                child.process = None  # another process was quicker, which an earlier queue has started: wait for that one
+                continue
+            self.running.remove(child)
+            del child.device.demands[child.member.name]
+            self._note(child, code)
+
+    def _note(self, child: Child, code: int | None) -> None:
+        member = child.member
+        if self.comparison.is_complete(member):
+            (result,) = (each for each in self.comparison.results() if each.name == member.name)
+            self.say(f"{member.name}: {result.outcome.text}")
+        elif code is None:
+            self.waiting.append(member)  # an earlier queue's process ended before its time: go on with the run
+        elif code > 128:
+            self.say(f"{member.name}: stopped")
+        else:
+            self._fail(child, code)
+
+    def _fail(self, child: Child, code: int) -> None:
+        member, log = child.member, self.comparison.log_path(child.member)
+        text = failure_of(log, code)
+        if IN_USE in text:  # and the other process has ended in the meantime
+            self.waiting.append(member)
+            return
+        if child.beside and text.startswith(OUT_OF_MEMORY) and member.name not in self.alone:
+            self.alone.add(member.name)
+            self.waiting.append(member)
+            self.say(f"{member.name}: {text}; it is tried again alone")
+            return
+        if code == 2 and not any(kind_of(each.folder / "config.toml") for each in self.comparison.members):
+            raise _refusal(log, member)
+        self.comparison.note_failure(member, text)
+        self.say(f"{member.name}: failed: {text}")
+
+    def _show(self) -> None:
+        if self.line.due:
+            done = self.total - len(self.waiting) - len(self.running)
+            names = ", ".join(child.member.name for child in self.running)
+            self.line.show(f"{done} of {self.total} done, under way: {names}")
+
+    def _stop_all(self) -> None:
+        """End what is under way, with checkpoints; a second signal to this process insists there too."""
+        if not self.running:
+            return
+        self.say(f"stopping {len(self.running)} runs, each with a checkpoint")
+        for child in self.running:
+            child.ask_to_stop()
+        while not all(child.ended() for child in self.running):
+            try:
+                time.sleep(POLL_SECONDS)
+            except Stopped:
+                for child in self.running:
+                    child.ask_to_stop()
+
+
+def _gpu_of(device: Device) -> str:
+    return device.environment.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def _trains_in(process: int, folder: Path) -> bool:
+    """Whether a process is one that trains in a folder: a lock's number may come from another machine."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return os.fsencode(folder) in words
+
+
+def _refusal(log: Path, member: Member) -> InputError:
+    """What the first run was refused for: it holds for all."""
+    lines = read_text(log).splitlines()
+    first = max((place for place, line in enumerate(lines) if line.startswith("kilolayer: ")), default=0)
+    what, *rest = [line.strip().removeprefix("kilolayer: ") for line in lines[first:]] or ["the first run was refused"]
+    where, fix = (rest[0], rest[1]) if len(rest) > 1 else ("", rest[0] if rest else "")
+    return InputError(what, where=", ".join(filter(None, [where, f"in the run {member.name}"])), fix=fix)

@@ -1,0 +1,53 @@
+"""Whether the cells of a table differ from the best one by more than the choice of test sentences makes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kilolayer.compare.table import Cell, ComparisonTable
+from kilolayer.errors import KilolayerError
+from kilolayer.evaluate.significance import SAMPLES, paired_bootstrap
+from kilolayer.evaluate.significance import Comparison as Significance
+from kilolayer.tasks.task import Answers
+from kilolayer.training.run import Run, cache_folder
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cell against the best one, by the first seed of each that finished."""
+
+    title: str
+    run: str
+    best: str
+    significance: Significance
+
+    def table(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"cell": self.title, "run": self.run, "against": self.best, **asdict(self.significance)}
+
+
+def against_best(table: ComparisonTable, samples: int = SAMPLES) -> list[Verdict]:
+    """Every cell against the best one by a paired bootstrap, where runs have kept what they wrote on one test part."""
+    best = table.best()
+    if best is None or len(table.cells) < 2 or (ours := _answers(best)) is None:
+        return []
+    verdicts = []
+    for cell in table.cells:
+        if cell is best or (theirs := _answers(cell)) is None or theirs.references != ours.references:
+            continue
+        found = paired_bootstrap(ours.hypotheses, theirs.hypotheses, ours.references, samples=samples)
+        verdicts.append(Verdict(table.title_of(cell), cell.best.alive[0].name, best.best.alive[0].name, found))
+    return verdicts
+
+
+def _answers(cell: Cell) -> Answers | None:
+    """None where nothing was kept, or its references are no longer where they were."""
+    if not cell.best.alive:
+        return None
+    folder = cell.best.alive[0].folder
+    try:
+        run = Run.open(folder)
+        return run.registration.load().answers(run.config, folder, cache_folder())
+    except KilolayerError:
+        return None

@@ -1,0 +1,44 @@
+"""How the values of an axis are told apart: a colour and a kind of line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kilolayer.report.comparison_view import Value
+from kilolayer.report.figure import PALETTE, shades
+
+COLOURS = (*PALETTE, "#882255", "#6b6b6b", "#117733", "#332288")  # beyond Okabe and Ito's, four of Tol's that are as far apart
+LIGHTEST = 0.75  # of viridis, as a thin line on white
+DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
+
+
+@dataclass(frozen=True)
+class Appearance:
+    """One value as it is shown. dash: lengths in pixels of line and gap, in turn; empty for a solid line."""
+
+    label: str
+    colour: str
+    dash: tuple[int, ...] = ()
+
+
+def appearances(values: Sequence[Value]) -> list[Appearance]:
+    """Numbers from dark to light in the order of their size; names in colours, and then in kinds of lines, that differ."""
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) == len(values) and len(values) > 2:
+        order = sorted(set(numbers))
+        by_size = dict(zip(order, shades(len(order), LIGHTEST), strict=True))
+        return [Appearance(show_value(value), by_size[value]) for value in numbers]
+    return [
+        Appearance(show_value(value), COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)])
+        for place, value in enumerate(values)
+    ]
+
+
+def show_value(value: Value) -> str:
+    """An option's value as a configuration has it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,123 @@
+"""The curves of a comparison as the page's script reads them: metrics, axes with their colours, runs, thinned points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kilolayer.report.axis_colours import Appearance, appearances
+from kilolayer.report.comparison_view import FATAL, ComparisonView, Points, Value, ViewRun
+from kilolayer.report.figure import Series, in_stretches, thinned
+from kilolayer.report.record import LARGEST
+
+TITLES = {
+    "loss": "training loss",
+    "valid": "validation loss",
+    "grad_norm": "gradient norm",
+    "lr": "learning rate",
+    "bleu": "BLEU",
+}
+BUDGET = 160_000  # points of all curves together: a page of 60 runs stays near 2 MB
+FEWEST, MOST = 200, 4000  # points of one curve
+
+
+class Axis:
+    """Values that runs are told apart by, as they look, and which of them each run has."""
+
+    def __init__(self, name: str, title: str, values: Sequence[Value], of_runs: Sequence[Value]) -> None:
+        order = [*dict.fromkeys(map(_key, [*values, *of_runs]))]
+        plain = {_key(value): value for value in [*values, *of_runs]}
+        self.name, self.title = name, title
+        self.places = [order.index(_key(value)) for value in of_runs]
+        self.looks: list[Appearance] = appearances([plain[key] for key in order])
+
+
+def axes_of(view: ComparisonView) -> list[Axis]:
+    """The axes that have more than one value, what became of the runs where that differs, and each run as itself."""
+    last = [axis.name.rsplit(".", 1)[-1] for axis in view.axes]
+    found: list[Axis] = []
+    for axis, short in zip(view.axes, last, strict=True):
+        title = short.replace("_", " ") if last.count(short) == 1 else axis.name
+        found.append(Axis(axis.name, title, axis.values, [run.options.get(axis.name) for run in view.runs]))
+    found.append(Axis("outcome", "outcome", [], [run.outcome.replace("_", " ") for run in view.runs]))
+    return [axis for axis in found if len(axis.looks) > 1] + [Axis("run", "run", [], [run.name for run in view.runs])]
+
+
+def series_of_runs(runs: Sequence[ViewRun]) -> list[dict[str, Series]]:
+    """The curves of each run by metric, as far as any point of them can be drawn."""
+    every = [{key: _as_series(key, points) for key, points in run.curves.items()} for run in runs]
+    return [{key: series for key, series in curves.items() if np.isfinite(series.y).any()} for curves in every]
+
+
+def metrics_of(curves: Sequence[Mapping[str, Series]]) -> list[str]:
+    """Every metric that any run has, in the order in which runs name them."""
+    return list(dict.fromkeys(key for of_run in curves for key in of_run))
+
+
+def title_of(metric: str) -> str:
+    """A metric as a reader calls it."""
+    return TITLES.get(metric, metric.replace("_", " "))
+
+
+def comparison_data(
+    view: ComparisonView, axes: Sequence[Axis], metrics: Sequence[str], curves: Sequence[Mapping[str, Series]]
+) -> dict[str, Any]:
+    """Everything that the script needs, as JSON can hold it. thinned: to how many points, or None where all are there."""
+    most = min(max(BUDGET // max(sum(map(len, curves)), 1), FEWEST), MOST)
+    longest = max((len(series.x) for of_run in curves for series in of_run.values()), default=0)
+    return {
+        "metrics": [title_of(key) for key in metrics],
+        "axes": [
+            {
+                "title": axis.title,
+                "values": [{"label": look.label, "colour": look.colour, "dash": list(look.dash)} for look in axis.looks],
+            }
+            for axis in axes
+        ],
+        "runs": [
+            {
+                "name": run.name,
+                "outcome": run.outcome_text,
+                "fatal": run.outcome in FATAL,
+                "values": [axis.places[place] for axis in axes],
+                "curves": [_points(curves[place].get(key), most) for key in metrics],
+            }
+            for place, run in enumerate(view.runs)
+        ],
+        "thinned": most if longest > most else None,
+    }
+
+
+def _as_series(name: str, points: Points) -> Series:
+    """The points in the order of their steps, NaN for what no plot can draw."""
+    both = np.array(points, dtype=float).reshape(-1, 2)
+    both = both[np.isfinite(both[:, 0])]
+    both = both[np.argsort(both[:, 0], kind="stable")]
+    return Series(name, both[:, 0].tolist(), np.where(np.abs(both[:, 1]) <= LARGEST, both[:, 1], math.nan).tolist())
+
+
+def _points(series: Series | None, most: int) -> list[list[float | None]]:
+    """Steps and values, apart; of a curve that is thinned also the middle and the mean of each stretch, to smooth by."""
+    if series is None:
+        return [[], []]
+    found = _listed(*thinned(series, most))
+    if len(series.x) <= most:
+        return found
+    y = in_stretches(np.array(series.y), most // 2)
+    x = in_stretches(np.array(series.x), most // 2)
+    filled = np.isfinite(y).any(1)
+    return found + _listed(np.nanmean(x[filled], 1), np.nanmean(y[filled], 1))
+
+
+def _listed(x: np.ndarray, y: np.ndarray) -> list[list[float | None]]:
+    """None leaves a gap."""
+    steps: list[float | None] = [int(step) if step == round(step) else float(f"{step:.10g}") for step in x.tolist()]
+    return [steps, [float(f"{value:.5g}") if math.isfinite(value) else None for value in y.tolist()]]
+
+
+def _key(value: Value) -> tuple[str, Value]:
+    """True is not 1 here, though a dictionary thinks so; 1 and 1.0 are."""
+    return ("bool" if isinstance(value, bool) else "", value)

@@ -1,0 +1,69 @@
+"""The curves of many runs in one still picture, as inline SVG: what a page shows where no script runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from kilolayer.report.axis_colours import Appearance
+from kilolayer.report.figure import LEGEND, POINTS, STYLE, Series, new_axes, shortened, thinned, to_svg
+
+TOTAL = 10_000  # points of all lines together: the picture stays below 200 kB
+SIZE = (7.2, 3.8)  # inches
+LEGENDS, ROW, ENTRY = 24, 90, 0.2  # entries of the legend at most, letters of a row of it, inches of its height
+MANY = 12  # lines, beyond which they are thinner
+GOLDEN = 0.618034  # its multiples mix the order of drawing, so that no colour of neighbours lies above all others
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line, and how it looks; lines that look alike stand once in the legend."""
+
+    series: Series
+    appearance: Appearance
+
+
+def curves_plot(name: str, curves: Sequence[Curve], *, x_label: str, y_label: str, description: str) -> Markup | None:
+    """All of the curves as SVG; None where none has a finite value. The y axis leaves out what only a few points reach."""
+    most = max(min(POINTS, TOTAL // max(len(curves), 1)), 20)
+    lines = [(curve.appearance, *thinned(curve.series, most)) for curve in curves]
+    lines = [(look, x, y) for look, x, y in lines if np.isfinite(y).any()]
+    if not lines:
+        return None
+    looks = list(dict.fromkeys(look for look, _, _ in lines))[:LEGENDS]
+    columns = max(1, min(len(looks), ROW // (max(len(shortened(look.label)) for look in looks) + 6)))
+    with mpl.rc_context(STYLE):
+        figure, axes = new_axes(x_label, y_label, (SIZE[0], SIZE[1] + ENTRY * -(-len(looks) // columns)))
+        width, opacity = (0.8, 0.8) if len(lines) > MANY else (1.2, 1.0)
+        for place in sorted(range(len(lines)), key=lambda place: place * GOLDEN % 1):
+            look, x, y = lines[place]
+            style = {"color": look.colour, "linestyle": _style(look), "marker": "." if len(x) < 24 else ""}
+            axes.plot(x, y, linewidth=width, alpha=opacity, **style)
+        low, high = sensible_range(np.concatenate([y[np.isfinite(y)] for _, _, y in lines]))
+        axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        if len(looks) > 1:
+            handles = [Line2D([], [], color=look.colour, linestyle=_style(look), label=shortened(look.label)) for look in looks]
+            axes.legend(handles=handles, ncols=columns, **LEGEND)
+        return to_svg(figure, name, description)
+
+
+def sensible_range(values: np.ndarray) -> tuple[float, float]:
+    """Of all values, unless the highest fiftieth of them would press the rest into the lower third of the picture."""
+    low, high = float(values.min()), float(values.max())
+    most = float(np.quantile(values, 0.98))
+    if high - low > 3 * (most - low) > 0:
+        high = low + 1.1 * (most - low)
+    return low, high if high > low else low + max(abs(low), 1.0) * 0.1
+
+
+def _style(look: Appearance) -> Literal["-"] | tuple[float, tuple[int, ...]]:
+    return (0.0, look.dash) if look.dash else "-"

@@ -1,0 +1,194 @@
+"""A comparison as a folder: made, opened, extended, and refused before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import new_text_run, table, text_table, write_corpus
+
+import kilolayer as kl
+from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.grid import Axis
+from kilolayer.config import dump, load
+from kilolayer.errors import InputError, KilolayerError, OptionError
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def config(tmp_path: Path, corpus: Path) -> Path:
+    (tmp_path / "small.toml").write_text(dump(table(corpus)))
+    return tmp_path / "small.toml"
+
+
+def recipes(*names: str) -> Axis:
+    return Axis("model.recipe", names)
+
+
+def test_a_comparison_is_opened_as_it_was_made(tmp_path: Path, config: Path) -> None:
+    axes = [recipes("pre_ln", "post_ln"), Axis("layers", (2, "3-1")), Axis("model.dropout", (0, 0.1))]
+    made = Comparison.make(tmp_path / "out", config, axes, {"model.dim": 32, "train": {"steps": 7}})
+    opened = Comparison.open(tmp_path / "out")
+    assert (opened.members, opened.base, opened.axes) == (made.members, made.base, axes)
+    assert len(opened.members) == 8
+    found = opened.config_of(opened.members[3])
+    assert (found.model.recipe.name, found.model.depths.encoder, found.model.depths.decoder) == ("pre_ln", 3, 1)
+    assert (found.model.dim, found.model.dropout, found.train.steps) == (32, 0.1, 7)
+    assert {result.outcome.kind for result in opened.results()} == {"waiting"}
+
+
+def test_the_file_of_a_run_is_its_configuration(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln"), Axis("layers", ("3-1",))])
+    assert load(made.config_path(made.members[0]))["model"] == {
+        **{name: value for name, value in load(config)["model"].items() if name != "layers"},
+        "recipe": "pre_ln",
+        "encoder_layers": 3,
+        "decoder_layers": 1,
+    }
+
+
+def test_further_values_are_added_and_what_is_there_stays(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln"), Axis("train.lr", (0.1, 0.2))])
+    before = [member.name for member in made.members]
+    made.extend([recipes("post_ln"), Axis("train.lr", (0.2, 0.3))])
+    opened = Comparison.open(tmp_path / "out")
+    assert [member.name for member in opened.members][:2] == before
+    assert sorted((member.options["model.recipe"], member.options["train.lr"]) for member in opened.members) == [
+        (recipe, rate) for recipe in ("post_ln", "pre_ln") for rate in (0.1, 0.2, 0.3)
+    ]
+
+
+def test_an_option_that_did_not_vary_has_had_the_bases_value(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln", "post_ln")])
+    made.extend([Axis("train.seed", (1, 2)), Axis("layers", (2,)), Axis("train.clip_norm", (1.0,))])
+    assert [member.name for member in made.members][:2] == ["pre_ln", "post_ln"]
+    assert made.members[0].options == {
+        "model.recipe": "pre_ln",
+        "train.seed": 1,
+        "layers": 2,
+        "train.clip_norm": 0.0,
+    }
+    assert len(made.members) == 2 * 2 * 1 * 2
+
+
+def test_the_bases_recipe_is_known_with_its_options(tmp_path: Path, corpus: Path) -> None:
+    for name, recipe, expected in (("a", "admin", "admin"), ("b", {"name": "deepnorm", "alpha_scale": 2.0}, None)):
+        (tmp_path / f"{name}.toml").write_text(dump(table(corpus, model={"recipe": recipe})))
+        made = Comparison.make(tmp_path / name, tmp_path / f"{name}.toml", [Axis("train.seed", (1,))])
+        made.extend([recipes("pre_ln")])
+        assert made.members[0].options["model.recipe"] == (expected or {"name": "deepnorm", "alpha_scale": 2.0})
+
+
+def test_single_runs_may_be_added(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln"), Axis("model.dim", (16,))])
+    made.add([{"model.recipe": "post_ln", "model.dim": 32}, {"model.recipe": "pre_ln", "model.dim": 16}])
+    assert [member.name for member in Comparison.open(tmp_path / "out").members] == ["pre_ln-dim16", "post_ln-dim32"]
+
+
+def test_the_same_command_given_twice_extends(tmp_path: Path, config: Path) -> None:
+    Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln")])
+    again = Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln", "post_ln")])
+    assert len(again.members) == 2
+    with pytest.raises(InputError, match="of another configuration"):
+        Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln")], {"model.dim": 8})
+
+
+def test_without_a_configuration_the_embedded_one_gets_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr("kilolayer.compare.comparison.write_corpus", written.append)
+    made = Comparison.make(tmp_path / "out", None, [recipes("pre_ln")])
+    folder = load(made.config_path(made.members[0]))["data"]["folder"]
+    assert Path(folder) == tmp_path / "out" / "data"
+    assert written == [tmp_path / "out" / "data"]
+
+
+BAD: list[tuple[list[Axis], dict[str, Any], str]] = [
+    ([recipes("pre_ln", "deepnrm")], {}, "did you mean 'deepnorm'"),
+    ([Axis("train.lrr", (1,))], {}, "unknown option"),
+    ([Axis("train.lr", (1e-3, -1.0))], {}, "lr is -1.0"),
+    ([Axis("train.lr", ("fast",))], {}, "lr is 'fast'"),
+    ([recipes("deepnorm", "pre_ln"), Axis("model.recipe.alpha_scale", (2,))], {}, "alpha_scale"),
+    ([Axis("layers", (0,))], {}, "layers is 0"),
+    ([Axis("train.min_lr", (1e-5,))], {}, "has no effect"),
+    ([Axis("model.dim", (15,))], {}, "heads"),
+    ([recipes("pre_ln")], {"model.dmi": 3}, "did you mean 'dim'"),
+]
+
+
+@pytest.mark.parametrize(("axes", "options", "words"), BAD)
+def test_a_mistake_in_any_run_is_found_before_anything_is_written(
+    tmp_path: Path, config: Path, axes: list[Axis], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(KilolayerError, match=words) as refused:
+        Comparison.make(tmp_path / "out", config, axes, options)
+    assert "in the run " in refused.value.where
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_in_an_extension_leaves_the_comparison_as_it_was(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+    text = (tmp_path / "out" / "comparison.toml").read_text()
+    with pytest.raises(OptionError):
+        made.extend([Axis("train.lr", (-1.0,))])
+    assert (tmp_path / "out" / "comparison.toml").read_text() == text
+    assert len(made.members) == 1
+
+
+def test_too_many_runs_are_a_slip(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.compare.comparison.MOST_RUNS", 20)
+    with pytest.raises(OptionError, match="more than 20 runs"):
+        Comparison.make(tmp_path / "out", config, [Axis("train.seed", tuple(range(30)))])
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path, config: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match="the folder is not empty"):
+        Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runs = 3",
+        'started_in = "/"\nruns = [{name = "../../x", options = {}}]',
+        'started_in = "/"\nruns = [{name = "", options = {}}]',
+        'started_in = "/"\nruns = [{options = {}}]',
+        'started_in = "/"\nruns = [{name = "a", options = {lr = 3}}]',
+        'started_in = "/"\nruns = [{name = "a", options = 3}]',
+        "runs = [",
+    ],
+)
+def test_a_strangers_comparison_is_read_with_care(tmp_path: Path, config: Path, text: str) -> None:
+    Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+    (tmp_path / "out" / "comparison.toml").write_text(text)
+    with pytest.raises(KilolayerError):
+        Comparison.open(tmp_path / "out")
+
+
+def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="this is not a comparison"):
+        Comparison.open(tmp_path)
+
+
+def test_a_start_from_another_run_gives_its_model(tmp_path: Path, corpus: Path) -> None:
+    start = new_text_run(tmp_path / "start", corpus, model={"dim": 32})
+    whole = {name: each for name, each in text_table(corpus).items() if name != "model"}
+    (tmp_path / "more.toml").write_text(dump(whole))
+    made = Comparison.make(tmp_path / "out", tmp_path / "more.toml", [Axis("train.start_from", (str(start.folder),))])
+    assert made.config_of(made.members[0]).model.dim == 32
+
+
+def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("kilolayer.compare.session.run_all", lambda *given: asked.append(given) or 0)
+    axes = {"model.recipe": ["pre_ln", "post_ln"], "layers": [2]}
+    comparison = kl.run_comparison(config, axes, folder=tmp_path / "out", options={"train.steps": 3}, parallel=5, seconds=60)
+    assert [member.name for member in comparison.members] == ["pre_ln-2L", "post_ln-2L"]
+    assert asked == [(comparison, 5, 60)]
+    assert (tmp_path / "out" / "comparison.json").exists()

@@ -1,0 +1,141 @@
+"""What became of a run, on metrics that are written out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kilolayer.compare.outcome import failure_of, outcome_of
+from kilolayer.report.record import Record
+
+DONE = {"test": {}, "weights": {}}
+
+
+def record(losses: list[float | None], valid: list[float | None] | None = None, **more: Any) -> Record:
+    """A run with a row every ten steps."""
+    train = [{"kind": "train", "step": 10 * place, "nll": loss} for place, loss in enumerate(losses, 1)]
+    rows = [{"kind": "valid", "step": 10 * place, "loss": loss} for place, loss in enumerate(valid or [], 1)]
+    settings: dict[str, Any] = {"config": {"train": {"steps": 10 * len(losses)}}, "scores": DONE}
+    return Record(name="run", train=train, valid=rows, **settings | more)
+
+
+def reference(loss: float) -> list[dict[str, Any]]:
+    return [{"kind": "reference", "step": 0, "frequency_loss": loss}]
+
+
+def skipped(*steps: int) -> list[dict[str, Any]]:
+    return [{"kind": "event", "step": step, "text": f"step {step} skipped: the gradient is not finite"} for step in steps]
+
+
+FALLING = [9.0, 7.5, 6.0, 5.0, 4.4, 4.0, 3.8, 3.7]
+
+
+def test_a_run_that_learned_and_was_scored_is_finished() -> None:
+    found = outcome_of(record(FALLING, [5.0, 3.6], reference=reference(6.2)))
+    assert (found.kind, found.step, found.text, found.died) == ("finished", 80, "finished", False)
+
+
+def test_a_run_without_scores_is_unfinished_and_tells_how_far_it_is() -> None:
+    found = outcome_of(record(FALLING, scores={}, config={"train": {"steps": 2000}}))
+    assert (found.kind, found.text) == ("unfinished", "step 80 of 2,000")
+
+
+def test_a_run_without_a_folder_waits() -> None:
+    assert outcome_of(None).kind == "waiting"
+
+
+def test_what_its_process_said_is_the_failure() -> None:
+    assert outcome_of(None, "out of memory").text == "failed: out of memory"
+    assert outcome_of(record(FALLING, scores={}), "out of memory").kind == "failed"
+
+
+def test_a_finished_run_is_no_failure_whatever_was_said() -> None:
+    assert outcome_of(record(FALLING), "the report cannot be written").kind == "finished"
+
+
+def test_ten_skipped_steps_in_a_row_at_the_end_are_a_divergence_at_the_first_of_them() -> None:
+    found = outcome_of(record(FALLING, scores={}, event=skipped(7, *range(83, 93))))
+    assert (found.kind, found.text) == ("diverged", "diverged at step 83")
+
+
+def test_a_resumed_run_that_diverges_again_has_diverged() -> None:
+    assert outcome_of(record(FALLING, scores={}, event=skipped(*range(83, 90), *range(83, 93)))).step == 83
+
+
+def test_skipped_steps_that_training_survived_are_none() -> None:
+    assert outcome_of(record(FALLING, event=skipped(*range(31, 41)))).kind == "finished"
+
+
+def test_a_loss_that_is_no_number_at_the_end_has_diverged_where_that_began() -> None:
+    assert outcome_of(record([9.0, 7.0, 6.0, None, 5.5, None, None])).text == "diverged at step 60"
+    assert outcome_of(record(FALLING, [5.0, None])).kind == "diverged"
+
+
+def test_a_loss_that_rises_for_good_has_diverged_where_it_left() -> None:
+    found = outcome_of(record([9.0, 7.0, 5.0, 4.0, 4.0, 4.0, 6.0, 6.5, 6.4, 6.4]))
+    assert found.text == "diverged at step 70"
+
+
+def test_a_spike_that_training_recovers_from_is_none() -> None:
+    assert outcome_of(record([9.0, 7.0, 5.0, 4.0, 7.5, 6.0, 4.2, 4.0, 3.9])).kind == "finished"
+
+
+def test_one_bad_batch_at_the_end_is_none() -> None:
+    assert outcome_of(record([*FALLING, 4.4])).kind == "finished"
+
+
+def test_a_rise_of_less_than_half_a_nat_is_none() -> None:
+    assert outcome_of(record([9.0, 7.0, 5.0, 4.0, 4.0, 4.0, 4.3, 4.4, 4.4, 4.4])).kind == "finished"
+
+
+def test_a_loss_that_ends_above_its_start_has_diverged_though_it_never_fell_by_half_a_nat() -> None:
+    assert outcome_of(record([5.0, 4.9, 4.8, 4.8, 4.8, 4.8, 5.2, 5.2, 5.2])).kind == "diverged"
+    assert outcome_of(record([5.0, 5.01, 4.99, 5.0, 5.0, 5.0, 5.02, 5.01, 5.02])).kind == "finished"
+
+
+def test_a_loss_that_rises_on_the_validation_part_alone_has_not_diverged() -> None:
+    assert outcome_of(record(FALLING, [5.0, 4.0, 4.4, 5.2])).kind == "finished"
+
+
+def test_without_a_curve_of_training_the_validations_tell() -> None:
+    rising = [5.0, 4.0, 3.9, 6.0, 6.2, 6.1]
+    assert outcome_of(record([5.0], rising)).text == "diverged at step 40"
+
+
+def test_a_run_that_ends_at_the_loss_of_frequencies_has_made_no_progress() -> None:
+    plateau = [9.0, 7.5, 6.3, 6.21, 6.2, 6.21]
+    found = outcome_of(record(plateau, [6.25, 6.19], reference=reference(6.2)))
+    assert (found.kind, found.text, found.died) == ("no_progress", "no progress", True)
+    assert outcome_of(record(plateau, [6.25, 6.19])).kind == "finished"  # no reference, no verdict
+    assert outcome_of(record(plateau, [6.25, 6.1], reference=reference(6.2))).kind == "finished"
+
+
+def test_a_classifier_that_learned_its_examples_by_heart_has_made_progress() -> None:
+    assert outcome_of(record([0.69, 0.6, 0.4, 0.1, 0.02], [0.7, 0.9, 1.2], reference=reference(0.69))).kind == "finished"
+
+
+def test_a_dead_stack_is_told_whatever_came_later() -> None:
+    event = [{"kind": "event", "step": 1400, "dead": "encoder", "text": "the encoder is dead"}]
+    found = outcome_of(record(FALLING, event=event, reference=reference(2.0)))
+    assert (found.kind, found.step, found.text) == ("dead", 1400, "encoder dead from step 1,400")
+
+
+@pytest.mark.parametrize("value", [math.inf, 1e300, True, "5", [5], {}])
+def test_rows_of_a_stranger_are_no_numbers(value: object) -> None:
+    rows: list[Any] = [9.0, 7.0, 6.0, 5.5, value, value, value]
+    assert outcome_of(record(rows, [value])).kind == "diverged"  # pyright: ignore[reportArgumentType]
+
+
+def test_a_process_tells_why_it_failed(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("step 5\nkilolayer: there is not enough memory\n  CUDA out of memory. Tried\n  lower batches.tokens\n")
+    assert failure_of(log, 2) == "out of memory"
+    log.write_text("kilolayer: the text is empty\n  a.txt\n  give files with text\n")
+    assert failure_of(log, 2) == "the text is empty"
+    log.write_text("Traceback (most recent call last):\nZeroDivisionError: division by zero\n")
+    assert failure_of(log, 1) == "ZeroDivisionError: division by zero"
+    assert failure_of(log, -9).startswith("killed")
+    assert failure_of(tmp_path / "none", 1) == "exit code 1"

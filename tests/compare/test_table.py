@@ -1,0 +1,193 @@
+"""The table of a comparison: best of each cell, spread over seeds, words for the dead, significance."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+from small_runs import new_run, new_text_run, table, write_corpus
+
+from kilolayer.compare.comparison import Comparison, Member
+from kilolayer.compare.documents import write_documents
+from kilolayer.compare.table import as_json, tabulate
+from kilolayer.compare.verdicts import against_best
+from kilolayer.config import dump
+from kilolayer.evaluate.scores import Bleu
+from kilolayer.evaluate.significance import paired_bootstrap
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def write_run(
+    folder: Path, config: str, losses: list[float], test: float | None, valid: float | None = None, event: Any = None
+) -> None:
+    """A run as it lies on the disk, with a row a step."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(config)
+    rows: list[dict[str, Any]] = [{"kind": "train", "step": step, "nll": loss} for step, loss in enumerate(losses, 1)]
+    if valid is not None:
+        rows += [{"kind": "valid", "step": step, "loss": valid + 1.0 / step, "bleu": None} for step in range(1, 5)]
+    rows += [] if event is None else [event]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if test is not None:
+        score = {"name": "BLEU", "value": test, "signature": "none"}
+        (folder / "scores.json").write_text(json.dumps({"test": {"bleu": score}, "weights": {}}))
+
+
+GOOD = [6.0, 5.0, 4.0, 3.5, 3.0, 2.9, 2.8]
+BAD = [6.0, 5.0, 4.0, 3.5, 6.0, 6.0, 6.0, 6.0]
+SCORES = {  # by recipe, depth, rate, seed: validation loss and BLEU, or None for a run that diverged
+    ("pre_ln", 6, 1e-3, 1): (3.0, 20.0),
+    ("pre_ln", 6, 1e-3, 2): (3.2, 22.0),
+    ("pre_ln", 6, 2e-3, 1): (2.8, 19.0),
+    ("pre_ln", 6, 2e-3, 2): (3.0, 18.0),
+    ("pre_ln", 18, 1e-3, 1): (2.7, 25.0),
+    ("pre_ln", 18, 1e-3, 2): (2.7, 25.0),
+    ("pre_ln", 18, 2e-3, 1): (2.2, 30.0),
+    ("pre_ln", 18, 2e-3, 2): None,
+    ("post_ln", 6, 1e-3, 1): (2.9, 24.0),
+    ("post_ln", 6, 1e-3, 2): None,
+    ("post_ln", 6, 2e-3, 1): None,
+    ("post_ln", 6, 2e-3, 2): None,
+    ("post_ln", 18, 1e-3, 1): None,
+    ("post_ln", 18, 1e-3, 2): None,
+}
+
+
+@pytest.fixture
+def comparison(tmp_path: Path, corpus: Path) -> Comparison:
+    (tmp_path / "base.toml").write_text(dump(table(corpus)))
+    made = Comparison.make(tmp_path / "comparison", tmp_path / "base.toml")
+    made.members.clear()
+    names = ("model.recipe", "layers", "train.lr", "train.seed")
+    made.add([dict(zip(names, setting, strict=True)) for setting in SCORES])
+    for member, found in zip(made.members, SCORES.values(), strict=True):
+        config = dump(made.table_of(member))
+        if found is None:
+            write_run(member.folder, config, BAD, 3.0, 4.0)
+        else:
+            write_run(member.folder, config, GOOD, found[1], found[0])
+    return made
+
+
+def test_a_cell_is_the_best_setting_on_the_validation_part_with_its_spread_over_seeds(comparison: Comparison) -> None:
+    found = tabulate(comparison)
+    assert [measure.title for measure in found.measures] == ["BLEU, test", "validation loss"]
+    bleu, loss = found.measures
+    cell = found.cell("pre_ln", 6)
+    assert cell is not None
+    assert (cell.best.options, cell.tried) == ({"train.lr": 2e-3}, 2)  # its BLEU is the lower one: the test does not choose
+    assert cell.text(bleu) == f"{mean([19.0, 18.0]):.1f} ± {stdev([19.0, 18.0]):.1f}"
+    assert cell.text(loss) == f"{mean([2.8, 3.0]) + 0.25:.3f} ± {stdev([2.8, 3.0]):.3f}"
+
+
+def test_a_setting_with_fewer_deaths_goes_before_a_better_mean(comparison: Comparison) -> None:
+    cell = tabulate(comparison).cell("pre_ln", 18)
+    assert cell is not None
+    assert cell.best.options == {"train.lr": 1e-3}
+
+
+def test_deaths_are_told_in_words(comparison: Comparison) -> None:
+    found = tabulate(comparison)
+    assert found.header(found.measures[0]) == ["recipe", "6L", "18L"]
+    assert found.lines(found.measures[0]) == [
+        ["pre_ln", "18.5 ± 0.7", "25.0 ± 0.0"],
+        ["post_ln", "24.0 (1 of 2 diverged)", "2 of 2 diverged"],
+    ]
+
+
+def test_one_dead_run_tells_its_step(comparison: Comparison) -> None:
+    comparison.members = [member for member in comparison.members if member.options["train.seed"] == 1]
+    found = tabulate(comparison)
+    assert found.lines(found.measures[0])[1] == ["post_ln", "24.0", "diverged at step 5"]
+
+
+def test_the_best_of_all_is_the_best_on_the_validation_part(comparison: Comparison) -> None:
+    found = tabulate(comparison)
+    best = found.best()
+    assert best is not None
+    assert found.title_of(best) == "pre_ln 18L"
+
+
+def test_a_best_value_at_the_edge_is_told(comparison: Comparison) -> None:
+    notes = tabulate(comparison).notes
+    assert "pre_ln 6L: its best train.lr, 0.002, is the largest that was tried" in notes
+    assert "pre_ln 18L: its best train.lr, 0.001, is the smallest that was tried" in notes
+    assert not any(note.startswith("post_ln 18L") for note in notes)  # none is alive there
+
+
+def test_runs_that_wait_or_are_under_way_are_no_deaths(comparison: Comparison) -> None:
+    comparison.add([{"model.recipe": "sub_ln", "layers": 6, "train.lr": 1e-3, "train.seed": 1}])
+    cell = tabulate(comparison).cell("sub_ln", 6)
+    assert cell is not None
+    assert cell.text(tabulate(comparison).measures[0]) == "waiting"
+
+
+def test_json_has_every_cell_and_run_and_the_page_shows_them(comparison: Comparison) -> None:
+    found, _ = write_documents(comparison)
+    document = json.loads((comparison.folder / "comparison.json").read_text())
+    assert len(document["runs"]) == len(SCORES)
+    assert {run["outcome"]["text"] for run in document["runs"]} == {"finished", "diverged at step 5"}
+    assert document["runs"][0]["folder"] == f"runs/{comparison.members[0].name}"
+    assert document["table"] == json.loads(json.dumps(as_json(found)))
+    assert document["table"]["cells"][0]["measures"]["test bleu"]["values"] == [19.0, 18.0]
+    page = (comparison.folder / "comparison.html").read_text()
+    for text in ("18.5 ± 0.7", "24.0 (1 of 2 diverged)", "diverged at step 5", "Each cell is the best of up to 2 settings"):
+        assert text in page
+    assert (comparison.folder / "grid.svg").read_text().startswith("<svg")
+
+
+def test_significance_is_that_of_the_kept_translations(tmp_path: Path, corpus: Path) -> None:
+    references = (corpus / "test.de").read_text().splitlines()
+    generator = random.Random(1)
+    folders, lines = [], []
+    for name, spoiled in (("good", 0.0), ("worse", 0.5)):
+        run = new_run(tmp_path / name, corpus, model={"layers": 2 if name == "good" else 3})
+        kept = [" ".join(w for w in line.split() if generator.random() >= spoiled) for line in references]
+        (run.folder / "test.en-de.txt").write_text("".join(f"{line}\n" for line in kept))
+        rows = [{"kind": "train", "step": step, "nll": loss} for step, loss in enumerate(GOOD, 1)]
+        rows += [{"kind": "valid", "step": 4, "loss": 2.0 + spoiled}]
+        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        score = {"name": "BLEU", "value": Bleu().score(kept, references).value, "signature": "none"}
+        (run.folder / "scores.json").write_text(json.dumps({"test": {"bleu": score}, "weights": {}}))
+        folders.append(run.folder)
+        lines.append(kept)
+    compared = Comparison.of_runs(folders)
+    (verdict,) = against_best(tabulate(compared))
+    assert verdict.significance == paired_bootstrap(lines[0], lines[1], references)
+    assert verdict.significance.verdict == "-"
+    assert (verdict.title, verdict.run, verdict.best) == ("3L deepnorm", "worse", "good")
+
+
+def test_runs_that_exist_are_told_apart_by_what_differs(tmp_path: Path, corpus: Path) -> None:
+    first = new_text_run(tmp_path / "a" / "run", corpus, model={"recipe": "pre_ln"}, train={"lr": 1e-3})
+    other = new_text_run(tmp_path / "b" / "run", corpus, model={"recipe": "post_ln", "layers": 3}, train={"lr": 2e-3})
+    compared = Comparison.of_runs([first.folder, other.folder, first.folder])
+    assert [member.name for member in compared.members] == ["run", "run-2"]
+    assert [member.options for member in compared.members] == [
+        {"model.recipe": "pre_ln", "train.seed": 1, "train.lr": 1e-3, "layers": 2},
+        {"model.recipe": "post_ln", "train.seed": 1, "train.lr": 2e-3, "layers": 3},
+    ]
+
+
+def test_runs_that_differ_in_nothing_are_told_by_name(tmp_path: Path, corpus: Path) -> None:
+    runs = [new_text_run(tmp_path / name, corpus) for name in ("one", "two")]
+    compared = Comparison.of_runs([run.folder for run in runs])
+    assert [member.options["run"] for member in compared.members] == ["one", "two"]
+    assert len(tabulate(compared).cells) == 2
+
+
+def test_a_member_of_a_broken_folder_is_a_result_too(tmp_path: Path, corpus: Path) -> None:
+    run = new_text_run(tmp_path / "run", corpus)
+    (run.folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "nll": {}}\n[]\n{"kind": "valid", "st')
+    (run.folder / "scores.json").write_text('{"test": [], "validation": {"bits_per_byte": 3}, "weights": 1}')
+    comparison = Comparison(tmp_path / "out", [Member("run", {"layers": 2}, run.folder)])
+    write_documents(comparison)
+    assert (tmp_path / "out" / "comparison.html").exists()
