@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import read, whole
 from kilolayer.cli.output import show_json, show_line, show_table
-from kilolayer.cli.start import find_start
+from kilolayer.config import load, merge, overrides
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
 from kilolayer.terminal import say
@@ -78,8 +78,10 @@ def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
     if options.at is not None:
         raise OptionError("a configuration has no checkpoints", where="--at", fix="name a run, or remove it")
     from kilolayer.tasks.config import RunConfig
+    from kilolayer.training.start import find_start
 
-    return read(RunConfig, options.source, typed, find_start(options.source, typed)[1])
+    _, below = find_start(merge(load(options.source), overrides(typed)))
+    return read(RunConfig, options.source, typed, below)
 
 
 def show(found: Diagnosis) -> None:

@@ -115,7 +115,7 @@ def _pictures(measured: Measurements) -> list[Panel]:
 
 def _kinds(name: str, stacks: ByKind, title: str, note: str, *, log: bool = True) -> Panel:
     readable = {
-        side: {kind.replace("_", " ").replace(".", ", "): list(values) for kind, values in kinds.items()}
+        side: {kind.removesuffix("_norm").replace("_", " ").replace(".", ", "): list(values) for kind, values in kinds.items()}
         for side, kinds in stacks.items()
     }
     svg = layers_by_kind_plot(name, readable, scale_label=title.partition(" by ")[0].lower(), description=title, log=log)
