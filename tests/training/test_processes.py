@@ -260,3 +260,12 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     processes.check(torch.device("cpu"))
     with pytest.raises(OptionError, match="2 processes cannot share 1 GPU\n"):
         processes.check(torch.device("cuda"))
+
+
+@pytest.mark.slow
+def test_a_dead_stack_is_told_once_by_processes_that_share_experts(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    runs = [made(tmp_path / name, corpus, "sparse", steps=12, log_every=5, eps=1e3) for name in ("one", "two")]
+    train(runs[0], task_of(runs[0]))
+    on(pool, 2, runs[1])
+    told = [[(row["step"], row["dead"]) for row in read_metrics(run.folder) if row["kind"] == "event"] for run in runs]
+    assert told == [[(10, "encoder"), (10, "decoder")]] * 2

@@ -23,6 +23,7 @@ from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, in_steps, load_weights, prepare
+from kilolayer.training.start import find_start
 from kilolayer.training.trainer import Trainer
 
 
@@ -62,11 +63,14 @@ def diagnose(
 def _open(path: Path) -> Run | RunConfig:
     if kind_of(path) == "folder":
         return Run.open(path)
-    return configuration.build(RunConfig, configuration.load(path))
+    table = configuration.load(path)
+    return configuration.build(RunConfig, configuration.merge(find_start(table)[1], table))
 
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
-    task = prepare(config, cache_folder())
+    start = None if config.train.start_from is None else Run.open(Path(config.train.start_from))
+    same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
+    task = prepare(config, cache_folder(), start.vocabulary() if start is not None and same else None)
     config = in_steps(task.resolve(config), task)
     config = replace(config, train=config.train.in_steps(0))
     with torch.random.fork_rng():

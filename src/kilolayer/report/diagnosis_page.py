@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from kilolayer.files.writing import write
 from kilolayer.probe.diagnosis import Diagnosis, Measurements
@@ -15,6 +12,7 @@ from kilolayer.report.figure import Series
 from kilolayer.report.layer_plots import layers_by_kind_plot
 from kilolayer.report.panels import Panel, Table
 from kilolayer.report.plots import line_plot
+from kilolayer.report.templating import template
 
 ByKind = Mapping[str, Mapping[str, Sequence[float]]]
 ByLayer = Mapping[str, Sequence[float]]
@@ -28,7 +26,7 @@ def write_diagnosis(path: Path, name: str, diagnosis: Diagnosis) -> None:
 def render_diagnosis(name: str, diagnosis: Diagnosis) -> str:
     """The page as text."""
     measured = diagnosis.measured
-    return _template().render(
+    return template("diagnosis.html").render(
         name=name,
         under=under(measured),
         verdict=diagnosis.verdict(),
@@ -36,19 +34,6 @@ def render_diagnosis(name: str, diagnosis: Diagnosis) -> str:
         updates=updates_table(measured),
         stacks=stacks_table(measured),
     )
-
-
-@functools.cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("kilolayer.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("diagnosis.html")
 
 
 def under(measured: Measurements) -> str:
@@ -130,7 +115,7 @@ def _pictures(measured: Measurements) -> list[Panel]:
 
 def _kinds(name: str, stacks: ByKind, title: str, note: str, *, log: bool = True) -> Panel:
     readable = {
-        side: {kind.replace("_", " ").replace(".", ", "): list(values) for kind, values in kinds.items()}
+        side: {kind.removesuffix("_norm").replace("_", " ").replace(".", ", "): list(values) for kind, values in kinds.items()}
         for side, kinds in stacks.items()
     }
     svg = layers_by_kind_plot(name, readable, scale_label=title.partition(" by ")[0].lower(), description=title, log=log)
