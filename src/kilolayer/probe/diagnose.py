@@ -16,6 +16,7 @@ from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import change_over_checkpoints, change_over_steps
 from kilolayer.probe.diagnosis import Death, Diagnosis, Settings, measure
 from kilolayer.probe.propagation import Loss
+from kilolayer.probe.subject import training_loss
 from kilolayer.probe.verdict import judge
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
@@ -23,7 +24,7 @@ from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, in_steps, load_weights, prepare
-from kilolayer.training.start import find_start
+from kilolayer.training.start import find_start, vocabulary_of
 from kilolayer.training.trainer import Trainer
 
 
@@ -69,13 +70,12 @@ def _open(path: Path) -> Run | RunConfig:
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
     start = None if config.train.start_from is None else Run.open(Path(config.train.start_from))
-    same = start is not None and getattr(start.config, "tokenizer", None) == getattr(config, "tokenizer", None)
-    task = prepare(config, cache_folder(), start.vocabulary() if start is not None and same else None)
+    task = prepare(config, cache_folder(), vocabulary_of(start, config))
     config = in_steps(task.resolve(config), task)
     config = replace(config, train=config.train.in_steps(0))
     with torch.random.fork_rng():
         trainer = _start(Run(Path(), config), task, device)
-        loss = batch_loss(trainer)
+        loss = training_loss(task, config.train.seed, 1, of="total")
         found = measure(trainer.model, loss, _settings(config, 0))
         changes = tuple(change_over_steps(trainer, loss, steps)) if steps else ()
     return judge(replace(found, changes=changes))
@@ -92,7 +92,7 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     step = known[-1] if at is None else at
     with torch.random.fork_rng():
         trainer = _start(run, task, device)
-        loss, model = batch_loss(trainer), trainer.model
+        loss, model = training_loss(task, run.config.train.seed, 1, of="total"), trainer.model
         changes = tuple(change_over_checkpoints(model, loss, _weights(run, task, known)))
         load_weights(model, run.weights(task.vocabulary, Chosen("asked for", [step], [])), run.folder)
         found = measure(model, loss, _settings(run.config, step), changes, _deaths(run, step))
@@ -115,19 +115,6 @@ def _start(run: Run, task: Task, device: str) -> Trainer:
     trainer = Trainer(Run(run.folder, replace(run.config, train=train)), task)
     trainer.begin(None)
     return trainer
-
-
-def batch_loss(trainer: Trainer) -> Loss:
-    """The mean loss of the run's first batch, as it is trained on: with the routers' loss of a sparse model."""
-    position = trainer.batches.state()
-    parts = tuple(part.to(trainer.device) for part in next(trainer.batches).parts)
-    trainer.batches.load_state(position)
-
-    def loss(model: Model) -> Tensor:
-        found = trainer.task.loss(model, parts, hidden_states=False)
-        return found.total / found.count + found.output.router_loss
-
-    return loss
 
 
 def _settings(config: RunConfig, step: int) -> Settings:
