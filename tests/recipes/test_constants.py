@@ -206,7 +206,7 @@ GAINS = [
         for name in (
             *("admin", "complete_p", "dlcl", "keel", "layer_scale", "lns", "mix_ln"),
             *("normformer", "peri_ln", "post_ln", "pre_ln", "rezero"),
-            *("b2t", "residual", "x0_residual"),
+            *("b2t", "resi_dual", "x0_residual"),
         )
     ],
 ]

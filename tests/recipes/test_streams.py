@@ -52,7 +52,7 @@ class FeedForwards(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least", "most"), [("b2t", 0.1, 3.0), ("residual", 0.1, 50.0)])
+@pytest.mark.parametrize(("name", "least", "most"), [("b2t", 0.1, 3.0), ("resi_dual", 0.1, 50.0)])
 def test_the_gradient_reaches_the_first_of_a_thousand_sublayers(name: str, least: float, most: float) -> None:
     ratios = [FeedForwards(name, SUBLAYERS).gradient_ratio(seed) for seed in range(3)]
     assert all(least < ratio < most for ratio in ratios), ratios
@@ -80,7 +80,7 @@ def test_the_weights_of_a_layers_state_and_input_decay_with_the_layer() -> None:
                 assert rates[named[f"{side}.{name}.{layer}.weight"]] == 0.5 ** (layers - 1 - layer)
 
 
-@pytest.mark.parametrize("recipe", ["b2t", "residual", "x0_residual"])
+@pytest.mark.parametrize("recipe", ["b2t", "resi_dual", "x0_residual"])
 def test_hidden_states_are_the_states_between_layers(recipe: str) -> None:
     model = build("encoder", recipe).eval()
     tokens = torch.tensor([[3, 5, 2, 9]])
@@ -96,6 +96,6 @@ def test_hidden_states_are_the_states_between_layers(recipe: str) -> None:
 
 def test_the_scale_of_the_sum_changes_nothing_but_the_eps_of_its_norm() -> None:
     tokens = torch.tensor([[3, 5, 2, 9]])
-    whole, scaled = (build("encoder", "residual", {"scale": each}, norm_eps=1e-30).eval() for each in (1.0, 0.01))
+    whole, scaled = (build("encoder", "resi_dual", {"scale": each}, norm_eps=1e-30).eval() for each in (1.0, 0.01))
     scaled.load_state_dict(whole.state_dict())
     torch.testing.assert_close(scaled(tokens).states, whole(tokens).states, rtol=1e-9, atol=1e-9)

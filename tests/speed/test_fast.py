@@ -48,7 +48,7 @@ OPTIONS: list[tuple[str, Any, dict[str, Any]]] = [
     ("encoder_decoder", {"name": "normformer", "residual_scale": True}, {}),
     ("encoder_decoder", {"name": "admin", "weight": "trainable"}, {}),
     ("encoder_decoder", {"name": "admin", "start": "released"}, {}),
-    ("encoder_decoder", {"name": "residual", "scale": 0.1}, {"norm": "rms"}),
+    ("encoder_decoder", {"name": "resi_dual", "scale": 0.1}, {"norm": "rms"}),
 ]
 
 
@@ -95,7 +95,7 @@ def test_packed_documents(shape: str, recipe: str) -> None:
 
 @pytest.mark.usefixtures("every_operator")
 @each_sparsity
-@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "dlcl", "residual", "b2t", "x0_residual"])
+@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "dlcl", "resi_dual", "b2t", "x0_residual"])
 @torch.no_grad()
 def test_hidden_states_and_routing_in_evaluation(recipe: str, moe: kl.MoE | None) -> None:
     model = build("encoder_decoder", recipe, moe=moe, dropout=0.3, attention_dropout=0.3, activation_dropout=0.3, drop_path=0.3)
@@ -115,7 +115,7 @@ def test_hidden_states_and_routing_in_evaluation(recipe: str, moe: kl.MoE | None
 @pytest.mark.usefixtures("every_operator")
 @each_sparsity
 @pytest.mark.parametrize("options", [{}, {"positions": "rotary", "kv_heads": 1}, {"positions": "t5"}], ids=str)
-@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "residual"])
+@pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "resi_dual"])
 @torch.no_grad()
 def test_decoding_step_by_step(recipe: str, options: dict[str, Any], moe: kl.MoE | None) -> None:
     model = build("encoder_decoder", recipe, moe=moe, **options).eval()
@@ -142,7 +142,7 @@ def test_a_decoder_alone_goes_on_from_a_cache() -> None:
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("what", ["selective", "layer"])
 @each_sparsity
-@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "dlcl", "residual", "b2t", "x0_residual"])
+@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "dlcl", "resi_dual", "b2t", "x0_residual"])
 def test_recomputation(recipe: str, moe: kl.MoE | None, what: Recompute) -> None:
     model = build("encoder_decoder", recipe, moe=moe)
     assert_equal(run(fast_form(model, what)), run(model))

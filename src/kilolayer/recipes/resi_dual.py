@@ -17,7 +17,7 @@ class ResiDual(Recipe):
     scale: float = bounded(1.0, above=0, most=1)
     """Multiplies all that is added to the sum, against overflow in half precision; but for the norm's eps, no other effect."""
 
-    name: ClassVar[str] = "residual"
+    name: ClassVar[str] = "resi_dual"
     title: ClassVar[str] = "ResiDual"
     equation: ClassVar[str] = "b = f(x);  x' = LN(x + b);  z' = z + s b, z_0 = s x_0;  on top x + LN(z)"
     paper: ClassVar[str] = (
