@@ -45,8 +45,8 @@ WIDTHS = {  # dim and FFN; 64 a head
     "equal": {12: (512, 2048), 24: (384, 1280), 48: (256, 1024), 96: (192, 640)},  # 38 million weights without the tables
 }
 RECIPES = ("pre_ln", "sub_ln", "deepnorm")
-RATES = (5e-4, 1e-3, 2e-3)
-STEPS, WARMUP, FALL = 1500, 0.05, 0.2
+RATES = (1e-3, 2e-3, 4e-3)
+STEPS, WARMUP, FALL = 800, 0.05, 0.2
 POINTS = 20  # validations of a run
 TASKS = "winogrande,winograd_wsc273,hellaswag,copa,piqa"
 
