@@ -1,3 +1,4 @@
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -19,11 +20,31 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    thin_matrices(items)
     missing = {"gpu": None if torch.cuda.is_available() else "needs CUDA", "int8": why_not_int8()}
     for item in items:
         for name, reason in missing.items():
             if reason is not None and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def thin_matrices(items: list[pytest.Item]) -> None:
+    """Of each test that is marked as a matrix, all but one in `share` of its cases are slow ones.
+
+    Which ones stay differs from test to test, so that all recipes and shapes are met somewhere; a GPU runs them all.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("matrix") and not item.get_closest_marker("slow") and not item.get_closest_marker("gpu"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, own in cases.items():
+        marker = own[0].get_closest_marker("matrix")
+        assert marker is not None
+        (share,) = marker.args
+        first = zlib.crc32(name.encode()) % min(share, len(own))
+        for place, item in enumerate(own):
+            if place % share != first:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

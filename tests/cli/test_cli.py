@@ -136,6 +136,7 @@ def test_tables_fit_a_narrow_terminal() -> None:
     assert "\u2026" not in done.stdout
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
 def test_every_shipped_config_can_be_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(config), "--json", "--batch", "1", "--length", "4"]) == 0

@@ -193,6 +193,7 @@ def test_several_hypotheses_a_line(trained: tuple[Path, str, str], monkeypatch: 
     assert (code, "add --n-best" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_embedded_default_can_start_from_a_run_of_itself(tmp_path: Path) -> None:
     small = ["--model.encoder_layers=1", "--model.decoder_layers=1"]
     with _new_run(tmp_path / "first", registry.EMBEDDED, small, Processes()) as first:

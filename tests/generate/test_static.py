@@ -55,6 +55,7 @@ def both(model: kl.EncoderDecoder | kl.Decoder, search: str, lengths: list[int],
     return [find(reader, [min(limit, reader.max_length) for limit in limits]) for reader in readers]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ def test_the_same_hypotheses(search: str, options: dict[str, Any], device: str) 
         same(*both(model, search, lengths, seed))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize(

@@ -365,6 +365,7 @@ def test_drop_path_rises_with_depth_and_keeps_the_mean() -> None:
     assert float(kept.mean()) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 def test_every_recipe_takes_every_norm_and_activation(norm: str, activation: str) -> None:

@@ -125,6 +125,7 @@ def test_odd_loads_in_fp32_are_a_dense_computation(tokens: int, experts: int, to
     torch.testing.assert_close(y[0].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
     ("moe", "plan"),

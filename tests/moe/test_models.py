@@ -59,6 +59,7 @@ def gradients(model: AnyModel) -> dict[str, Tensor]:
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
+@pytest.mark.matrix(3)
 @each_recipe
 @each_shape
 def test_every_recipe_takes_experts(shape: str, recipe: str) -> None:
@@ -129,6 +130,7 @@ def test_each_expert_starts_as_a_dense_network_does(recipe: str) -> None:
     assert float(weight.std()) == pytest.approx((2 / (128 + compared)) ** 0.5, rel=0.25)
 
 
+@pytest.mark.matrix(3)
 @each_recipe
 def test_meta_then_materialised_equals_direct(recipe: str) -> None:
     moe = kl.MoE(experts=4, loss_free=1e-3)
@@ -228,12 +230,13 @@ def test_recomputation_changes_nothing(what: str, moe: kl.MoE) -> None:
         torch.testing.assert_close(gradients_after[name], gradient, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler warns about itself
 @pytest.mark.parametrize(
     ("shape", "recipe", "moe", "graphs"),
     [
-        pytest.param("encoder_decoder", "sub_ln", {"z_loss": 1e-3}, 4, marks=pytest.mark.slow),
-        pytest.param("decoder", "deepnorm", {"router": "linear", "capacity": 1.0}, 2, marks=pytest.mark.slow),
+        ("encoder_decoder", "sub_ln", {"z_loss": 1e-3}, 4),
+        ("decoder", "deepnorm", {"router": "linear", "capacity": 1.0}, 2),
         ("encoder", "sub_ln", {"every": 1, "loss_free": 1e-3}, 1),
     ],
 )

@@ -68,6 +68,7 @@ def assert_exact(given: list[Tensor], biased: bool, transposed: bool = False, p:
         close(ours.grad, theirs.grad)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("biased", "transposed"), [(False, False), (True, True)])
 @pytest.mark.parametrize("device", DEVICES)

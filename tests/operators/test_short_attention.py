@@ -41,6 +41,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).abs().max()) <= TOLERANCE[found.device.type] * max(1.0, float(expected.abs().max()))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("length", "head_dim"), list(product([1, 7, 16, 33, 64, 100, 128], [16, 64, 128])))
 @pytest.mark.parametrize(("key_heads", "causal", "padded"), [(4, True, True), (4, False, True), (2, True, False)])
 @pytest.mark.parametrize("device", DEVICES)

@@ -114,13 +114,15 @@ def test_a_step_of_sgd_on_all_weights_moves_a_deep_deepnorm_further() -> None:
     assert deep > 3 * shallow  # the gains and biases of norms, which the theorems leave out
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_every_recipe_stays_finite_in_a_hundred_layers(recipe: str) -> None:
     model = kl.Encoder(VOCABULARY, 32, 4, 64, 100, recipe)
     assert model(torch.randint(1, VOCABULARY, (2, 8))).states.isfinite().all()
 
 
-@pytest.mark.parametrize("recipe", ["deepnorm", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["deepnorm", *OTHERS])
 def test_a_thousand_layers_build_and_learn_within_a_minute(recipe: str) -> None:
     start = time.perf_counter()
     model = kl.EncoderDecoder(VOCABULARY, 64, 2, 128, 500, 500, recipe)

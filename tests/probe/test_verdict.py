@@ -39,6 +39,7 @@ def test_a_shallow_model_that_starts_slowly_is_healthy(recipe: str) -> None:
     assert judge(measured(recipe, 2)).findings == ()
 
 
+@pytest.mark.slow
 def test_a_deep_post_ln_is_not_and_another_recipe_is_named() -> None:
     found = judge(measured("post_ln", 12))
     assert ("vanishing gradient", "decoder") in [(finding.kind, finding.where) for finding in found.findings]

@@ -221,6 +221,7 @@ def build(recipe: Recipe, meta: bool) -> kl.EncoderDecoder:
     return model.materialise("cpu") if meta else model
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("meta", [False, True], ids=["direct", "meta"])
 @pytest.mark.parametrize(("recipe", "gain"), GAINS, ids=lambda each: getattr(each, "name", ""))
 def test_deviations_measured_on_built_weights(recipe: Recipe, gain: object, meta: bool) -> None:

@@ -96,6 +96,7 @@ def seeded_run(model: Any, seed: int = 7) -> Results:
     return run(model)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("known_seeds")
 @pytest.mark.parametrize(("recipe", "options"), CASES, ids=["deepnorm", "grouped", "admin", "pre_ln", "sub_ln", "sparse"])
 @pytest.mark.parametrize("drop_path", [0.0, 0.4])

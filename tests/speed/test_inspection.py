@@ -59,6 +59,7 @@ HOOKED = [
 ]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("where", HOOKED)
 @pytest.mark.parametrize("layer", range(LAYERS))
@@ -184,6 +185,7 @@ REPLACED: list[tuple[Callable[[Any, int], None], int]] = [
 ]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize(("replace", "layer"), REPLACED, ids=lambda each: getattr(each, "__name__", str(each)))
 @pytest.mark.parametrize("later", [False, True], ids=["before", "after"])

@@ -39,6 +39,7 @@ def each_layer_rounds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Memory, "of", classmethod(lambda cls, states, dtype: cls(states, states)))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("what", ["none", "selective", "layer"])
 @pytest.mark.parametrize(
     ("recipe", "options"), [("deepnorm", {}), ("sub_ln", {}), ("deepnorm", {"moe": kl.MoE(experts=4)})], ids=str

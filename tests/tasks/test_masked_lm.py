@@ -102,6 +102,7 @@ def piece_by_piece(model: kl.Encoder, parts: tuple[torch.Tensor, ...]) -> tuple[
 MASKING = {"single tokens": {}, "spans, some kept": {"masking": {"span": 3.0, "keep": 0.1, "random": 0.1}}}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("masking", MASKING)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("options", [{}, {"positions": "rotary"}, {"positions": "t5"}], ids=str)
