@@ -48,10 +48,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Gradients and updates over depth.")
     parser.add_argument("results", type=Path)
     parser.add_argument("--depths", type=int, nargs="*", help="only these depths")
+    parser.add_argument("--recipes", nargs="+", choices=kl.recipes.names(), help="only these; the rows of others stay")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    for recipe in kl.recipes.names():
+    before = json.loads(options.results.read_text())["rows"] if options.recipes and options.results.exists() else []
+    rows = [row for row in before if row["recipe"] not in options.recipes]
+    for recipe in options.recipes or kl.recipes.names():
         for layers in sorted({*GRADIENT_DEPTHS, *UPDATE_DEPTHS} & set(options.depths or [*GRADIENT_DEPTHS, *UPDATE_DEPTHS])):
             if recipe in QUADRATIC and layers > 256:
                 continue
@@ -69,7 +71,7 @@ def main() -> None:
         "hardware": f"CPU, {platform.machine()}, one thread",
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "kilolayer": kl.__version__},
         "seeds": list(SEEDS),
-        "rows": rows,
+        "rows": sorted(rows, key=lambda row: row["recipe"]),
     }
     options.results.write_text(json.dumps(document) + "\n")
 
