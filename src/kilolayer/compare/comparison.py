@@ -29,7 +29,7 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
 from kilolayer.training.metrics import summary_writer
 from kilolayer.training.run import check_new, choose_device
-from kilolayer.training.start import find_start
+from kilolayer.training.start import started_config
 
 MOST_RUNS = 10_000
 """More than a comparison can have; a slip of the fingers may ask for them."""
@@ -189,7 +189,7 @@ class Comparison:
         """The same, checked: raises where it cannot be trained."""
         table = self.table_of(member)
         try:
-            config = configuration.build(RunConfig, merge(find_start(table)[1], table))
+            config = started_config(table)
             choose_device(config.train.device)
             if config.train.tensorboard:
                 summary_writer()
@@ -255,8 +255,7 @@ class Comparison:
     def _base_value(self, name: str) -> Any:
         """The value of an option where it does not vary."""
         assert self.base is not None
-        config = configuration.build(RunConfig, merge(find_start(self.base)[1], self.base))
-        return _flat(config.table()).get(name, "none")
+        return _flat(started_config(self.base).table()).get(name, "none")
 
     def _record(self, member: Member) -> Record | None:
         names = ("config.toml", "metrics.jsonl", "scores.json")
