@@ -6,9 +6,14 @@ import argparse
 import os
 from pathlib import Path
 
+from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
-from kilolayer.errors import OptionError, unknown
+from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.files.paths import kind_of
 from kilolayer.reproduce.base import all_of, get
+from kilolayer.terminal import say
+
+MOST_PARALLEL = 1000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +21,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="such as deepnet-figure4; without one, the list")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where runs and results lie [runs/reproduce]")
     parser.add_argument("--tiny", action="store_true", help="a form that ends in seconds on a processor; it decides nothing")
-    parser.add_argument("--parallel", type=int, metavar="N", help="runs side by side [as memory and cores allow]")
-    parser.add_argument("--seconds", type=float, help="stop the runs after this time; the same command goes on")
+    parser.add_argument(
+        "--parallel", type=whole(1, MOST_PARALLEL), metavar="N", help="runs side by side [as memory and cores allow]"
+    )
+    parser.add_argument("--seconds", type=whole(1, 10**9), help="stop the runs after this time; the same command goes on")
     parser.add_argument("--json", action="store_true", help="print what was measured as one JSON document")
 
 
@@ -34,9 +41,11 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.reproduce.page import save
 
     reproduction = get(options.name)
-    data = os.environ.get("KILOLAYER_DATA")
-    out = options.out / "tiny" if options.tiny else options.out
-    lab = Lab(out / reproduction.name, options.tiny, Path(data) if data else None, options.parallel, options.seconds)
+    data = None if options.tiny else _data()
+    out = options.out / "tiny" if options.tiny else options.out / "embedded" if data is None else options.out
+    if data is None and not options.tiny:
+        say("KILOLAYER_DATA is not set: the text is the embedded corpus, which is too simple to decide much")
+    lab = Lab(out / reproduction.name, options.tiny, data, options.parallel, options.seconds)
     found = reproduction.measure(lab)
     verdict = save(lab.folder, reproduction, found, options.tiny)
     if options.json:
@@ -55,6 +64,18 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     show_line(f"{verdict.word}: {verdict.why}")
     show_line(f"page: {lab.folder / 'page.html'}")
     return 0
+
+
+def _data() -> Path | None:
+    """The folder of the corpora."""
+    named = os.environ.get("KILOLAYER_DATA")
+    if named and kind_of(Path(named)) != "folder":
+        raise InputError(
+            "the folder of the corpora does not exist",
+            where=f"KILOLAYER_DATA={named}",
+            fix="correct it, or unset it to use the embedded corpus",
+        )
+    return Path(named) if named else None
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -46,6 +46,9 @@ TINY: Table = {
 GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra": 10}
 """How translations are found: a beam would gain a point of BLEU for every method alike, and take most of the time."""
 
+EMBEDDED_PIECES = 300
+"""The embedded corpus has few words."""
+
 
 @dataclass(frozen=True)
 class Lab:
@@ -63,7 +66,7 @@ class Lab:
     def translation(self, language: str = "deu", *, into_english: bool = True, **sections: Mapping[str, Any]) -> Table:
         """The configuration of a small translator between English and `language`, with `sections` laid over it."""
         text = self.folder.parent / "text" / language
-        if not (text / "train.eng").exists():
+        if not (text / f"test.{language}").exists():  # the last that is written
             sentence_pairs(None if self.tiny else self.data, language, text)
         direction = f"{language}-eng" if into_english else f"eng-{language}"
         data = {"folder": str(text.resolve()), "directions": [direction], "valid": "valid", "test": "test"}
@@ -88,6 +91,8 @@ class Lab:
     def _pieces(self, vocab_size: int) -> Table:
         if self.tiny:
             return {"vocab_size": 90, "byte_fallback": False, "character_coverage": 1.0}
+        if self.data is None:
+            vocab_size = EMBEDDED_PIECES
         return {"kind": "bpe", "vocab_size": vocab_size}
 
     def _sized(self, own: Table, sections: Mapping[str, Any]) -> Table:

@@ -80,7 +80,9 @@ def _known(data: Path | None, name: str) -> Path | None:
     if data is None:
         return None
     if not (data / name).exists():
-        raise InputError(f"{name} is missing", where=str(data), fix="name the folder that holds it, or give --tiny")
+        raise InputError(
+            f"{name} is missing", where=str(data), fix="let KILOLAYER_DATA name a folder that holds it, or give --tiny"
+        )
     return data / name
 
 
