@@ -28,7 +28,7 @@ from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
 from kilolayer.training.metrics import summary_writer
-from kilolayer.training.run import check_new, choose_device
+from kilolayer.training.run import check_new, choose_device, locked
 from kilolayer.training.start import started_config
 
 MOST_RUNS = 10_000
@@ -122,7 +122,10 @@ class Comparison:
         if kind_of(folder / "comparison.toml") is None:
             return cls.make(folder, config, axes, options)
         found = cls.open(folder)
-        if found.base != base_of(found.folder, config, options):
+        base = base_of(found.folder, config, options)
+        if found.base != base and not any(map(found._record, found.members)):
+            return cls._anew(found.folder, base, axes)
+        if found.base != base:
             raise InputError(
                 "the folder holds a comparison of another configuration",
                 where=str(folder),
@@ -130,6 +133,18 @@ class Comparison:
             )
         found.extend(axes)
         return found
+
+    @classmethod
+    def _anew(cls, folder: Path, base: Table, axes: Sequence[Axis]) -> Comparison:
+        """In the place of a comparison of which no run has begun, as where its configuration had a mistake."""
+        made = cls(folder, [], base)
+        made.members = made._wanted([], settings_of(join_axes(axes)))
+        with locked(folder):
+            for path in (folder / "configs").glob("*.toml"):
+                path.unlink()
+            write(folder / "base.toml", configuration.dump(base))
+            made._write()
+        return made
 
     @classmethod
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:

@@ -144,7 +144,7 @@ def measure(
 
 def _praise(measured: Measurements) -> str:
     reached = ", ".join(
-        f"in the {side} the first layers have {first_share(norms):.2g} of the largest layer's gradient"
+        f"the gradient of the {side}'s first layers is {first_share(norms):.0%} of its largest layer's"
         for side, norms in measured.gradients.layers.items()
     )
     step = measured.updates

@@ -84,7 +84,8 @@ class Lab:
         files = running_text(self.data, self.folder.parent / "text" / "running")
         text = {part: str(path.resolve()) for part, path in files.items()} | {"length": 16 if self.tiny else 256}
         model = {"positions": "rotary", "activation": "gelu"}
-        return self._sized({"task": task, "text": text, "tokenizer": self._pieces(8000), "model": model}, sections)
+        tokenizer = {"kind": "bytes"} if self.tiny else self._pieces(8000)
+        return self._sized({"task": task, "text": text, "tokenizer": tokenizer, "model": model}, sections)
 
     def _pieces(self, vocab_size: int) -> Table:
         if self.tiny:

@@ -1,4 +1,4 @@
-"""The text that reproductions train on: real corpora where KILOLAYER_DATA names their folder, the embedded corpus elsewhere.
+"""The text that reproductions train on: real corpora of the folder that KILOLAYER_DATA, the embedded one for the tiny form.
 
 The papers' own corpora are larger, and most cannot be had freely. A stand-in is chosen for each: short German and English
 sentences of Tatoeba for IWSLT-14 and WMT, Tatoeba in many languages for OPUS-100, books for the language models.
@@ -82,7 +82,9 @@ def known(data: Path | None, name: str) -> Path | None:
     if data is None:
         return None
     if not (data / name).exists():
-        raise InputError(f"{name} is missing", where=str(data), fix="name the folder that holds it, or give --tiny")
+        raise InputError(
+            f"{name} is missing", where=str(data), fix="let KILOLAYER_DATA name a folder that holds it, or give --tiny"
+        )
     return data / name
 
 
