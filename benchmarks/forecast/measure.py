@@ -6,7 +6,6 @@ import gc
 import math
 import statistics
 import time
-from collections import Counter
 from functools import lru_cache, partial
 from typing import Any
 
@@ -41,18 +40,6 @@ def configured(row: Row, size: dict[str, Any], **train: Any) -> tuple[RunConfig,
     return task.resolve(config), task
 
 
-@lru_cache
-def frequency_loss(text: str, size: tuple[tuple[str, Any], ...]) -> float:
-    """Nats a label, of the labels' frequencies in the first hundred batches."""
-    counts: Counter[int] = Counter()
-    source = task_of(text, size).training_batches(1)
-    for _ in range(100):
-        labels = next(source).parts[-1]
-        counts.update(labels[labels != 0].tolist())
-    total = sum(counts.values())
-    return -sum(n / total * math.log(n / total) for n in counts.values())
-
-
 def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
     """One run: its loss in windows, and what reaches its weakest stack at twelve moments."""
     began = time.monotonic()
@@ -80,7 +67,7 @@ def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
         "loss": statistics.fmean(last) if whole else math.inf,
         "losses": [statistics.fmean(losses[at : at + window]) for at in range(0, len(losses), window)],
         "pulse": pulse,
-        "frequency_loss": frequency_loss(job.row.text, tuple(sorted(size.items()))),
+        "frequency_loss": task.frequency_loss(),
         "seconds": round(time.monotonic() - began, 1),
     }
 

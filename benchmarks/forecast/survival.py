@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kilolayer.training.dead_stacks import REACHED
+
 Fate = Literal["survived", "not finite", "stack dead", "no progress", "behind", "slow"]
 MARGIN = 0.2  # nats a token
-DEAD = 1e-3
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,6 @@ def fates(row: Sequence[Ended], frequency_loss: float) -> list[Fate]:
 def _fault(run: Ended, frequency_loss: float) -> Fate | None:
     if not math.isfinite(run.loss):
         return "not finite"
-    if run.alive < DEAD:
+    if run.alive < REACHED:
         return "stack dead"
     return None if run.loss < frequency_loss else "no progress"

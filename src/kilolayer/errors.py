@@ -93,8 +93,14 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The valid name that needs the fewest edits to become `name`."""
-    return min(sorted(valid), key=lambda candidate: edit_distance(name[:LONGEST_SHOWN].lower(), candidate.lower()))
+    """The valid name that is meant: with the fewest edits; of those with three and more, one that holds all that was typed."""
+    typed = name[:LONGEST_SHOWN].lower()
+
+    def far(candidate: str) -> tuple[bool, bool, int]:
+        edits, holds = edit_distance(typed, candidate.lower()), len(typed) > 2 and typed in candidate.lower()
+        return edits > 2, edits > 2 and not holds, edits
+
+    return min(sorted(valid), key=far)
 
 
 def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str = "") -> UnknownOptionError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from functools import partial
 from typing import Literal
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 import kilolayer as kl
 from kilolayer.probe.propagation import first_over_last, gradient_profile, relative_update
+from kilolayer.training.recipe_rates import recipe_rates
 
 VOCABULARY, SEEDS = 64, range(5)
 ADAM = partial(torch.optim.Adam, lr=1e-4)
@@ -82,6 +84,24 @@ def test_one_adam_step_moves_post_ln_five_times_as_far_as_deepnorm() -> None:
             loss = prediction_loss(tokens, labels)
             sizes.append(relative_update(model, loss, lambda m, tokens=tokens: m(tokens).states, ADAM))
     assert all(post > 5 * deep for post, deep in zip(moved["post_ln"], moved["deepnorm"], strict=True)), moved
+
+
+def test_a_step_of_adam_has_the_rates_of_the_recipe() -> None:
+    model = kl.Encoder(VOCABULARY, 32, 2, 64, 2, kl.recipes.get("complete_p", base_width=8, base_depth=1))
+    tokens, labels = torch.randint(1, VOCABULARY, (2, 4, 16))
+    loss = prediction_loss(tokens, labels)
+    found = relative_update(model, loss, lambda m: m(tokens).states, partial(torch.optim.Adam, lr=1e-3, eps=1e-4))
+    moved = copy.deepcopy(model).eval()
+    rates = recipe_rates(moved)
+    assert len({(each.lr, each.eps) for each in rates.values()}) > 1
+    loss(moved).backward()
+    with torch.no_grad():
+        before = model.eval()(tokens).states
+        for weight in moved.parameters():
+            assert weight.grad is not None
+            lr, eps = (rates[weight].lr, rates[weight].eps) if weight in rates else (1.0, 1.0)
+            weight -= 1e-3 * lr * weight.grad / (weight.grad.abs() + 1e-4 * eps)
+        assert found == pytest.approx(float((moved(tokens).states - before).norm() / before.norm()), rel=1e-3)
 
 
 def update_by_sgd(recipe: str, layers: int, moving: Literal["all", "matrices"]) -> float:

@@ -154,6 +154,27 @@ def test_grids_keep_the_order_of_the_runs() -> None:
     assert list(cells_by(found, "layers")) == [6, 18, 50, 100]
 
 
+def test_a_process_that_failed_decides_nothing() -> None:
+    runs = [
+        {**run_of(None, outcome="failed"), "options": {"layers": "60-12"}},
+        {**run_of(2.0), "options": {"layers": "6-6"}},
+    ]
+    assert get("admin-table3").judge({"runs": runs, "signs": {}}).word == "cannot tell"
+    assert get("admin-figure2").judge({"admin": runs, "default": runs[::-1]}).word == "cannot tell"
+
+
+def test_real_text_is_asked_for_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KILOLAYER_DATA", raising=False)
+    assert main(["reproduce", "deepnet-table1", "--out", str(tmp_path / "out")]) == 2
+    assert "KILOLAYER_DATA is not set" in capsys.readouterr().err
+    monkeypatch.setenv("KILOLAYER_DATA", str(tmp_path))
+    assert main(["reproduce", "deepnet-table7", "--out", str(tmp_path / "out")]) == 2
+    assert "is missing" in capsys.readouterr().err
+    assert main(["reproduce", "deepnet-table1", "--parallel", "0"]) == 2
+
+
 def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     assert capsys.readouterr().out.count("\n") == 2 * len(NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,17 @@ def test_a_death_that_training_told_is_in_the_verdict(tmp_path: Path, corpus: Pa
     assert not found.healthy
     assert [finding.where for finding in found.findings if finding.kind == "dead"] == ["encoder", "decoder"]
     assert "The encoder is dead since step 10" in found.verdict()[0]
+
+
+def test_a_run_whose_start_is_gone_is_measured_without_its_change(tmp_path: Path, corpus: Path) -> None:
+    first = trained(tmp_path / "first", corpus, "causal_lm")
+    second = trained(tmp_path / "second", corpus, "causal_lm", train={"start_from": str(first.folder)})
+    whole = kl.diagnose(second, device="cpu").measured
+    shutil.rmtree(first.folder)
+    found = kl.diagnose(second, device="cpu").measured
+    assert len(whole.changes) == 2
+    assert found.changes == ()
+    assert found.loss == whole.loss
 
 
 def test_a_model_is_diagnosed_with_a_loss() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.train import add_run_options
 from kilolayer.config import overrides
-from kilolayer.errors import OptionError, shown
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import kind_of
 from kilolayer.tasks import registry
 from kilolayer.terminal import say
@@ -28,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     add_run_options(parser)
     places = "a configuration (without it: the embedded default), a comparison to go on with, or runs that exist"
-    parser.add_argument("places", nargs="*", type=Path, metavar="CONFIG.toml | COMPARISON | RUN RUN ...", help=places)
+    parser.add_argument("places", nargs="*", type=Path, metavar="CONFIG.toml|COMPARISON|RUN", help=places)
     parser.add_argument("--recipes", metavar="NAME,NAME", help="recipes to compare")
     parser.add_argument("--layers", metavar="N,N", help="depths: 6 of each stack, 60-12 of encoder and decoder")
     parser.add_argument("--seeds", metavar="N,N", help="seeds: their spread is told")
@@ -95,10 +96,24 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
     if len(places) > 1 or (places and kind_of(places[0]) == "folder"):
         return _existing(options, typed, axes)
     config = places[0] if places else None
+    if config is not None and kind_of(config) is None:
+        raise InputError("there is no configuration, comparison or run", where=str(config), fix="check the path")
     if not axes:
         raise OptionError("nothing is compared", fix="give --recipes, --layers, --set or --seeds, or name runs that exist")
     folder = options.out or Path("runs") / f"compare-{(config or registry.EMBEDDED).stem}"
-    return Comparison.make_or_extend(folder, config, axes, overrides(typed))
+    shared = overrides(typed)
+    for axis in axes:
+        if _has(shared, axis.name):
+            raise OptionError(f"{axis.name} is both typed for all runs and varied", fix="leave one of the two out")
+    return Comparison.make_or_extend(folder, config, axes, shared)
+
+
+def _has(table: Mapping[str, Any], name: str) -> bool:
+    """Whether a table sets an option that is named with dots."""
+    key, _, rest = name.partition(".")
+    if key not in table or not rest:
+        return key in table
+    return isinstance(table[key], Mapping) and _has(table[key], rest)
 
 
 def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -> Comparison:

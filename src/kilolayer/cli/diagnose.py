@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
     """The run or the configuration; what does not belong together is refused."""
     if kind_of(options.source) is None:
-        raise InputError("there is neither a run nor a configuration", where=str(options.source), fix="see what is there")
+        raise InputError("there is neither a run nor a configuration", where=str(options.source), fix="check the path")
     if options.out is not None and kind_of(options.out) == "folder":
         raise InputError("the page is a file, and this is a folder", where=str(options.out), fix="name a file in it")
     if kind_of(options.source) == "folder":

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 
+from kilolayer.cli.compare import MOST_PARALLEL
+from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
-from kilolayer.errors import OptionError, unknown
+from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.files.paths import kind_of
 from kilolayer.reproduce.base import all_of, get
+
+DATA = "KILOLAYER_DATA"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,15 +22,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="such as deepnet-figure4; without one, the list")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where runs and results lie [runs/reproduce]")
     parser.add_argument("--tiny", action="store_true", help="a form that ends in seconds on a processor; it decides nothing")
-    parser.add_argument("--parallel", type=int, metavar="N", help="runs side by side [as memory and cores allow]")
-    parser.add_argument("--seconds", type=float, help="stop the runs after this time; the same command goes on")
+    parser.add_argument(
+        "--parallel", type=whole(1, MOST_PARALLEL), metavar="N", help="runs side by side [as memory and cores allow]"
+    )
+    parser.add_argument("--seconds", type=whole(1, 10**9), help="stop the runs after this time; the same command goes on")
     parser.add_argument("--json", action="store_true", help="print what was measured as one JSON document")
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """List the reproductions, or run one and tell its verdict."""
     if typed:
-        raise unknown(typed[0], ["--help"])
+        raise unknown(typed[0], ["--out", "--tiny", "--parallel", "--seconds", "--json"])
     if options.name is None:
         if options.tiny or options.seconds is not None or options.parallel is not None:
             raise OptionError("no reproduction is named", fix="kilolayer reproduce lists their names")
@@ -34,9 +42,9 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.reproduce.page import save
 
     reproduction = get(options.name)
-    data = os.environ.get("KILOLAYER_DATA")
     out = options.out / "tiny" if options.tiny else options.out
-    lab = Lab(out / reproduction.name, options.tiny, Path(data) if data else None, options.parallel, options.seconds)
+    deadline = None if options.seconds is None else time.monotonic() + options.seconds
+    lab = Lab(out / reproduction.name, options.tiny, None if options.tiny else _data(), options.parallel, deadline)
     found = reproduction.measure(lab)
     verdict = save(lab.folder, reproduction, found, options.tiny)
     if options.json:
@@ -55,6 +63,18 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     show_line(f"{verdict.word}: {verdict.why}")
     show_line(f"page: {lab.folder / 'page.html'}")
     return 0
+
+
+def _data() -> Path:
+    """The folder of the real text, of which every setting speaks."""
+    folder = os.environ.get(DATA)
+    if not folder or kind_of(Path(folder)) != "folder":
+        raise InputError(
+            "a reproduction needs real text",
+            where=f"{DATA} is {shown(folder)}" if folder else f"{DATA} is not set",
+            fix=f"set {DATA} to the folder that holds it (docs/reproduce.md), or give --tiny",
+        )
+    return Path(folder)
 
 
 def _list(options: argparse.Namespace) -> None:

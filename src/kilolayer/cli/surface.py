@@ -14,6 +14,7 @@ from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.prepared import prepared
 from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.files.paths import kind_of
 from kilolayer.files.writing import make_folder
 from kilolayer.terminal import LiveLine, say
 
@@ -74,7 +75,7 @@ class Subject:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Compute the surface, write its files and say where they are."""
-    _check(options)
+    _check(options, typed)
     import torch
 
     from kilolayer.probe.subject import training_loss
@@ -83,12 +84,6 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     device = choose_device(options.device)
     with _opened(options.subject, typed) as subject:
-        if options.trajectory and subject.run is None:
-            raise OptionError(
-                "a configuration has no path yet",
-                where=str(options.subject),
-                fix="train it, and name the run; or leave --trajectory out",
-            )
         if subject.config.train.threads:
             torch.set_num_threads(subject.config.train.threads)
         folder = options.out or (Path("surfaces") / subject.name if subject.run is None else subject.run.folder)
@@ -103,8 +98,23 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace, typed: list[str]) -> None:
     """Refuse what contradicts itself, before any work."""
+    kind = kind_of(options.subject)
+    if kind is None:
+        raise InputError("there is neither a run nor a configuration", where=str(options.subject), fix="check the path")
+    if kind == "folder" and typed:
+        name, *_ = typed[0].partition("=")
+        if "." not in name:
+            raise unknown(name, FLAGS)
+        fix = f"remove it, or look at {options.subject / 'config.toml'} with it: that is the model before its first step"
+        raise OptionError(f"{name} is for a configuration, and this is a run", where=str(options.subject), fix=fix)
+    if kind != "folder" and options.trajectory:
+        raise OptionError(
+            "a configuration has no path yet",
+            where=str(options.subject),
+            fix="train it, and name the run; or leave --trajectory out",
+        )
     if options.size % 2 == 0:
         raise OptionError(f"--size is {options.size}", fix="give an odd number, so that the weights themselves are a point")
     if options.trajectory:
@@ -123,8 +133,6 @@ def _opened(path: Path, typed: list[str]) -> Iterator[Subject]:
         with prepared(path, typed) as (config, task):
             yield Subject(path.stem, config, task, None)
         return
-    if typed:
-        raise unknown(typed[0].partition("=")[0], FLAGS)
     opened = Run.open(path)
     yield Subject(path.resolve().name, opened.config, opened.task(cache_folder()), opened)
 

@@ -28,8 +28,8 @@ from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
 from kilolayer.training.metrics import summary_writer
-from kilolayer.training.run import check_new, choose_device
-from kilolayer.training.start import find_start
+from kilolayer.training.run import check_new, choose_device, locked
+from kilolayer.training.start import started_config
 
 MOST_RUNS = 10_000
 """More than a comparison can have; a slip of the fingers may ask for them."""
@@ -122,7 +122,10 @@ class Comparison:
         if kind_of(folder / "comparison.toml") is None:
             return cls.make(folder, config, axes, options)
         found = cls.open(folder)
-        if found.base != base_of(found.folder, config, options):
+        base = base_of(found.folder, config, options)
+        if found.base != base and not any(map(found._record, found.members)):
+            return cls._anew(found.folder, base, axes)
+        if found.base != base:
             raise InputError(
                 "the folder holds a comparison of another configuration",
                 where=str(folder),
@@ -130,6 +133,18 @@ class Comparison:
             )
         found.extend(axes)
         return found
+
+    @classmethod
+    def _anew(cls, folder: Path, base: Table, axes: Sequence[Axis]) -> Comparison:
+        """In the place of a comparison of which no run has begun, as where its configuration had a mistake."""
+        made = cls(folder, [], base)
+        made.members = made._wanted([], settings_of(join_axes(axes)))
+        with locked(folder):
+            for path in (folder / "configs").glob("*.toml"):
+                path.unlink()
+            write(folder / "base.toml", configuration.dump(base))
+            made._write()
+        return made
 
     @classmethod
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
@@ -189,7 +204,7 @@ class Comparison:
         """The same, checked: raises where it cannot be trained."""
         table = self.table_of(member)
         try:
-            config = configuration.build(RunConfig, merge(find_start(table)[1], table))
+            config = started_config(table)
             choose_device(config.train.device)
             if config.train.tensorboard:
                 summary_writer()
@@ -255,8 +270,7 @@ class Comparison:
     def _base_value(self, name: str) -> Any:
         """The value of an option where it does not vary."""
         assert self.base is not None
-        config = configuration.build(RunConfig, merge(find_start(self.base)[1], self.base))
-        return _flat(config.table()).get(name, "none")
+        return _flat(started_config(self.base).table()).get(name, "none")
 
     def _record(self, member: Member) -> Record | None:
         names = ("config.toml", "metrics.jsonl", "scores.json")

@@ -50,7 +50,7 @@ def parse_axis(name: str, text: str) -> Axis:
     """The axis that `4e-4,8e-4` stands for; values are read as TOML, else as text, and commas inside brackets separate none."""
     words = _split(text)
     if not all(words):
-        raise OptionError(f"the values of {name} are {shown(text)}", fix=f"write them with commas: {name}=1,2")
+        raise OptionError(f"a value of {name} is empty: {shown(text)}", fix="write the values with one comma between them")
     return Axis(name, tuple(map(toml_value, words)))
 
 

@@ -226,7 +226,7 @@ class _Queue:
         """End what is under way, with checkpoints; a second signal to this process insists there too."""
         if not self.running:
             return
-        self.say(f"stopping {len(self.running)} runs, each with a checkpoint")
+        self.say(f"stopping {len(self.running)} run{'s' * (len(self.running) > 1)}, each with a checkpoint")
         for child in self.running:
             child.ask_to_stop()
         while not all(child.ended() for child in self.running):

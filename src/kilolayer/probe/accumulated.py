@@ -11,10 +11,8 @@ from torch import Tensor
 from kilolayer.models.model import Model
 from kilolayer.probe.places import top_states
 from kilolayer.probe.propagation import Loss
-from kilolayer.tasks.task import Batch
+from kilolayer.probe.trial import Trial
 from kilolayer.training.schedule import learning_rate
-from kilolayer.training.step import Stepper
-from kilolayer.training.trainer import Trainer
 
 SHOWN = 10
 """Measurements along the first steps of a training, at most."""
@@ -44,30 +42,18 @@ def change_over_checkpoints(start: Model, loss: Loss, later: Iterable[tuple[int,
     return found
 
 
-def change_over_steps(trainer: Trainer, loss: Loss, steps: int) -> list[Change]:
-    """Train on for a few steps, as the run would, and measure the output in between: of its model at most ten times.
-
-    trainer: one that has begun; its model and optimizer are changed.
-    """
+def change_over_steps(trial: Trial, loss: Loss, steps: int) -> list[Change]:
+    """Take the first steps of a run, at the rates of its schedule, and measure the output at most ten times in between."""
     output = top_states(loss)
-    before = output(trainer.model)
-    config, task = trainer.config, trainer.task
-    stepper = Stepper(
-        trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, _say_nothing, trainer.routing, loss=task.loss
-    )
+    before = output(trial.model)
     measured = {round(steps * (place + 1) / SHOWN) for place in range(SHOWN)}
     found = []
     for step in range(1, steps + 1):
-        batches: list[Batch] = trainer.take_batches()
-        result = stepper.step(batches, learning_rate(config, step))
+        result = trial.step(learning_rate(trial.config.train, step))
         if step in measured:
-            found.append(Change(step, _relative(output(trainer.model), before), result.nll))
+            found.append(Change(step, _relative(output(trial.model), before), result.nll))
     return found
 
 
 def _relative(after: Tensor, before: Tensor) -> float:
     return float(torch.linalg.vector_norm((after - before).double()) / torch.linalg.vector_norm(before.double()))
-
-
-def _say_nothing(_text: str) -> None:
-    pass

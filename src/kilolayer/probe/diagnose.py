@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +14,21 @@ from kilolayer import config as configuration
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.models.model import Model
-from kilolayer.probe.accumulated import change_over_checkpoints, change_over_steps
+from kilolayer.probe.accumulated import Change, change_over_checkpoints, change_over_steps
 from kilolayer.probe.diagnosis import Death, Diagnosis, Settings, measure
 from kilolayer.probe.propagation import Loss
-from kilolayer.probe.subject import training_loss
+from kilolayer.probe.subject import starting_model, training_loss
+from kilolayer.probe.trial import Trial
 from kilolayer.probe.verdict import judge
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen
 from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, cache_folder, in_steps, load_weights, prepare
-from kilolayer.training.start import find_start, vocabulary_of
-from kilolayer.training.trainer import Trainer
+from kilolayer.training.run import Run, cache_folder, choose_device, prepare
+from kilolayer.training.start import started_config, vocabulary_of
+
+logger = logging.getLogger(__name__)
 
 
 def diagnose(
@@ -64,20 +67,19 @@ def diagnose(
 def _open(path: Path) -> Run | RunConfig:
     if kind_of(path) == "folder":
         return Run.open(path)
-    table = configuration.load(path)
-    return configuration.build(RunConfig, configuration.merge(find_start(table)[1], table))
+    return started_config(configuration.load(path))
 
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
     start = None if config.train.start_from is None else Run.open(Path(config.train.start_from))
     task = prepare(config, cache_folder(), vocabulary_of(start, config))
-    config = in_steps(task.resolve(config), task)
-    config = replace(config, train=config.train.in_steps(0))
+    plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": device, "threads": 0}
+    config = task.resolve(config)
     with torch.random.fork_rng():
-        trainer = _start(Run(Path(), config), task, device)
+        trial = Trial(replace(config, train=replace(config.train, **plain)), task)
         loss = training_loss(task, config.train.seed, 1, of="total")
-        found = measure(trainer.model, loss, _settings(config, 0))
-        changes = tuple(change_over_steps(trainer, loss, steps)) if steps else ()
+        found = measure(trial.model, loss, _settings(trial.config, 0))
+        changes = tuple(change_over_steps(trial, loss, steps)) if steps else ()
     return judge(replace(found, changes=changes))
 
 
@@ -90,13 +92,21 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
         what = "the run has no whole checkpoint" if at is None else f"the run has no whole checkpoint of step {at}"
         raise InputError(what, where=str(run.checkpoints), fix=has)
     step = known[-1] if at is None else at
-    with torch.random.fork_rng():
-        trainer = _start(run, task, device)
-        loss, model = training_loss(task, run.config.train.seed, 1, of="total"), trainer.model
-        changes = tuple(change_over_checkpoints(model, loss, _weights(run, task, known)))
-        load_weights(model, run.weights(task.vocabulary, Chosen("asked for", [step], [])), run.folder)
-        found = measure(model, loss, _settings(run.config, step), changes, _deaths(run, step))
-    return judge(found)
+    place = choose_device(device)
+    loss = training_loss(task, run.config.train.seed, 1, of="total")
+    changes = tuple(_changes(run, task, loss, known, place))
+    model = run.load_model(place, Chosen("asked for", [step], []))
+    return judge(measure(model, loss, _settings(run.config, step), changes, _deaths(run, step)))
+
+
+def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.device) -> list[Change]:
+    """Over the checkpoints; none where the run that this one started from is gone."""
+    try:
+        start = starting_model(run.config, task, device)
+    except InputError as error:
+        logger.warning("the change since the start is left out, since the start is not known: %s", error.what)
+        return []
+    return change_over_checkpoints(start, loss, _weights(run, task, steps))
 
 
 def _weights(run: Run, task: Task, steps: list[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
@@ -107,14 +117,6 @@ def _weights(run: Run, task: Task, steps: list[int]) -> Iterator[tuple[int, Mapp
 def _deaths(run: Run, step: int) -> tuple[Death, ...]:
     events = [row for row in read_metrics(run.folder) if row["kind"] == "event" and row["step"] <= step]
     return tuple(Death(row["dead"], int(row["step"]), str(row.get("text", ""))) for row in events if row.get("dead"))
-
-
-def _start(run: Run, task: Task, device: str) -> Trainer:
-    """The run before its first step, in fp32 and one batch a step's part: as training begins."""
-    train = replace(run.config.train, precision="fp32", residual="fp32", recompute="none", eager=True, device=device, threads=0)
-    trainer = Trainer(Run(run.folder, replace(run.config, train=train)), task)
-    trainer.begin(None)
-    return trainer
 
 
 def _settings(config: RunConfig, step: int) -> Settings:

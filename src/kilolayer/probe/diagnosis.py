@@ -19,6 +19,7 @@ from kilolayer.probe.propagation import Loss
 from kilolayer.probe.rank import StateRank, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import UpdateSizes, update_sizes
+from kilolayer.training.dead_stacks import first_layers
 
 
 @dataclass(frozen=True)
@@ -143,17 +144,16 @@ def measure(
 
 def _praise(measured: Measurements) -> str:
     reached = ", ".join(
-        f"in the {side} the first layers have {first_share(norms):.2g} of the largest layer's gradient"
+        f"the gradient of the {side}'s first layers is {first_share(norms):.0%} of its largest layer's"
         for side, norms in measured.gradients.layers.items()
     )
     step = measured.updates
     return f"{reached}; one step of Adam at {step.adam_lr:g} moves the output by {step.adam_all:.2g} of itself."
 
 
-def first_share(norms: tuple[float, ...], share: float = 0.1) -> float:
+def first_share(norms: tuple[float, ...]) -> float:
     """The mean gradient of a stack's first tenth of layers over its largest layer's; NaN where there is no gradient."""
-    count = max(1, round(share * len(norms)))
-    return sum(norms[:count]) / count / max(norms) if max(norms) else math.nan
+    return first_layers(norms) / max(norms) if max(norms) else math.nan
 
 
 def _plain(value: Any) -> Any:

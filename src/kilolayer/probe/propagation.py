@@ -15,6 +15,7 @@ from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import ExpertProjection
+from kilolayer.training.recipe_rates import recipe_rates
 
 Loss = Callable[[Model], Tensor]
 
@@ -56,10 +57,17 @@ def relative_update(
     """||F(x, one step later) - F(x)|| / ||F(x)||, DeepNet's model update (its equation 1), of a copy without dropout.
 
     output: computes F(x); optimizer: makes the optimizer from the parameters, learning rate included. moving: what it changes,
-    all parameters, or the matrices of the sublayers alone, of which DeepNet's Theorems 2 and 3 speak.
+    all parameters, or the matrices of the sublayers alone, of which DeepNet's Theorems 2 and 3 speak. Adam's learning rate and
+    eps have the factors that the model's recipe asks for.
     """
     start, trained = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
-    stepper = optimizer(_matrices(trained) if moving == "matrices" else trained.parameters())
+    weights = _matrices(trained) if moving == "matrices" else list(trained.parameters())
+    factors = recipe_rates(trained)
+    stepper = optimizer([{"params": [weight]} for weight in weights] if factors else weights)
+    for group in stepper.param_groups:
+        rates = factors.get(group["params"][0])
+        if rates is not None and "eps" in group:
+            group["lr"], group["eps"] = group["lr"] * rates.lr, group["eps"] * rates.eps
     loss(trained).backward()
     stepper.step()
     with torch.no_grad():

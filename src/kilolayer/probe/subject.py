@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kilolayer.models.build import build_model
-from kilolayer.models.calibrate import calibrate
 from kilolayer.models.model import Model
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Batch, Task
-from kilolayer.training.run import Run, load_weights
+from kilolayer.training.run import Run
+from kilolayer.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,13 @@ def training_loss(task: Task, seed: int, batches: int, of: Literal["nll", "total
 
 
 def starting_model(config: RunConfig, task: Task, device: torch.device) -> Model:
-    """The model before its first step, as training would have it: a recipe that needs data is calibrated.
+    """The model before its first step, in fp32, as training would have it. torch's random state is left as it was.
 
     config: as `task.resolve` gives it.
     """
-    train = config.train
-    model = build_model(config.model, device=device, seed=train.seed)
-    if train.start_from is not None:
-        other = Run.open(Path(train.start_from))
-        load_weights(model, task.adopt(other.weights(task.vocabulary), model.state_dict()), other.folder)
-    elif config.model.recipe.calibration() is not None:
-        inputs = task.model_inputs(next(task.training_batches(train.seed)).parts)
-        named = {name: each.to(device) for name, each in inputs.items()} if isinstance(inputs, Mapping) else None
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(train.seed)  # the dropout of the profiling pass
-            calibrate(model, named or [each.to(device) for each in inputs if isinstance(each, Tensor)])
-    return model.eval()
+    train = replace(config.train, device=device.type, threads=0)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # No file of the folder is read or written: the trainer asks it for checkpoints alone.
+        trainer = Trainer(Run(Path(), replace(config, train=train)), task)
+        trainer.start_weights()
+    return trainer.model.eval()

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kilolayer.models.model import Model
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
+from kilolayer.training.dead_stacks import first_layers
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.run import Run, choose_precision, in_steps
 from kilolayer.training.step import Stepper
@@ -36,8 +38,7 @@ class Measured:
         largest = max((norm for norms in self.stacks.values() for norm in norms), default=0.0)
         if not (self.finite and largest > 0):
             return 0.0
-        firsts = (norms[: max(1, round(0.1 * len(norms)))] for norms in self.stacks.values())
-        return min(sum(first) / len(first) for first in firsts) / largest
+        return min(map(first_layers, self.stacks.values())) / largest
 
 
 class Trial:
@@ -63,6 +64,11 @@ class Trial:
             trainer.processes,
             task.loss,
         )
+
+    @property
+    def model(self) -> Model:
+        """As the steps so far have left it."""
+        return self.trainer.model
 
     def step(self, lr: float, layers: bool = False) -> Measured:
         """One update at this rate; layers: measure each layer's gradient too. A step that is not finite changes nothing."""

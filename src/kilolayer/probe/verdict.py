@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from kilolayer import recipes
 from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
-from kilolayer.training.dead_stacks import MOVED, REACHED
+from kilolayer.training.dead_stacks import MOVED, REACHED, first_layers
 
 VANISHED, EXPLODED = 1 / 30, 100.0
 """Of a stack's largest gradient of a layer, before training: DeepNorm has 0.8 and more at every depth, Post-LN of 6 layers 0.1.
@@ -50,8 +50,7 @@ def dead_stack(measured: Measurements) -> Iterator[Finding]:
     """A stack of a trained model whose first layers no gradient reaches; or one that training has found dead."""
     known = {death.side: death for death in measured.deaths}
     for side, norms in measured.gradients.layers.items():
-        count = max(1, round(0.1 * len(norms)))
-        first, largest = sum(norms[:count]) / count, measured.gradients.largest
+        first, largest = first_layers(norms), measured.gradients.largest
         reached = first / largest if largest else 0.0
         if not measured.settings.step or (reached >= REACHED and side not in known):
             continue

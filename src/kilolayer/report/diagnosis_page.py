@@ -100,7 +100,9 @@ def _pictures(measured: Measurements) -> list[Panel]:
         _lines("dead-units", measured.dead_units, "Share of dead ReLUs", "0 on all of the batch."),
     ]
     if measured.changes:
-        line = Series("change", [each.step for each in measured.changes], [each.size for each in measured.changes])
+        line = Series(
+            "change", [0, *(each.step for each in measured.changes)], [0.0, *(each.size for each in measured.changes)]
+        )
         svg = line_plot(
             "changes",
             [line],
@@ -124,5 +126,6 @@ def _kinds(name: str, stacks: ByKind, title: str, note: str, *, log: bool = True
 
 def _lines(name: str, stacks: ByLayer, title: str, note: str, *, log: bool = False, first: int = 1) -> Panel:
     series = [Series(side, range(first, first + len(values)), values) for side, values in stacks.items()]
-    svg = line_plot(name, series, x_label="layer", y_label=title.partition(",")[0].lower(), description=title, log=log)
+    label = title.partition(",")[0]
+    svg = line_plot(name, series, x_label="layer", y_label=label[0].lower() + label[1:], description=title, log=log)
     return Panel(svg, title, note)

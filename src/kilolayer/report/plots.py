@@ -57,7 +57,7 @@ def line_plot(
         if log and (finite > 0).all():
             logarithmic(axes, finite)
         elif from_zero and (finite >= 0).all():
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.05 * float(finite.max()) or None)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
         if len(drawn) > 1:
             axes.legend(ncols=min(len(drawn), 3), **LEGEND)

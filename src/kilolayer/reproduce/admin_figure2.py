@@ -32,11 +32,13 @@ class Figure2(Reproduction):
         return {"admin": admin_depths(lab), "default": default_depths(lab)}
 
     def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import died
+
         admin, default = _by_depth(found["admin"]), _by_depth(found["default"])
         deep = list(default)[-1]
         ours, plain, shallow = admin[deep], default[deep], next(iter(admin.values()))
         why = f"at {deep}: default {_shown(plain)}, Admin {_shown(ours)}; Admin at {next(iter(admin))}: {_shown(shallow)}"
-        if "waiting" in (ours["outcome"], plain["outcome"]) or "unfinished" in (ours["outcome"], plain["outcome"]):
+        if not all(died(run) or _lives(run) for run in (ours, plain)):
             return cannot_tell(why)
         if not _lives(ours) or (_lives(plain) and plain["loss"] <= ours["loss"]):
             return not_held(why)

@@ -74,10 +74,12 @@ class Table3(Reproduction):
         return {"runs": runs, "signs": signs}
 
     def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import died
+
         cells = {str(run["options"]["layers"]): run for run in found["runs"]}
         deep = "60-12" if "60-12" in cells else list(cells)[-1]
         others = [name for name in ("6-6", "12-60") if name in cells] or list(cells)[:1]
-        if cells[deep]["outcome"] not in ("finished", "waiting", "unfinished"):
+        if died(cells[deep]):
             return not_held(f"{deep}: {cells[deep]['text']}")
         signs = [found["signs"].get(deep, {}).get(other) for other in others]
         why = "; ".join(f"{deep} {sign or '?'} {other}" for sign, other in zip(signs, others, strict=True))

@@ -54,7 +54,13 @@ class Table4(Reproduction):
         back["data"] |= {"folder": str(text), "train": ["quarter"]}
         back["data"].pop("test")
         layers, deep, seeds = (1, "2-1", (1,)) if lab.tiny else (6, "24-12", (1, 2))
-        backward = lab.compare("back-translator", back, {"layers": (layers,), "train.seed": (1,)})[0]
+        (backward,) = lab.compare("back-translator", back, {"layers": (layers,), "train.seed": (1,)})
+        if backward["outcome"] in ("waiting", "unfinished"):
+            raise InputError(
+                "the time was over before the model that translates back was trained",
+                where=backward["folder"],
+                fix="give the same command again: it goes on",
+            )
         self._translate(text, Path(backward["folder"]), 60 if lab.tiny else MONOLINGUAL)
         found: Found = {}
         for name, (recipe, depth) in {"shallow": ("post_ln", f"{layers}-{layers}"), "deep": ("admin", deep)}.items():

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from kilolayer.compare.outcome import DIED
 from kilolayer.reproduce.base import Numbers
 from kilolayer.reproduce.lab import Run
 
 SEED = "train.seed"
 MARGIN = 0.02
 """Nats that two mean losses must be apart, besides two standard errors, before one is called lower."""
+
+
+def died(run: Run) -> bool:
+    """Whether a run came to a bad end; one that had no time, or whose process failed, says nothing of its setting."""
+    return run["outcome"] in DIED
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Cell:
     @property
     def ended(self) -> bool:
         """Whether what became of every seed is known; a run that had no time says nothing."""
-        return all(run["outcome"] not in ("unfinished", "waiting", "failed") for run in self.runs)
+        return all(run["outcome"] == "finished" or died(run) for run in self.runs)
 
     @property
     def shown(self) -> str:

@@ -12,6 +12,7 @@ from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
 from kilolayer.reproduce.deepnet_table4 import model_of
+from kilolayer.reproduce.texts import known
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab
@@ -90,9 +91,9 @@ def _shown(values: list[float | None]) -> str:
 
 def _write_flores(lab: Lab, folder: Path, languages: list[str]) -> None:
     """The devtest part beside the training text, under its languages' names; of the tiny form, the test part again."""
-    archive = None if lab.data is None or lab.tiny else lab.data / "flores200" / "flores200_devtest.tar.xz"
+    archive = known(lab.data, "flores200/flores200_devtest.tar.xz")
     texts: dict[str, list[str]] = {}
-    if archive is not None and archive.exists():
+    if archive is not None:
         with lzma.open(archive) as packed, tarfile.open(fileobj=packed) as files:
             for member in files:
                 code = Path(member.name).name.partition("_")[0]

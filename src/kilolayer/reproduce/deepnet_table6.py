@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.data.grammar import pairs
 from kilolayer.files.writing import make_folder, write
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.texts import known
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab
@@ -45,6 +46,7 @@ class Table6(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
+        known(lab.data, "nlu/glue")  # refuses what is missing before any run
         layers, recipes = (2, ("post_ln", "sub_ln")) if lab.tiny else (12, tuple(RECIPES))
         config = lab.language("masked_lm", train={"steps": 2000})
         axes = {"model.recipe": recipes, "layers": (layers,), "train.lr": RATES[:1] if lab.tiny else RATES}
@@ -58,7 +60,7 @@ class Table6(Reproduction):
         return found
 
     def _tasks(self, lab: Lab) -> tuple[str, ...]:
-        return ("language",) if lab.tiny or lab.data is None else TASKS
+        return ("language",) if lab.data is None else TASKS
 
     def _fine_tune(self, lab: Lab, recipe: str, task: str, start: str) -> list[float]:
         """The best validation of each seed, in percent."""
@@ -74,6 +76,8 @@ class Table6(Reproduction):
         return [100 * run["metric"] for run in runs if run["metric"] is not None]
 
     def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import died
+
         larger = {
             run["options"]["model.recipe"]: run
             for run in found["runs"]
@@ -81,7 +85,7 @@ class Table6(Reproduction):
         }
         plain, ours = larger["post_ln"], larger["sub_ln"]
         why = f"at the larger rate: Post-LN {plain['text']}, Sub-LN {ours['text']}"
-        if ours["outcome"] not in ("finished", "waiting", "unfinished"):
+        if died(ours):
             return not_held(why)
         mine, theirs = (_mean(found["glue"].get(recipe, {})) for recipe in ("sub_ln", "post_ln"))
         if mine is None or theirs is None:
@@ -90,8 +94,7 @@ class Table6(Reproduction):
         why += f"; GLUE {mine[0]:.1f} ± {mine[1]:.1f} against {theirs[0]:.1f} ± {theirs[1]:.1f}"
         if gain < -apart:
             return not_held(why)
-        dies = plain["outcome"] in ("diverged", "dead", "no_progress")
-        return held(why) if dies and gain > apart else cannot_tell(why)
+        return held(why) if died(plain) and gain > apart else cannot_tell(why)
 
     def numbers(self, found: Found) -> Numbers:
         tasks = list(next(iter(found["glue"].values()), {}))

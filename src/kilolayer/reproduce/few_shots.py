@@ -44,9 +44,9 @@ class FewShots(Reproduction):
         axes: dict[str, Any] = {"model.recipe": tuple(RECIPES), "layers": (12, 24, 48), "train.lr": (5e-4, 1e-3)}
         if lab.tiny:
             axes = {"model.recipe": ("pre_ln", "normformer", "sub_ln"), "layers": (1,)}
+        folder = _questions(lab)
         runs = lab.compare("language-models", lab.language(), axes)
         grid = grid_of(runs, "model.recipe", "layers")
-        folder = _questions(lab)
         asked = {
             recipe: {str(layers): self._ask(cell, folder, lab) for layers, cell in cells.items()}
             for recipe, cells in grid.items()
@@ -114,8 +114,10 @@ def _mean(each: dict[str, Any]) -> tuple[float, float] | None:
 
 def _questions(lab: Lab) -> Path:
     """The folder of the sets; of the tiny form, a few endings of the embedded corpus in HellaSwag's form."""
-    if lab.data is not None and not lab.tiny:
-        return lab.data / "nlu" / "zeroshot"
+    from kilolayer.reproduce.texts import known
+
+    if (real := known(lab.data, "nlu/zeroshot")) is not None:
+        return real
     folder = lab.folder.parent / "text" / "questions"
     make_folder(folder)
     from kilolayer.data.grammar import pairs

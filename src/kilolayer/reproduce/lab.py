@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,20 +52,20 @@ GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra
 class Lab:
     """folder: where runs and results lie. tiny: a shape of each reproduction that ends in seconds and decides nothing.
 
-    data: the folder of the real corpora; None: the embedded one. parallel, seconds: as for a comparison.
+    data: the folder of the real corpora; None: the embedded one, for the tiny form. parallel: as for a comparison.
+    deadline: when no run goes on, by `time.monotonic`.
     """
 
     folder: Path
     tiny: bool = False
     data: Path | None = None
     parallel: int | None = None
-    seconds: float | None = None
+    deadline: float | None = None
 
     def translation(self, language: str = "deu", *, into_english: bool = True, **sections: Mapping[str, Any]) -> Table:
         """The configuration of a small translator between English and `language`, with `sections` laid over it."""
         text = self.folder.parent / "text" / language
-        if not (text / "train.eng").exists():
-            sentence_pairs(None if self.tiny else self.data, language, text)
+        sentence_pairs(self.data, language, text)
         direction = f"{language}-eng" if into_english else f"eng-{language}"
         data = {"folder": str(text.resolve()), "directions": [direction], "valid": "valid", "test": "test"}
         return self._sized({"data": data, "tokenizer": self._pieces(8000), "search": GREEDY}, sections)
@@ -72,7 +73,7 @@ class Lab:
     def multilingual(self, **sections: Mapping[str, Any]) -> Table:
         """The configuration of one translator of many languages to and from English."""
         text = self.folder.parent / "text" / "many"
-        _, languages = many_languages(None if self.tiny else self.data, text, least=10_000, most=50_000)
+        languages = many_languages(self.data, text, least=10_000, most=50_000)
         directions = {"directions": ["eng-*", "*-eng"], "languages": ["eng", *languages], "temperature": 5.0}
         data = {"folder": str(text.resolve()), "valid": "valid", "test": "test", **directions}
         own = {"data": data, "tokenizer": self._pieces(16_000), "batches": {"shapes": 3}, "search": GREEDY}
@@ -80,10 +81,11 @@ class Lab:
 
     def language(self, task: str = "causal_lm", **sections: Mapping[str, Any]) -> Table:
         """The configuration of a small language model."""
-        _, files = running_text(None if self.tiny else self.data, self.folder.parent / "text" / "running")
+        files = running_text(self.data, self.folder.parent / "text" / "running")
         text = {part: str(path.resolve()) for part, path in files.items()} | {"length": 16 if self.tiny else 256}
         model = {"positions": "rotary", "activation": "gelu"}
-        return self._sized({"task": task, "text": text, "tokenizer": self._pieces(8000), "model": model}, sections)
+        tokenizer = {"kind": "bytes"} if self.tiny else self._pieces(8000)
+        return self._sized({"task": task, "text": text, "tokenizer": tokenizer, "model": model}, sections)
 
     def _pieces(self, vocab_size: int) -> Table:
         if self.tiny:
@@ -101,15 +103,12 @@ class Lab:
         """
         folder = self.folder.parent / "comparisons" / name
         wanted = [Axis(option, tuple(values)) for option, values in axes.items()]
-        if (folder / "comparison.toml").exists():
-            comparison = Comparison.open(folder)
-            comparison.extend(wanted)
-        else:
-            make_folder(folder.parent)
-            path = folder.parent / f"{name}.toml"
-            write(path, dump(config))
-            comparison = Comparison.make(folder, path, wanted)
-        if code := run_all(comparison, parallel=self.parallel, seconds=self.seconds):
+        make_folder(folder.parent)
+        path = folder.parent / f"{name}.toml"
+        write(path, dump(config))
+        comparison = Comparison.make_or_extend(folder, path, wanted)
+        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        if code := run_all(comparison, parallel=self.parallel, seconds=left):
             raise Stopped(code - 128)
         return [_told(result) for result in comparison.results()]
 

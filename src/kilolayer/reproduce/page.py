@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kilolayer.errors import InputError
-from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
 from kilolayer.report.panels import Table
 from kilolayer.report.templating import template
@@ -39,15 +37,6 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
     )
     write(folder / "page.html", text.encode("utf-8", "backslashreplace"))
     return verdict
-
-
-def read_found(folder: Path) -> Found:
-    """What an earlier measurement left."""
-    path = folder / "found.json"
-    document = read_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get("found"), dict):
-        raise InputError("this holds no measurement", where=str(path), fix="remove it, and measure again")
-    return document["found"]
 
 
 def _table(numbers: Numbers) -> Table:

@@ -1,4 +1,4 @@
-"""The text that reproductions train on: real corpora where KILOLAYER_DATA names their folder, the embedded corpus elsewhere.
+"""The text that reproductions train on: real corpora of the folder that KILOLAYER_DATA, the embedded one for the tiny form.
 
 The papers' own corpora are larger, and most cannot be had freely. A stand-in is chosen for each: short German and English
 sentences of Tatoeba for IWSLT-14 and WMT, Tatoeba in many languages for OPUS-100, books for the language models.
@@ -21,16 +21,18 @@ HELD_OUT = 500
 """Lines of a language's validation and of its test: enough to tell methods apart, few enough for a hundred models."""
 
 
-def sentence_pairs(data: Path | None, language: str, folder: Path) -> str:
-    """Write train, valid and test of English and `language` (deu, fra, spa) to `folder`; return what they are, in words.
+def sentence_pairs(data: Path | None, language: str, folder: Path) -> None:
+    """Write train, valid and test of English and `language` (deu, fra, spa) to `folder`, unless they are there.
 
     A sentence has several translations, so the parts are split by the hash of the English side, one percent each for validation
     and test; HELD_OUT lines of each are used.
     """
-    source = _known(data, f"manythings/{language}-eng.tsv.xz")
+    if (folder / f"test.{language}").exists():  # the file that is written last
+        return
+    source = known(data, f"manythings/{language}-eng.tsv.xz")
     if source is None:
         _write_pairs(folder, language, _embedded_pairs())
-        return "the embedded English-German corpus"
+        return
     parts: dict[str, list[Pair]] = {part: [] for part in PARTS}
     for line in read_lines(source):
         english, other, *_ = line.split("\t")
@@ -39,20 +41,19 @@ def sentence_pairs(data: Path | None, language: str, folder: Path) -> str:
     for part in ("valid", "test"):  # the file is sorted by length
         parts[part].sort(key=lambda pair: hashlib.sha1(pair[1].encode()).digest())
     _write_pairs(folder, language, {part: rows[: None if part == "train" else HELD_OUT] for part, rows in parts.items()})
-    return f"manythings, {language}-eng, {len(parts['train']):,} pairs"
 
 
-def many_languages(data: Path | None, folder: Path, least: int, most: int) -> tuple[str, list[str]]:
+def many_languages(data: Path | None, folder: Path, least: int, most: int) -> list[str]:
     """Write the pairs of English with each language of tatoeba_multi that has at least `least` lines, `most` of them at most.
 
-    Return what they are, and the languages without English. No English side of valid or test is one of train.
+    Return the languages without English. No English side of valid or test is one of train.
     """
-    source = _known(data, "tatoeba_multi/train.en-xx.tsv.xz")
+    source = known(data, "tatoeba_multi/train.en-xx.tsv.xz")
     if source is None:
         parts = _embedded_pairs()
         for language in ("deu", "xde"):
             _write_pairs(folder, language, parts, named=True)
-        return "the embedded English-German corpus, twice", ["deu", "xde"]
+        return ["deu", "xde"]
     found: dict[str, dict[str, list[Pair]]] = {}
     for line in read_lines(source):
         one, other, first, second = line.split("\t")
@@ -63,24 +64,27 @@ def many_languages(data: Path | None, folder: Path, least: int, most: int) -> tu
     for language in chosen:
         cut = {part: rows[: most if part == "train" else 100] for part, rows in found[language].items()}
         _write_pairs(folder, language, cut, named=True)
-    return f"tatoeba_multi, {len(chosen)} languages with English", chosen
+    return chosen
 
 
-def running_text(data: Path | None, folder: Path) -> tuple[str, Mapping[str, Path]]:
-    """Documents for language models: what they are, and the files of train, valid and test."""
-    source = _known(data, "books/train.jsonl.xz")
+def running_text(data: Path | None, folder: Path) -> Mapping[str, Path]:
+    """Documents for language models: the files of train, valid and test."""
+    source = known(data, "books/train.jsonl.xz")
     if source is not None:
-        return "books", {part: source.with_name(f"{part}.jsonl.xz") for part in PARTS}
+        return {part: source.with_name(f"{part}.jsonl.xz") for part in PARTS}
     for part, rows in _embedded_pairs().items():
         _write_lines(folder / f"{part}.txt", (english for english, _ in rows))
-    return "the English of the embedded corpus", {part: folder / f"{part}.txt" for part in PARTS}
+    return {part: folder / f"{part}.txt" for part in PARTS}
 
 
-def _known(data: Path | None, name: str) -> Path | None:
+def known(data: Path | None, name: str) -> Path | None:
+    """A file or folder of the real text, which must be there; None where none is used."""
     if data is None:
         return None
     if not (data / name).exists():
-        raise InputError(f"{name} is missing", where=str(data), fix="name the folder that holds it, or give --tiny")
+        raise InputError(
+            f"{name} is missing", where=str(data), fix="let KILOLAYER_DATA name a folder that holds it, or give --tiny"
+        )
     return data / name
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,12 @@ SHARE = 0.1
 """Of a stack's layers that are its first."""
 LEAST_UPDATES, LEAST_DISTANCE = 10, 10
 """Updates before the moments tell anything, and steps between two looks at them."""
+
+
+def first_layers(norms: Sequence[float], share: float = SHARE) -> float:
+    """The mean of the first `share` of a stack's layers, of at least one."""
+    count = max(1, round(share * len(norms)))
+    return sum(norms[:count]) / count
 
 
 @dataclass(frozen=True)
@@ -122,9 +128,9 @@ class StackWatch:
             gradients = [norm for side in self.depths for norm in norms.gradient[side]]
         pulses, start = [], 0
         for side, depth in self.depths.items():
-            count = max(1, round(SHARE * depth))
-            first = slice(start, start + count)
-            pulses.append(StackPulse(side, sum(gradients[first]) / count, max(gradients), max(moved[first])))
+            own = gradients[start : start + depth]
+            first = slice(start, start + max(1, round(SHARE * depth)))
+            pulses.append(StackPulse(side, first_layers(own), max(gradients), max(moved[first])))
             start += depth
         return pulses
 

@@ -39,6 +39,11 @@ def find_start(given: Mapping[str, Any]) -> tuple[Run | None, Table]:
     return start, below
 
 
+def started_config(given: Table) -> RunConfig:
+    """The configuration of these tables, over what it takes of the run to start from."""
+    return build(RunConfig, merge(find_start(given)[1], given))
+
+
 def vocabulary_of(start: Run | None, config: RunConfig) -> Vocabulary | None:
     """That of the run to start from, where the configuration has the same table: it is the same on other text too."""
     if start is None or getattr(start.config, "tokenizer", None) != getattr(config, "tokenizer", None):

@@ -128,13 +128,9 @@ class Trainer:
         self.seconds = 0.0
 
     def begin(self, saved: Checkpoint | None) -> None:
-        """Start from the model as it was built, or go on from a checkpoint; then lower the precision of its products."""
-        if saved is None and self.config.start_from is not None:
-            other = Run.open(Path(self.config.start_from))
-            weights = self.task.adopt(other.weights(self.task.vocabulary), self.model.state_dict())
-            self.placement.load(weights, other.folder)
-        elif saved is None:
-            self.calibrate()
+        """Start with new weights, or go on from a checkpoint; then lower the precision of the model's products."""
+        if saved is None:
+            self.start_weights()
         else:
             path = checkpoint.path_of(self.run.checkpoints, saved.step) / "state.json"
             check_vocabulary(
@@ -154,6 +150,15 @@ class Trainer:
         self.watch = StackWatch(self.model, self.optimizer, self.config)
         if saved is not None:
             self.restore(saved)
+
+    def start_weights(self) -> None:
+        """Give a model that was just built what it starts with: the weights of another run, or scales that data decide."""
+        if self.config.start_from is None:
+            self.calibrate()
+            return
+        other = Run.open(Path(self.config.start_from))
+        weights = self.task.adopt(other.weights(self.task.vocabulary), self.model.state_dict())
+        self.placement.load(weights, other.folder)
 
     def state(self) -> Checkpoint:
         """All that a resumed run needs to go on as if it had not stopped."""
