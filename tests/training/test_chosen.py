@@ -39,6 +39,7 @@ def weights_in(run: Run) -> dict[str, Any]:
     return json.loads((run.folder / "scores.json").read_text())["weights"]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "options",
     [AVERAGED, BY_BEST, {**BY_BEST, "save_best": False}, {**AVERAGED, "valid_every": 3}],

@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str
@@ -102,6 +103,7 @@ def random_batch(seed: int, rows: int = 8, length: int = 12) -> TextBatch:
     return TextBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), rows * length)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler warns about itself
 def test_a_layer_without_padding_is_compiled_once() -> None:
     options = {"positions": "rotary", "recipe": recipes.get("sub_ln")}

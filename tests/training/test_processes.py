@@ -87,6 +87,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, run
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_they_train_as_one_process_does(
     tmp_path: Path, corpus: Path, pool: ProcessPool, alone: tuple[str, Run], size: int

@@ -236,6 +236,7 @@ def test_a_kind_of_clipping_without_a_limit_is_refused() -> None:
         TrainConfig(clip="sparse")
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("precision", "loss_free"), [("fp32", 0.0), ("bf16", 0.0), ("fp32", 1e-2)])
 def test_fine_tuning_starts_from_another_run_and_leaves_experts_alone(
     tmp_path: Path, corpus: Path, precision: str, loss_free: float

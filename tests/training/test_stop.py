@@ -84,6 +84,7 @@ VALIDATED: dict[str, tuple[Any, dict[str, Any], str, int]] = {
 }
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("case", VALIDATED)
 def test_a_validation_that_a_signal_ends_is_made_first_by_the_resumed_run(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -251,6 +252,7 @@ def test_the_training_of_a_vocabulary_is_ended_with_its_process(
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]  # no draft, no lock
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("owner", "name", "begun"),
     [
@@ -311,6 +313,7 @@ def test_what_a_destructor_drops_is_raised_again_soon_and_shown_to_nobody(capfd:
     assert sys.unraisablehook is hook
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("owner", "name", "call"), [(safetensors.torch, "load_file", 1), (TranslationTask, "_loss", 2), (Stepper, "accumulate", 3)]
 )
