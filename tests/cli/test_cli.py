@@ -53,7 +53,7 @@ def test_help_names_what_an_option_may_be(capsys: pytest.CaptureFixture[str]) ->
     lines = [line.split()[0] for line in shown.splitlines() if line.strip()]
     assert (lines.count("moe"), lines.count("head")) == (1, 1)  # what all tasks share is told once
     assert main(["recipes", "admin"]) == 0
-    assert "(released, paper, closed) [released]" in capsys.readouterr().out
+    assert "(paper, released, closed) [paper]" in capsys.readouterr().out
 
 
 def test_plan_of_a_thousand_layers_within_ten_seconds_and_a_gigabyte() -> None:

@@ -206,6 +206,7 @@ def differences(a: Trainer, b: Trainer) -> set[str]:
         found.append(values)
     paths = (found[0].keys() | found[1].keys()) - {
         "optimizer.lr",
+        "watch.optimizer.lr",
         "processes.step",
         "placement.processes.step",
     }  # set before each step
