@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Result, base_of, nested
+from kilolayer.compare.comparison import Comparison, Result, base_of
 from kilolayer.compare.documents import write_documents
-from kilolayer.compare.grid import LAYERS, same
+from kilolayer.compare.grid import LAYERS, nested, same
 from kilolayer.compare.queue import run_all
 from kilolayer.config import merge, overrides
 from kilolayer.files.paths import resolve

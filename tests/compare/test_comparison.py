@@ -94,6 +94,8 @@ def test_the_same_command_given_twice_extends(tmp_path: Path, config: Path) -> N
     Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln")])
     again = Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln", "post_ln")])
     assert len(again.members) == 2
+    again.members[0].folder.mkdir(parents=True)
+    (again.members[0].folder / "config.toml").write_text("")
     with pytest.raises(InputError, match="of another configuration"):
         Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln")], {"model.dim": 8})
 
@@ -192,3 +194,14 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
     assert [member.name for member in comparison.members] == ["pre_ln-2L", "post_ln-2L"]
     assert asked == [(comparison, 5, 60)]
     assert (tmp_path / "out" / "comparison.json").exists()
+
+
+def test_a_comparison_is_extended_by_an_option_of_its_recipe(tmp_path: Path) -> None:
+    made = Comparison.make(tmp_path / "made", None, [Axis("model.recipe", ("deepnorm", "post_ln"))])
+    with pytest.raises(OptionError):
+        made.extend([Axis("model.recipe.alpha_scale", (2.0,))])  # Post-LN has none
+    made = Comparison.make(tmp_path / "one", None, [Axis("train.seed", (1,))], {"model.recipe": "deepnorm"})
+    made.extend([Axis("model.recipe.alpha_scale", (2.0,))])
+    again = Comparison.open(made.folder)
+    assert [member.options["model.recipe.alpha_scale"] for member in again.members] == [1.0, 2.0]
+    assert [again.config_of(member).model.recipe.options()["alpha_scale"] for member in again.members] == [1.0, 2.0]

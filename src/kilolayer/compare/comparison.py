@@ -15,7 +15,19 @@ from typing import Any
 
 from kilolayer import config as configuration
 from kilolayer import recipes
-from kilolayer.compare.grid import LAYERS, RECIPE, Axis, Setting, axes_of, join_axes, laid_over, name_of, same, settings_of
+from kilolayer.compare.grid import (
+    LAYERS,
+    RECIPE,
+    Axis,
+    Setting,
+    axes_of,
+    join_axes,
+    laid_over,
+    name_of,
+    nested,
+    same,
+    settings_of,
+)
 from kilolayer.compare.outcome import Outcome, gave_up, outcome_of
 from kilolayer.config import Table, merge
 from kilolayer.data.grammar import write_corpus
@@ -23,6 +35,7 @@ from kilolayer.errors import InputError, KilolayerError, OptionError, shown
 from kilolayer.files.paths import kind_of, resolve, storable
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
+from kilolayer.models.config import DEFAULT_LAYERS
 from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -184,8 +197,8 @@ class Comparison:
     def extend(self, axes: Sequence[Axis]) -> None:
         """Add every combination with further values. An option that did not vary has so far had the base's value."""
         known = {axis.name for axis in self.axes}
-        fresh = {axis.name: self._base_value(axis.name) for axis in axes if axis.name not in known}
-        before = [Member(each.name, {**each.options, **fresh}, each.folder) for each in self.members]
+        fresh = [axis.name for axis in axes if axis.name not in known]
+        before = [Member(each.name, {**each.options, **self._present(each, fresh)}, each.folder) for each in self.members]
         joined = join_axes([*axes_of(each.options for each in before), *axes])
         self.members = self._wanted(before, settings_of(joined))
         self._write()
@@ -236,6 +249,10 @@ class Comparison:
         failures = self.failures()
         return [self._result(member, failures.get(member.name)) for member in self.members]
 
+    def result_of(self, member: Member) -> Result:
+        """One run as it is now."""
+        return self._result(member, self.failures().get(member.name))
+
     def failures(self) -> dict[str, str]:
         """Why processes of runs have failed, by the names of the runs."""
         path = self.folder / "failures.json"
@@ -267,10 +284,12 @@ class Comparison:
         runs = [{"name": member.name, "options": member.options} for member in self.members]
         write(self.folder / "comparison.toml", configuration.dump({"started_in": str(self.started_in), "runs": runs}))
 
-    def _base_value(self, name: str) -> Any:
-        """The value of an option where it does not vary."""
-        assert self.base is not None
-        return _flat(started_config(self.base).table()).get(name, "none")
+    def _present(self, member: Member, names: Sequence[str]) -> Setting:
+        """The values that options have in a run where they do not vary; a recipe may not have an option of another."""
+        config = started_config(self.table_of(member))
+        own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
+        values = _flat(config.table()) | own
+        return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
 
     def _record(self, member: Member) -> Record | None:
         names = ("config.toml", "metrics.jsonl", "scores.json")
@@ -297,17 +316,6 @@ def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None
     return merge({"data": {"folder": str(folder / "data")}}, base) if config is None else base
 
 
-def nested(options: Mapping[str, Any]) -> Table:
-    """Tables of options that are named with dots, or are tables already."""
-    table: Table = {}
-    for name, value in sorted(options.items(), key=lambda pair: pair[0].count(".")):
-        entry: Any = value
-        for key in reversed(name.split(".")):
-            entry = {key: entry}
-        table = merge(table, entry)
-    return table
-
-
 def _flat(table: Mapping[str, Any], above: str = "") -> Setting:
     """Values by their names with dots; the recipe is one of them, and so is the depth."""
     values: Setting = {}
@@ -324,7 +332,7 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Setting:
         stacks = [depth if depth not in (None, "none") else depths[2] for depth in depths[:2]]
         shape = values.get("model.shape", "encoder_decoder")
         used = stacks if shape == "encoder_decoder" else stacks[:1] if shape == "encoder" else stacks[1:]
-        used = [18 if depth in (None, "none") else depth for depth in used]
+        used = [DEFAULT_LAYERS if depth in (None, "none") else depth for depth in used]
         values[LAYERS] = used[0] if len(set(used)) == 1 else "-".join(map(str, used))
     return values
 

@@ -122,6 +122,12 @@ def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
     if RECIPE in setting:
         model.pop("recipe", None)
     table |= {"model": model} if "model" in table else {}
+    return merge(table, nested(options))
+
+
+def nested(options: Mapping[str, Any]) -> Table:
+    """Tables of options that are named with dots, or are tables already."""
+    table: Table = {}
     # A name goes before the options below it.
     for name, value in sorted(options.items(), key=lambda pair: pair[0].count(".")):
         entry: Any = value

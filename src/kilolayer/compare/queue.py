@@ -191,8 +191,7 @@ class _Queue:
     def _note(self, child: Child, code: int | None) -> None:
         member = child.member
         if self.comparison.is_complete(member):
-            (result,) = (each for each in self.comparison.results() if each.name == member.name)
-            self.say(f"{member.name}: {result.outcome.text}")
+            self.say(f"{member.name}: {self.comparison.result_of(member).outcome.text}")
         elif code is None:
             self.waiting.append(member)  # an earlier queue's process ended before its time: go on with the run
         elif code > 128:

@@ -88,11 +88,11 @@ def _grid(table: ComparisonTable, measure: Measure) -> Grid:
 
 
 def _note(table: ComparisonTable, measure: Measure) -> str:
-    several = any(cell.tried > 1 for cell in table.cells)
-    chosen = f" Each cell is the best of up to {max(cell.tried for cell in table.cells)} settings, by {table.chosen_by.title}."
+    most = max((cell.tried for cell in table.cells), default=0)
+    chosen = f" Each cell is the best of up to {most} settings, by {table.chosen_by.title}."
     spread = any(len(cell.best.results) > 1 for cell in table.cells)
     seeds = " ± is the standard deviation over seeds."
-    return f"{measure.title[:1].upper()}{measure.title[1:]}." + (chosen if several else "") + (seeds if spread else "")
+    return f"{measure.title[:1].upper()}{measure.title[1:]}." + (chosen if most > 1 else "") + (seeds if spread else "")
 
 
 def _facts(results: Sequence[Result], table: ComparisonTable, measure: Measure) -> list[Fact]:

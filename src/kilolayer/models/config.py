@@ -20,6 +20,10 @@ MOST_PARAMETERS = 10**15
 """A thousand times the largest models; the bytes of more could not be counted."""
 
 
+DEFAULT_LAYERS = 18
+"""Of each stack, where a configuration names no depth."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(LayerOptions):
     """Shape, depth, vocabulary and recipe of a model, besides the options of its layers."""
@@ -84,7 +88,7 @@ class ModelConfig(LayerOptions):
     @property
     def depths(self) -> Depths:
         """The layers of each stack that the shape has."""
-        layers = 18 if self.layers is None else self.layers
+        layers = DEFAULT_LAYERS if self.layers is None else self.layers
         encoder = layers if self.encoder_layers is None else self.encoder_layers
         decoder = layers if self.decoder_layers is None else self.decoder_layers
         return Depths(0 if self.shape == "decoder" else encoder, 0 if self.shape == "encoder" else decoder)

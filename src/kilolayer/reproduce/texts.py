@@ -1,4 +1,4 @@
-"""The text that reproductions train on: real corpora of the folder that KILOLAYER_DATA, the embedded one for the tiny form.
+"""The text that reproductions train on: real corpora of KILOLAYER_DATA, or the embedded one for the tiny form.
 
 The papers' own corpora are larger, and most cannot be had freely. A stand-in is chosen for each: short German and English
 sentences of Tatoeba for IWSLT-14 and WMT, Tatoeba in many languages for OPUS-100, books for the language models.
