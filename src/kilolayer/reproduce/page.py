@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from kilolayer.files.writing import make_folder, write
 from kilolayer.report.panels import Table
@@ -24,7 +26,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         "command": f"kilolayer reproduce {reproduction.name}{' --tiny' if tiny else ''}",
         "verdict": verdict.word,
         "why": verdict.why,
-        "found": found,
+        "found": _plain(found),
     }
     write(folder / "found.json", json.dumps(document, indent=1) + "\n")
     text = template("reproduction.html").render(
@@ -37,6 +39,19 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
     )
     write(folder / "page.html", text.encode("utf-8", "backslashreplace"))
     return verdict
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it: a number that is not finite is null."""
+    match value:
+        case dict():
+            return {key: _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
 
 
 def _table(numbers: Numbers) -> Table:
