@@ -51,8 +51,9 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=kl.recipes.names(), help="only these; the rows of others stay")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    before = json.loads(options.results.read_text())["rows"] if options.recipes and options.results.exists() else []
-    rows = [row for row in before if row["recipe"] not in options.recipes]
+    before = json.loads(options.results.read_text()) if options.recipes and options.results.exists() else {}
+    rows = [row for row in before.get("rows", []) if row["recipe"] not in options.recipes]
+    hardware = f"CPU, {platform.machine()}, one thread"
     for recipe in options.recipes or kl.recipes.names():
         for layers in sorted({*GRADIENT_DEPTHS, *UPDATE_DEPTHS} & set(options.depths or [*GRADIENT_DEPTHS, *UPDATE_DEPTHS])):
             if recipe in QUADRATIC and layers > 256:
@@ -64,11 +65,13 @@ def main() -> None:
                 row["updates"] = [run[1] for run in runs]
             if layers == max(GRADIENT_DEPTHS):
                 row["gradients_of_seed_0"] = [float(f"{norm:.4g}") for norm in runs[0][0]]
+            if before:
+                row["hardware"] = hardware
             rows.append(row)
             print(recipe, layers, [f"{ratio:.3g}" for ratio in ratios], row.get("updates", ""), flush=True)
     document = {
         "command": "python benchmarks/propagation/measure.py benchmarks/propagation/results.json",
-        "hardware": f"CPU, {platform.machine()}, one thread",
+        "hardware": before.get("hardware", hardware),
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "kilolayer": kl.__version__},
         "seeds": list(SEEDS),
         "rows": sorted(rows, key=lambda row: row["recipe"]),
