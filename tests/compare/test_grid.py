@@ -92,7 +92,7 @@ def test_what_is_no_depth_is_refused(layers: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "1,,2", ",", "1,"])
 def test_missing_values_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match=r"the values of train.lr"):
+    with pytest.raises(OptionError, match=r"a value of train.lr is empty"):
         parse_axis("train.lr", text)
 
 

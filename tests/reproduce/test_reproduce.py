@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from kilolayer.cli.main import main
+from kilolayer.config import build
 from kilolayer.reproduce.base import PAPERS, Found, all_of, get
 from kilolayer.reproduce.cells import cell_of, cells_by, grid_of, is_lower
-from kilolayer.reproduce.lab import Run
+from kilolayer.reproduce.lab import Lab, Run
 from kilolayer.reproduce.landscape import roughness
+from kilolayer.reproduce.pictures import first_by
+from kilolayer.tasks.config import RunConfig
+from kilolayer.training.run import prepare
 
 NAMES = [each.name for each in all_of()]
 QUICK = ("deepnet-figure1", "deepnet-figure4", "deepnet-table11")
@@ -154,9 +158,33 @@ def test_grids_keep_the_order_of_the_runs() -> None:
     assert list(cells_by(found, "layers")) == [6, 18, 50, 100]
 
 
+def test_curves_are_those_of_the_first_seeds_in_the_order_of_the_runs() -> None:
+    runs = [{"options": {"train.lr": lr, "train.seed": seed}} for lr in (2e-3, 1e-3) for seed in (1, 2)]
+    first = first_by(runs, "train.lr")
+    assert list(first) == ["0.002", "0.001"]
+    assert [run["options"]["train.seed"] for run in first.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("tiny", [True, False])
+def test_every_setting_can_be_made_of_the_embedded_text(tmp_path: Path, tiny: bool) -> None:
+    lab = Lab(tmp_path / "name", tiny)
+    for table in (lab.translation(), lab.multilingual(), lab.language(), lab.language("masked_lm")):
+        config = build(RunConfig, table)
+        prepare(config, tmp_path / "cache").resolve(config)
+
+
+def test_a_wrong_folder_of_corpora_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILOLAYER_DATA", "/nowhere")
+    assert main(["reproduce", "deepnet-figure4"]) == 2
+    assert "KILOLAYER_DATA=/nowhere" in capsys.readouterr().err
+
+
 def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     assert capsys.readouterr().out.count("\n") == 2 * len(NAMES)
     assert main(["reproduce", "deepnet-figur4"]) == 2
     assert "deepnet-figure4" in capsys.readouterr().err
+    assert main(["reproduce", "figure4"]) == 2
+    assert "did you mean 'deepnet-figure4'" in capsys.readouterr().err
+    assert main(["reproduce", "deepnet-figure4", "--parallel", "0"]) == 2
     assert main(["reproduce", "--tiny"]) == 2

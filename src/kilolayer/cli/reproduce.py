@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         say("KILOLAYER_DATA is not set: the text is the embedded corpus, which is too simple to decide much")
     lab = Lab(out / reproduction.name, options.tiny, data, options.parallel, options.seconds)
     found = reproduction.measure(lab)
-    verdict = save(lab.folder, reproduction, found, options.tiny)
+    verdict = save(lab.folder, reproduction, found, options.tiny, embedded=data is None and not options.tiny)
     if options.json:
         show_json({"name": reproduction.name, "verdict": verdict.word, "why": verdict.why, "found": found})
         return 0

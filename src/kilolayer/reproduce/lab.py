@@ -46,7 +46,7 @@ TINY: Table = {
 GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra": 10}
 """How translations are found: a beam would gain a point of BLEU for every method alike, and take most of the time."""
 
-EMBEDDED_PIECES = 300
+TINY_PIECES, EMBEDDED_PIECES = 90, 200
 """The embedded corpus has few words."""
 
 
@@ -86,13 +86,15 @@ class Lab:
         _, files = running_text(None if self.tiny else self.data, self.folder.parent / "text" / "running")
         text = {part: str(path.resolve()) for part, path in files.items()} | {"length": 16 if self.tiny else 256}
         model = {"positions": "rotary", "activation": "gelu"}
-        return self._sized({"task": task, "text": text, "tokenizer": self._pieces(8000), "model": model}, sections)
+        # A language model's vocabulary spells any text, and the embedded corpus has too few words for pieces beside all bytes.
+        embedded = self.tiny or self.data is None
+        tokenizer = {"kind": "bytes"} if embedded else self._pieces(8000)
+        return self._sized({"task": task, "text": text, "tokenizer": tokenizer, "model": model}, sections)
 
     def _pieces(self, vocab_size: int) -> Table:
-        if self.tiny:
-            return {"vocab_size": 90, "byte_fallback": False, "character_coverage": 1.0}
-        if self.data is None:
-            vocab_size = EMBEDDED_PIECES
+        if self.tiny or self.data is None:
+            pieces = TINY_PIECES if self.tiny else EMBEDDED_PIECES
+            return {"vocab_size": pieces, "byte_fallback": False, "character_coverage": 1.0}
         return {"kind": "bpe", "vocab_size": vocab_size}
 
     def _sized(self, own: Table, sections: Mapping[str, Any]) -> Table:

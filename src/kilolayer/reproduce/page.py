@@ -13,8 +13,11 @@ from kilolayer.report.templating import template
 from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict
 
 
-def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> Verdict:
-    """Write found.json, with the verdict, and the page; return the verdict."""
+def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool, embedded: bool = False) -> Verdict:
+    """Write found.json, with the verdict, and the page; return the verdict.
+
+    embedded: whether the text was the embedded corpus in the place of the one that the setting names.
+    """
     verdict = reproduction.judge(found)
     make_folder(folder)
     document = {
@@ -24,6 +27,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         "setting": reproduction.setting,
         "rule": reproduction.rule,
         "command": f"kilolayer reproduce {reproduction.name}{' --tiny' if tiny else ''}",
+        "embedded_text": tiny or embedded,
         "verdict": verdict.word,
         "why": verdict.why,
         "found": found,
@@ -33,6 +37,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         reproduction=reproduction,
         verdict=verdict,
         tiny=tiny,
+        embedded=embedded,
         panels=reproduction.panels(found),
         measured=_table(reproduction.numbers(found)),
         published=None if reproduction.published is None else _table(reproduction.published),
