@@ -13,7 +13,7 @@ def test_a_configuration_is_diagnosed_with_typed_options(config: Path, tmp_path:
     code, out, err = quietly("diagnose", config, "--model.recipe", "pre_ln", "--train.warmup_steps", "4000", "--out", page)
     assert code == 0, err
     assert out.startswith("Pre-LN 2L-2L, before training; loss ")
-    assert "Healthy: in the encoder the first layers have " in out
+    assert "Healthy: the gradient of the encoder's first layers is " in out
     assert "Adam, learning rate 0.01" in out
     assert page.read_text().count("<svg") >= 8
     assert str(page) in err

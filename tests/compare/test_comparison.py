@@ -95,9 +95,17 @@ def test_the_same_command_given_twice_extends(tmp_path: Path, config: Path) -> N
     again = Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln", "post_ln")])
     assert len(again.members) == 2
     again.members[0].folder.mkdir(parents=True)
-    (again.members[0].folder / "config.toml").write_text("")
+    (again.members[0].folder / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match="of another configuration"):
         Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln")], {"model.dim": 8})
+
+
+def test_a_comparison_of_which_no_run_has_begun_gives_way_to_a_corrected_one(tmp_path: Path, config: Path) -> None:
+    before = Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln")])
+    before.config_path(before.members[0])
+    after = Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln", "post_ln")], {"model.dim": 8})
+    assert [member.options["model.recipe"] for member in Comparison.open(tmp_path / "out").members] == ["pre_ln", "post_ln"]
+    assert load(after.config_path(after.members[0]))["model"]["dim"] == 8
 
 
 def test_without_a_configuration_the_embedded_one_gets_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

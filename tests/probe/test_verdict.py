@@ -54,7 +54,7 @@ def test_a_deep_deepnorm_is_healthy() -> None:
 
 def test_a_healthy_one_is_said_to_be(well: Measurements) -> None:
     assert judge(well).healthy
-    assert judge(well).verdict()[0].startswith("Healthy: in the encoder the first layers have ")
+    assert judge(well).verdict()[0].startswith("Healthy: the gradient of the encoder's first layers is ")
 
 
 def with_gradients(found: Measurements, **layers: tuple[float, ...]) -> Measurements:

@@ -15,6 +15,7 @@ from kilolayer.reproduce.base import PAPERS, Found, all_of, get
 from kilolayer.reproduce.cells import cell_of, cells_by, grid_of, is_lower
 from kilolayer.reproduce.lab import Run
 from kilolayer.reproduce.landscape import roughness
+from kilolayer.reproduce.pictures import first_by
 
 NAMES = [each.name for each in all_of()]
 QUICK = ("deepnet-figure1", "deepnet-figure4", "admin-table3")
@@ -175,9 +176,19 @@ def test_real_text_is_asked_for_before_any_work(
     assert main(["reproduce", "deepnet-table1", "--parallel", "0"]) == 2
 
 
+def test_curves_are_those_of_the_first_seeds_in_the_order_of_the_runs() -> None:
+    runs = [{"options": {"train.lr": lr, "train.seed": seed}} for lr in (2e-3, 1e-3) for seed in (1, 2)]
+    first = first_by(runs, "train.lr")
+    assert list(first) == ["0.002", "0.001"]
+    assert [run["options"]["train.seed"] for run in first.values()] == [1, 1]
+
+
 def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     assert capsys.readouterr().out.count("\n") == 2 * len(NAMES)
     assert main(["reproduce", "deepnet-figur4"]) == 2
     assert "deepnet-figure4" in capsys.readouterr().err
+    assert main(["reproduce", "figure4"]) == 2
+    assert "did you mean 'deepnet-figure4'" in capsys.readouterr().err
+    assert main(["reproduce", "deepnet-figure4", "--parallel", "0"]) == 2
     assert main(["reproduce", "--tiny"]) == 2

@@ -12,7 +12,7 @@ from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.train import add_run_options
 from kilolayer.config import overrides
 from kilolayer.errors import InputError, OptionError, shown
-from kilolayer.files.paths import kind_of
+from kilolayer.files.paths import kind_of, resolve
 from kilolayer.tasks import registry
 from kilolayer.terminal import say
 
@@ -120,7 +120,7 @@ def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -
     """Of runs that were trained before."""
     from kilolayer.compare.comparison import Comparison
 
-    if len(options.places) < 2:
+    if len({resolve(place) for place in options.places}) < 2:
         raise OptionError(
             "one run is nothing to compare", where=str(options.places[0]), fix="name more runs, or a comparison's folder"
         )

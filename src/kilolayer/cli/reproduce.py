@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         _list(options)
         return 0
     from kilolayer.reproduce.lab import Lab
-    from kilolayer.reproduce.page import save
+    from kilolayer.reproduce.page import plain, save
 
     reproduction = get(options.name)
     out = options.out / "tiny" if options.tiny else options.out
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     found = reproduction.measure(lab)
     verdict = save(lab.folder, reproduction, found, options.tiny)
     if options.json:
-        show_json({"name": reproduction.name, "verdict": verdict.word, "why": verdict.why, "found": found})
+        show_json({"name": reproduction.name, "verdict": verdict.word, "why": verdict.why, "found": plain(found)})
         return 0
     show_line(f"{reproduction.name}: {reproduction.source}")
     for title, text in (("claim", reproduction.claim), ("setting", reproduction.setting), ("rule", reproduction.rule)):

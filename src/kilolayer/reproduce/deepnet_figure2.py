@@ -71,16 +71,15 @@ class Figure2(Reproduction):
         )
 
     def panels(self, found: Found) -> list[Panel]:
-        from kilolayer.reproduce.pictures import curves, lines
+        from kilolayer.reproduce.pictures import curves, first_by, lines
 
         deepest = {name: list(by_depth.values())[-1] for name, by_depth in found["gradients"].items()}
         by_layer = {name: [(place + 1.0, norm) for place, norm in enumerate(norms)] for name, norms in deepest.items()}
         by_depth = {name: [(float(depth), y) for depth, y in each.items()] for name, each in _last_layers(found).items()}
-        runs = {run["options"]["model.recipe"]: run for run in reversed(found["runs"])}
         return [
             lines(by_layer, "Gradient by layer of the deepest model", "decoder layer", "gradient norm", log=True),
             lines(by_depth, "Gradient of the last layer by depth", "layers a side", "gradient norm", log=True),
-            curves(runs, "valid", "Validation loss"),
+            curves(first_by(found["runs"], "model.recipe"), "valid", "Validation loss"),
         ]
 
 

@@ -76,11 +76,8 @@ class Figure7(Reproduction):
         return Numbers(["", "validation loss"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
-        from kilolayer.reproduce.pictures import curves
+        from kilolayer.reproduce.pictures import curves, first_by
 
         return [
-            curves(
-                {f"{run['options'][option]:g}": run for run in reversed(found[option])}, "valid", f"Validation loss by {title}"
-            )
-            for option, title in TITLES.items()
+            curves(first_by(found[option], option), "valid", f"Validation loss by {title}") for option, title in TITLES.items()
         ]

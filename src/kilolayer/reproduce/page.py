@@ -26,7 +26,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         "command": f"kilolayer reproduce {reproduction.name}{' --tiny' if tiny else ''}",
         "verdict": verdict.word,
         "why": verdict.why,
-        "found": _plain(found),
+        "found": plain(found),
     }
     write(folder / "found.json", json.dumps(document, indent=1) + "\n")
     text = template("reproduction.html").render(
@@ -41,13 +41,13 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
     return verdict
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As JSON holds it: a number that is not finite is null."""
     match value:
         case dict():
-            return {key: _plain(each) for key, each in value.items()}
+            return {key: plain(each) for key, each in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [plain(each) for each in value]
         case float() if not math.isfinite(value):
             return None
         case _:

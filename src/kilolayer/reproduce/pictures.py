@@ -24,6 +24,15 @@ def by_column(runs: Sequence[Run], row: str, column: str, label: str, title: str
     return Panel(svg, title, "Runs that did not live to the end leave a gap.")
 
 
+def first_by(runs: Sequence[Run], option: str) -> dict[str, Run]:
+    """The first run of each value of an option, in the order of the values."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        value = run["options"][option]
+        found.setdefault(f"{value:g}" if isinstance(value, float) else str(value), run)
+    return found
+
+
 def curves(runs: Mapping[str, Run], key: str, title: str) -> Panel:
     """The losses (`key`: train or valid) of named runs by step."""
     series = [

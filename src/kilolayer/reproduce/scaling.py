@@ -61,13 +61,10 @@ class Scaling(Reproduction):
         return Numbers(["", "validation loss"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
-        from kilolayer.reproduce.pictures import curves
+        from kilolayer.reproduce.pictures import curves, first_by
 
         titles = {"depth": ("layers", "Validation loss by depth"), "experts": (EXPERTS, "Validation loss by experts")}
-        return [
-            curves({str(run["options"][option]): run for run in reversed(found[key])}, "valid", title)
-            for key, (option, title) in titles.items()
-        ]
+        return [curves(first_by(found[key], option), "valid", title) for key, (option, title) in titles.items()]
 
     def _cells(self, found: Found) -> dict[str, dict[int, Cell]]:
         from kilolayer.reproduce.cells import cells_by
