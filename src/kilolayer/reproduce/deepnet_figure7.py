@@ -15,6 +15,7 @@ FAMILIES: dict[str, tuple[Any, ...]] = {
     "batches.tokens": (2048, 4096, 8192, 16_384),
     "model.dim": (64, 128, 256),
 }
+TINY_FAMILIES: dict[str, tuple[Any, ...]] = {"train.lr": (1e-3, 5e-3), "batches.tokens": (400,), "model.dim": (16,)}
 TITLES = {"train.lr": "learning rate", "batches.tokens": "tokens a batch", "model.dim": "width"}
 
 
@@ -37,19 +38,14 @@ class Figure7(Reproduction):
     def measure(self, lab: Lab) -> Found:
         layers = 1 if lab.tiny else 18
         model = {"recipe": "deepnorm", "encoder_layers": layers, "decoder_layers": layers}
-        found: Found = {}
-        for option, values in FAMILIES.items():
-            if lab.tiny:
-                values = {"train.lr": (1e-3, 5e-3), "batches.tokens": (200, 400), "model.dim": (8, 16)}[option]
-            runs = []
-            for value in values:  # one comparison a width: the feed-forward layers follow it
-                config = lab.translation(model=model)
-                if option == "model.dim":
-                    config["model"] |= {"dim": value, "ffn_dim": 4 * value}
-                axes = {option: (value,), "train.seed": (1,) if lab.tiny else (1, 2)}
-                runs += lab.compare(f"larger-{option}-{value:g}", config, axes)
-            found[option] = runs
-        return found
+        settings = [
+            {option: value, **({"model.ffn_dim": 4 * value} if option == "model.dim" else {}), "train.seed": seed}
+            for option, values in (TINY_FAMILIES if lab.tiny else FAMILIES).items()
+            for value in values
+            for seed in ((1,) if lab.tiny else (1, 2))
+        ]
+        runs = lab.compare_settings("larger", lab.translation(model=model), settings)
+        return {option: [run for run in runs if option in run["options"]] for option in FAMILIES}
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import cells_by, is_lower

@@ -52,8 +52,9 @@ class Table6(Reproduction):
         axes = {"model.recipe": recipes, "layers": (layers,), "train.lr": RATES[:1] if lab.tiny else RATES}
         runs = lab.compare("masked-language-models", config, axes)
         found: Found = {"runs": runs, "glue": {}}
+        ends = ("finished", "no_progress") if lab.tiny else ("finished",)
         for recipe in recipes:
-            alive = [run for run in runs if run["options"]["model.recipe"] == recipe and run["outcome"] == "finished"]
+            alive = [run for run in runs if run["options"]["model.recipe"] == recipe and run["outcome"] in ends]
             if alive:
                 best = max(alive, key=lambda run: run["options"]["train.lr"])
                 found["glue"][recipe] = {task: self._fine_tune(lab, recipe, task, best["folder"]) for task in self._tasks(lab)}
@@ -73,7 +74,7 @@ class Table6(Reproduction):
         config = {"task": "classify", "examples": examples, "train": train | {"layers_every": 0}}
         seeds = (1,) if lab.tiny else (1, 2, 3)
         runs = lab.compare(f"glue-{recipe}-{task}", config, {"train.seed": seeds})
-        return [100 * run["metric"] for run in runs if run["metric"] is not None]
+        return [run["metric"] for run in runs if run["metric"] is not None]
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import died

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.grid import Axis
+from kilolayer.compare.comparison import Comparison, base_of
+from kilolayer.compare.grid import Axis, settings_of
 from kilolayer.compare.queue import run_all
 from kilolayer.config import Table, dump, merge
+from kilolayer.errors import InputError
 from kilolayer.files.writing import make_folder, write
 from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
 from kilolayer.training.stop import Stopped
@@ -46,6 +47,8 @@ TINY: Table = {
 
 GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra": 10}
 """How translations are found: a beam would gain a point of BLEU for every method alike, and take most of the time."""
+BRIEF: Table = {"method": "greedy", "max_length_factor": 0.1, "max_length_extra": 4}
+"""A model of a few steps does not end its sentences, and the tiny form would spend its time there."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Lab:
         sentence_pairs(self.data, language, text)
         direction = f"{language}-eng" if into_english else f"eng-{language}"
         data = {"folder": str(text.resolve()), "directions": [direction], "valid": "valid", "test": "test"}
-        return self._sized({"data": data, "tokenizer": self._pieces(8000), "search": GREEDY}, sections)
+        return self._sized({"data": data, "tokenizer": self._pieces(8000), "search": BRIEF if self.tiny else GREEDY}, sections)
 
     def multilingual(self, **sections: Mapping[str, Any]) -> Table:
         """The configuration of one translator of many languages to and from English."""
@@ -76,7 +79,12 @@ class Lab:
         languages = many_languages(self.data, text, least=10_000, most=50_000)
         directions = {"directions": ["eng-*", "*-eng"], "languages": ["eng", *languages], "temperature": 5.0}
         data = {"folder": str(text.resolve()), "valid": "valid", "test": "test", **directions}
-        own = {"data": data, "tokenizer": self._pieces(16_000), "batches": {"shapes": 3}, "search": GREEDY}
+        own = {
+            "data": data,
+            "tokenizer": self._pieces(16_000),
+            "batches": {"shapes": 3},
+            "search": BRIEF if self.tiny else GREEDY,
+        }
         return self._sized(own, sections)
 
     def language(self, task: str = "causal_lm", **sections: Mapping[str, Any]) -> Table:
@@ -101,12 +109,25 @@ class Lab:
 
         name: of the comparison's folder, which reproductions of the same runs share.
         """
+        return self.compare_settings(name, config, settings_of([Axis(option, tuple(each)) for option, each in axes.items()]))
+
+    def compare_settings(self, name: str, config: Table, settings: Sequence[Mapping[str, Any]]) -> list[Run]:
+        """The same of single runs, which need not be a grid."""
         folder = self.folder.parent / "comparisons" / name
-        wanted = [Axis(option, tuple(values)) for option, values in axes.items()]
         make_folder(folder.parent)
         path = folder.parent / f"{name}.toml"
         write(path, dump(config))
-        comparison = Comparison.make_or_extend(folder, path, wanted)
+        if (folder / "comparison.toml").exists():
+            comparison = Comparison.open(folder)
+            if comparison.base != base_of(comparison.folder, path):
+                raise InputError(
+                    "runs of another setting lie here",
+                    where=str(folder),
+                    fix="name another folder with --out, or remove this one",
+                )
+            comparison.add(settings)
+        else:
+            comparison = Comparison.make(folder, path, settings=settings)
         left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         if code := run_all(comparison, parallel=self.parallel, seconds=left):
             raise Stopped(code - 128)
