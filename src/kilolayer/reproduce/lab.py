@@ -123,7 +123,7 @@ class Lab:
                 raise InputError(
                     "runs of another setting lie here",
                     where=str(folder),
-                    fix="name another folder with --out, or remove this one",
+                    fix="name another with --out, or remove this one",
                 )
             comparison.add(settings)
         else:
