@@ -51,6 +51,7 @@ def test_words_are_those_of_another_implementation(device: str) -> None:
         assert words.tolist() == expected
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_kept_share_mean_and_variance_are_exact(p: float) -> None:
     count = 1 << 23

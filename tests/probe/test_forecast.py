@@ -131,6 +131,7 @@ def test_an_absurd_rate_is_told_to_die_and_a_small_one_to_live(small: RunConfig)
     assert absurd.shortest_warmup is None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", sorted(SMALL))
 def test_every_task_is_forecast_by_command(
     task: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

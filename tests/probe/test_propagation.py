@@ -41,6 +41,7 @@ THOUSAND = pytest.param(1000, marks=pytest.mark.slow)
 OTHERS = ("sub_ln", "pre_ln", "post_ln")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("layers", [12, 64, pytest.param(256, marks=pytest.mark.slow), THOUSAND])
 def test_deepnorm_has_the_same_gradient_in_every_layer(layers: int) -> None:
     ratios = [gradient_ratio(kl.Encoder, "deepnorm", layers, seed) for seed in SEEDS]
@@ -123,6 +124,7 @@ def test_a_step_of_sgd_on_the_matrices_moves_a_deep_deepnorm_no_further_than_a_s
     assert deep == pytest.approx(shallow, rel=0.25)  # DeepNet, section 3.3: Theta(eta) at every depth
 
 
+@pytest.mark.slow
 def test_a_step_of_sgd_on_the_matrices_moves_a_deep_post_ln_further_than_a_shallow_one() -> None:
     shallow, deep = (update_by_sgd("post_ln", layers, "matrices") for layers in (6, 50))
     assert deep > 3 * shallow

@@ -56,6 +56,7 @@ def whole_hessian(model: Model, loss: partial[Tensor]) -> Tensor:
     return torch.stack(columns)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("shape", ["decoder", "sparse", pytest.param("encoder", marks=pytest.mark.slow)])
 def test_it_is_the_largest_eigenvalue_of_the_whole_hessian(shape: str) -> None:
     model, loss = small(shape)

@@ -190,6 +190,7 @@ def half_model(recipe: str, activation: str) -> Any:
     return model
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "recipe",
     [pytest.param(recipe, marks=() if recipe in QUICK else pytest.mark.slow) for recipe in kl.recipes.names()],
@@ -209,6 +210,7 @@ def test_half_precision_with_a_relu_is_as_precise(recipe: str) -> None:
         assert_as_precise(model, fast_form(model), "encoder_decoder")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
 def test_a_residual_in_half_precision_would_be_found(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """These two recipes tell it apart from noise: it costs a fifth more error in the logits, which NOISE lets pass."""

@@ -80,7 +80,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]],
     assert scores[0] == pytest.approx(scores[1], rel=rel)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_same_hypotheses(options: dict[str, Any], method: SearchConfig, as_it_is: Any) -> None:

@@ -103,6 +103,7 @@ def test_a_damaged_member_of_a_mean_is_named_and_recorded(
     assert main(["report", str(run.folder)]) == 0
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("gone", [4, 6])
 def test_a_member_of_a_mean_that_is_gone_is_named_and_recorded(
     tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture, gone: int

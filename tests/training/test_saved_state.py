@@ -143,6 +143,7 @@ def rewrite(path: Path, name: str, data: bytes) -> None:
     assert checkpoint.find_fault(path) is None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
