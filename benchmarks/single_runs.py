@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Result, base_of
+from kilolayer.compare.comparison import Comparison, Result
 from kilolayer.compare.documents import write_documents
 from kilolayer.compare.grid import LAYERS, nested, same
 from kilolayer.compare.queue import run_all
 from kilolayer.config import merge, overrides
-from kilolayer.files.paths import resolve
 
 Setting = Mapping[str, Any]
 
@@ -36,13 +35,7 @@ def train_all(
     own = {
         name: {each: value for each, value in setting.items() if not _typed(each, typed)} for name, setting in settings.items()
     }
-    if (work / "comparison.toml").exists():
-        comparison = Comparison.open(work)
-        if comparison.base != base_of(resolve(work), config, shared):
-            raise SystemExit(f"{work} holds runs of another configuration: name another folder, or remove it")
-        comparison.add(own.values())
-    else:
-        comparison = Comparison.make(work, config, options=shared, settings=list(own.values()))
+    comparison = Comparison.make_or_extend(work, config, options=shared, settings=list(own.values()))
     if code := run_all(comparison, parallel, seconds):
         raise SystemExit(code)
     write_documents(comparison)

@@ -24,7 +24,7 @@ from kilolayer.report.curves_plot import Curve, curves_plot, sensible_range
 from kilolayer.report.facts import Fact
 from kilolayer.report.figure import Series
 from kilolayer.report.grid_plot import grid_plot
-from kilolayer.report.panels import Table
+from kilolayer.report.table import Table
 
 HOSTILE = "</script></title></style></svg><script>alert(1)</script><!-- <img src=x onerror=f()>{{ 7 * 7 }}\"' \u2028 $\\frac{$"
 

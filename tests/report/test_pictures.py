@@ -1,4 +1,4 @@
-"""The pictures that pages share: contours with a path, fits, bars with whiskers, small multiples, layers by kind."""
+"""The pictures that pages share: contours with a path, fits, bars, layers by kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from kilolayer.report.contour import contour_plot
 from kilolayer.report.figure import Series, as_file
 from kilolayer.report.fit import Measured, fit_plot
 from kilolayer.report.layer_plots import layers_by_kind_plot
-from kilolayer.report.multiples import multiples_plot
 
 TEXTS: dict[str, Any] = {"x_label": "across", "y_label": "up", "description": "a <picture>"}
 SCALED: dict[str, Any] = {"scale_label": "height", "description": "a <picture>"}
@@ -100,15 +99,6 @@ def test_a_logarithmic_axis_spaces_equal_ratios_equally() -> None:
     assert places["100"] - places["10"] == pytest.approx(places["1,000"] - places["100"], abs=0.01)
 
 
-def test_whiskers_reach_as_far_as_the_error() -> None:
-    svg = bar_plot("bars", ["a", "b"], [2.0, 4.0], errors=[1.0, math.nan], **TEXTS)
-    bars = [element for element in group(svg, "patch") if "#0072b2" in ElementTree.tostring(element).decode()]
-    tall = [_extent(bar) for bar in bars]
-    unit = max(high - low for low, high in tall) / 4
-    whiskers = [_extent(element) for element in group(svg, "LineCollection")]
-    assert [high - low for low, high in whiskers] == pytest.approx([2 * unit], rel=1e-3)
-
-
 def _extent(element: ElementTree.Element) -> tuple[float, float]:
     """Lowest and highest y of the lines in it."""
     lines = " ".join(path.attrib.get("d", "") for path in element.iter("path"))
@@ -118,22 +108,9 @@ def _extent(element: ElementTree.Element) -> tuple[float, float]:
 
 def test_groups_of_bars_stand_side_by_side_and_in_the_legend() -> None:
     groups = {"paper": [1.0, math.nan], "here": [2.0, 3.5]}
-    texts = texts_of(grouped_bar_plot("bars", ["6L", "18L"], groups, errors={"here": [0.1, 0.2]}, **TEXTS))
+    texts = texts_of(grouped_bar_plot("bars", ["6L", "18L"], groups, **TEXTS))
     assert {"paper", "here", "6L", "18L", "1", "2", "3.5"} <= set(texts)
     assert "nan" not in texts
-
-
-def test_small_multiples_share_a_legend_and_each_has_its_title() -> None:
-    cases = {f"case {place}": [Series("one", [1, 2], [1.0, place]), Series("two", [1, 2], [2.0, 3.0])] for place in range(1, 6)}
-    texts = texts_of(multiples_plot("many", cases, **TEXTS))
-    assert all(texts.count(case) == 1 for case in cases)
-    assert texts.count("one") == texts.count("two") == texts.count("up") == 1
-
-
-def test_one_case_that_diverges_does_not_flatten_the_others() -> None:
-    cases = {"calm": [Series("a", [1, 2], [1.0, 2.0])], "wild": [Series("a", [1, 2], [1.0, 1e9])]}
-    assert any("1e9" in text for text in texts_of(multiples_plot("many", cases, **TEXTS)))
-    assert not any("1e9" in text for text in texts_of(multiples_plot("many", cases, highest=3.0, **TEXTS)))
 
 
 def test_layers_by_kind_are_rows_of_cells_from_dark_to_light() -> None:
@@ -162,7 +139,6 @@ def _pixels(image: ElementTree.Element) -> np.ndarray:
         lambda y: contour_plot("none", [0, 1], [0, 1], [y, y], x_label="", y_label="", **SCALED),
         lambda y: fit_plot("none", [Measured("a", range(len(y)), y)], **TEXTS),
         lambda y: bar_plot("none", ["a"] * len(y), y, **TEXTS),
-        lambda y: multiples_plot("none", {"a": [Series("a", range(len(y)), y)]}, **TEXTS),
         lambda y: layers_by_kind_plot("none", {"decoder": {"FFN": y}}, **SCALED),
         lambda y: layers_by_kind_plot("none", {"decoder": {"FFN": y}}, log=False, **SCALED),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_steps import take_steps
 from torch import Tensor
 
 import kilolayer as kl
@@ -60,14 +61,6 @@ def test_the_rate_falls_from_the_top_to_the_embedding(model: torch.nn.Module, de
     found = factors_by_name(model, DECAY)
     assert found == pytest.approx({name: written_out(name, depths) for name in found})
     assert set(factors_by_name(model, 1.0).values()) == {1.0}
-
-
-def take_steps(model: torch.nn.Module, step: Any, count: int) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(count):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
-        step()
 
 
 @pytest.mark.parametrize("kind", KINDS)

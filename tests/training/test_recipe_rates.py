@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_steps import take_steps
 from torch import nn
 
 import kilolayer as kl
@@ -99,14 +100,6 @@ def test_every_weight_has_the_factors_of_what_it_is(name: str, form: str) -> Non
 @pytest.mark.parametrize("recipe", ["pre_ln", "deepnorm", "r_fixup"])
 def test_recipes_without_rules_leave_all_weights_alike(recipe: str) -> None:
     assert recipe_rates(kl.Decoder(**SIZES, layers=2, recipe=recipe)) == {}
-
-
-def take_steps(model: nn.Module, step: Any, count: int) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(count):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
-        step()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -129,29 +129,37 @@ class Comparison:
 
     @classmethod
     def make_or_extend(
-        cls, folder: Path, config: Path | None, axes: Sequence[Axis] = (), options: Mapping[str, Any] | None = None
+        cls,
+        folder: Path,
+        config: Path | None,
+        axes: Sequence[Axis] = (),
+        options: Mapping[str, Any] | None = None,
+        settings: Sequence[Mapping[str, Any]] | None = None,
     ) -> Comparison:
         """As `make`; a comparison that is there with the same base is extended, so that a command may be given twice."""
         if kind_of(folder / "comparison.toml") is None:
-            return cls.make(folder, config, axes, options)
+            return cls.make(folder, config, axes, options, settings)
         found = cls.open(folder)
         base = base_of(found.folder, config, options)
         if found.base != base and not any(map(found._record, found.members)):
-            return cls._anew(found.folder, base, axes)
+            return cls._anew(found.folder, base, settings_of(join_axes(axes)) if settings is None else settings)
         if found.base != base:
             raise InputError(
                 "the folder holds a comparison of another configuration",
                 where=str(folder),
                 fix=f"choose another with --out, or go on with that one: kilolayer compare {folder}",
             )
-        found.extend(axes)
+        if settings is None:
+            found.extend(axes)
+        else:
+            found.add(settings)
         return found
 
     @classmethod
-    def _anew(cls, folder: Path, base: Table, axes: Sequence[Axis]) -> Comparison:
+    def _anew(cls, folder: Path, base: Table, settings: Sequence[Mapping[str, Any]]) -> Comparison:
         """In the place of a comparison of which no run has begun, as where its configuration had a mistake."""
         made = cls(folder, [], base)
-        made.members = made._wanted([], settings_of(join_axes(axes)))
+        made.members = made._wanted([], list(settings))
         with locked(folder):
             for path in (folder / "configs").glob("*.toml"):
                 path.unlink()

@@ -12,8 +12,8 @@ from kilolayer.compare.table import Cell, ComparisonTable, Measure
 from kilolayer.compare.verdicts import Verdict
 from kilolayer.report.comparison_view import ComparisonView, Grid, GridCell, Value, ViewAxis, ViewRun
 from kilolayer.report.facts import Fact
-from kilolayer.report.panels import Table
 from kilolayer.report.record import Entry, number
+from kilolayer.report.table import Table
 
 CURVES = {"loss": "nll", "grad_norm": "grad_norm", "lr": "lr"}
 """Those of training: the page's name of each, and that in the metrics."""

@@ -1,8 +1,7 @@
-"""Bars as inline SVG: one of each label, or several side by side, with whiskers for what is uncertain."""
+"""Bars as inline SVG: one of each label, or several side by side."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
@@ -16,21 +15,11 @@ NUMBERED = 16  # bars, of which each has room for its number
 
 
 def bar_plot(
-    name: str,
-    labels: Sequence[str],
-    values: Sequence[float],
-    *,
-    x_label: str,
-    y_label: str,
-    description: str,
-    errors: Sequence[float] = (),
+    name: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, y_label: str, description: str
 ) -> Markup | None:
-    """A bar with its number for each label as SVG; None where no value is finite, a gap where one is not.
-
-    errors: how far up and down a whisker reaches from the end of each bar; none where it is not finite.
-    """
+    """A bar with its number for each label as SVG; None where no value is finite, a gap where one is not."""
     texts = {"x_label": x_label, "y_label": y_label, "description": description}
-    return grouped_bar_plot(name, labels, {"": values}, errors={"": errors} if errors else {}, **texts)
+    return grouped_bar_plot(name, labels, {"": values}, **texts)
 
 
 def grouped_bar_plot(
@@ -41,12 +30,8 @@ def grouped_bar_plot(
     x_label: str,
     y_label: str,
     description: str,
-    errors: Mapping[str, Sequence[float]] | None = None,
 ) -> Markup | None:
-    """For each label a bar of every group side by side, as of what was measured beside what a paper says.
-
-    groups: [labels] for each; errors: the same, of the groups that have whiskers. None where no value is finite.
-    """
+    """For each label a bar of every group side by side; groups: [labels] for each. None where no value is finite."""
     heights = {group: np.array(values, dtype=float) for group, values in groups.items()}
     if not any(np.isfinite(each).any() for each in heights.values()):
         return None
@@ -56,15 +41,12 @@ def grouped_bar_plot(
         for index, (group, values) in enumerate(heights.items()):
             kept = np.flatnonzero(np.isfinite(values))
             places = kept + WIDTH * ((index + 0.5) / len(heights) - 0.5)
-            whiskers = _whiskers((errors or {}).get(group, ()), len(values))[kept]
             bars = axes.bar(
                 places,
                 values[kept],
                 width=WIDTH / len(heights),
                 color=PALETTE[index % len(PALETTE)],
                 label=shortened(group),
-                yerr=whiskers if np.isfinite(whiskers).any() else None,
-                error_kw={"ecolor": "#333333", "elinewidth": 1.2, "capsize": 3},
             )
             if count <= NUMBERED:
                 axes.bar_label(bars, labels=[f"{height:.3g}" for height in values[kept]], fontsize=8, padding=1)
@@ -76,9 +58,3 @@ def grouped_bar_plot(
         if len(heights) > 1:
             axes.legend(ncols=min(len(heights), 3), **LEGEND)
         return to_svg(figure, name, description)
-
-
-def _whiskers(errors: Sequence[float], count: int) -> np.ndarray:
-    """One for each bar, NaN where there is none."""
-    lengths = np.array(errors if len(errors) else [math.nan] * count, dtype=float)
-    return np.where(np.isfinite(lengths), np.abs(lengths), math.nan)

@@ -21,7 +21,8 @@ from kilolayer.report.curves_plot import Curve, curves_plot
 from kilolayer.report.figure import Series, as_file
 from kilolayer.report.grid_plot import grid_plot
 from kilolayer.report.numbers import show_number
-from kilolayer.report.panels import Panel, Table
+from kilolayer.report.panels import Panel
+from kilolayer.report.table import Table
 from kilolayer.report.templating import asset, template
 
 STILL = 2  # pictures of curves without a script

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kilolayer.report.facts import Fact
-from kilolayer.report.panels import Table
+from kilolayer.report.table import Table
 
 Value = str | int | float | bool | None
 Points = Sequence[tuple[float, float]]

@@ -8,8 +8,9 @@ from typing import Any
 
 from kilolayer.report.bars import bar_plot
 from kilolayer.report.numbers import show_number
-from kilolayer.report.panels import Panel, Table
+from kilolayer.report.panels import Panel
 from kilolayer.report.record import Entry, number
+from kilolayer.report.table import Table
 
 MOST_BUCKETS = 50
 

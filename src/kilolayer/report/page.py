@@ -14,9 +14,10 @@ from kilolayer.report.errors_section import errors_section
 from kilolayer.report.experts_section import expert_faults, experts_section
 from kilolayer.report.facts import facts_of
 from kilolayer.report.numbers import show_duration, show_number
-from kilolayer.report.panels import Table, training_panels
+from kilolayer.report.panels import training_panels
 from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.scores_section import scores_section
+from kilolayer.report.table import Table
 from kilolayer.report.templating import template
 
 SHOWN_EVENTS, SHOWN_SAMPLES, SHOWN_LOG = 40, 30, 60

@@ -11,14 +11,7 @@ from markupsafe import Markup
 from kilolayer.report.figure import Series
 from kilolayer.report.plots import line_plot
 from kilolayer.report.record import Entry, Record, number
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text: a name in the first column, numbers in the others."""
-
-    header: list[str]
-    rows: list[list[str]]
+from kilolayer.report.table import Table
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kilolayer.report.numbers import show_number
-from kilolayer.report.panels import Table
 from kilolayer.report.record import Entry, number
+from kilolayer.report.table import Table
 
 SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF++", "ter": "TER", "spbleu": "spBLEU", "meteor": "METEOR"}
 

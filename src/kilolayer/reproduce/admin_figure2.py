@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -45,13 +46,13 @@ class Figure2(Reproduction):
         worse = not _lives(plain) or plain["loss"] >= ours["loss"] + 0.5
         return held(why) if worse and _lives(shallow) and ours["loss"] < shallow["loss"] else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         rows = [
             [f"{start} {depth}", _shown(run)]
             for start in ("default", "admin")
             for depth, run in _by_depth(found[start]).items()
         ]
-        return Numbers(["", "validation perplexity"], rows)
+        return Table(["", "validation perplexity"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import curves

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -52,17 +53,17 @@ class Figure3(Reproduction):
             return held(why)
         return not_held(why) if better <= 0.5 * len(pairs) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
-        return Numbers(["bucket", "6L-6L", "60L-12L"], [[name, f"{a:.1f}", f"{b:.1f}"] for name, a, b in _pairs(found)])
+    def numbers(self, found: Found) -> Table:
+        return Table(["bucket", "6L-6L", "60L-12L"], [[name, f"{a:.1f}", f"{b:.1f}"] for name, a, b in _pairs(found)])
 
     def panels(self, found: Found) -> list[Panel]:
-        from kilolayer.reproduce.pictures import lines
+        from kilolayer.report.bars import grouped_bar_plot
+        from kilolayer.report.panels import Panel
 
-        points = {
-            name: [(float(place), values[column]) for place, (_, *values) in enumerate(_pairs(found))]
-            for column, name in enumerate(("6L-6L", "60L-12L"))
-        }
-        return [lines(points, "Score by bucket", "bucket of the table, from 0", "F1 in percent, or BLEU")]
+        names, shallow, deep = zip(*_pairs(found), strict=True) if _pairs(found) else ((), (), ())
+        groups = {"6L-6L": shallow, "60L-12L": deep}
+        texts = {"x_label": "bucket", "y_label": "F1 in percent, or BLEU", "description": "Score by bucket"}
+        return [Panel(grouped_bar_plot("buckets", names, groups, **texts), "Score by bucket")]
 
 
 def _pairs(found: Found) -> list[tuple[str, float, float]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab
@@ -26,7 +27,7 @@ class Table1(Reproduction):
         "Held if the default 60L-12L dies, and Admin's 60L-12L has at least 1 BLEU more and a lower TER than the default "
         "6L-6L. Not held if Admin's 60L-12L dies or is below the default 6L-6L in BLEU. Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["WMT-14 En-Fr", "TER", "METEOR", "BLEU"],
         [
             ["6L-6L default", "42.2", "60.5", "41.3"],
@@ -61,12 +62,12 @@ class Table1(Reproduction):
         gains = shallow["bleu"] is not None and deep["bleu"] >= shallow["bleu"] + 1 and deep["ter"] < shallow["ter"]
         return held(why) if dies and gains else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         rows = [
             [name, *(each["text"] if each[key] is None else f"{each[key]:.1f}" for key in ("ter", "bleu"))]
             for name, each in found.items()
         ]
-        return Numbers(["", "TER", "BLEU"], rows)
+        return Table(["", "TER", "BLEU"], rows)
 
 
 def _shown(each: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab, Run
@@ -41,7 +42,7 @@ class Table3(Reproduction):
         "Held if 60L-12L is significantly better (p < 0.05) than 6L-6L and than 12L-60L. Not held if it is significantly worse "
         "than either, or dies. Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["WMT-14 En-Fr", "BLEU"],
         [
             ["6L-6L", "41.5"],
@@ -87,11 +88,11 @@ class Table3(Reproduction):
             return not_held(why)
         return held(why) if all(sign == "+" for sign in signs) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         names = [str(run["options"]["layers"]) for run in found["runs"]]
         rows = []
         for run in found["runs"]:
             name = str(run["options"]["layers"])
             score = run["text"] if run["bleu"] is None else f"{run['bleu']:.1f}"
             rows.append([name, score, *(found["signs"].get(name, {}).get(other, "") for other in names)])
-        return Numbers(["layers", "BLEU", *names], rows)
+        return Table(["layers", "BLEU", *names], rows)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.data.text import read_lines
 from kilolayer.errors import InputError
 from kilolayer.files.writing import write
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
-    from kilolayer.config import Table
     from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
@@ -38,7 +38,7 @@ class Table4(Reproduction):
         "nats) than without, and than the shallow one with it. Not held if back-translation makes it clearly higher, or "
         "the shallow one with it is clearly lower. Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["WMT-14 En-Fr", "BLEU"],
         [
             ["36L-12L, dim 768, Admin, back-translation", "46.4"],
@@ -97,7 +97,7 @@ class Table4(Reproduction):
         write(text / "synthetic.fra", source)
         write(text / "synthetic.eng", done.stdout)
 
-    def _forward(self, lab: Lab, text: Path, synthetic: bool) -> Table:
+    def _forward(self, lab: Lab, text: Path, synthetic: bool) -> dict[str, Any]:
         config = lab.translation("fra", into_english=False, train={"steps": 2000})
         config["data"] |= {"folder": str(text), "train": ["quarter"], **({"synthetic": ["synthetic"]} if synthetic else {})}
         return config
@@ -112,8 +112,8 @@ class Table4(Reproduction):
             return not_held(why)
         return held(why) if is_lower(deep_bt, deep) and is_lower(deep_bt, shallow_bt) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
-        return Numbers(["", "validation loss (BLEU)"], [[name, cell.shown] for name, cell in self._cells(found).items()])
+    def numbers(self, found: Found) -> Table:
+        return Table(["", "validation loss (BLEU)"], [[name, cell.shown] for name, cell in self._cells(found).items()])
 
     def _cells(self, found: Found) -> dict[str, Cell]:
         from kilolayer.reproduce.cells import cell_of

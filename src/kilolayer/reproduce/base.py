@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kilolayer.errors import unknown
+from kilolayer.report.table import Table
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -22,14 +22,6 @@ PAPERS = {
 }
 Found = dict[str, Any]
 """What was measured, as JSON holds it."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """A table of texts: what a paper prints, or what was measured."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Reproduction(ABC):
     claim: ClassVar[str]
     setting: ClassVar[str]
     rule: ClassVar[str]
-    published: ClassVar[Numbers | None] = None
+    published: ClassVar[Table | None] = None
 
     @property
     def source(self) -> str:
@@ -84,7 +76,7 @@ class Reproduction(ABC):
         """By the rule alone."""
 
     @abstractmethod
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         """What was measured, as a table."""
 
     def panels(self, found: Found) -> list[Panel]:

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from kilolayer.compare.outcome import DIED
-from kilolayer.reproduce.base import Numbers
+from kilolayer.report.table import Table
 from kilolayer.reproduce.lab import Run
 
 SEED = "train.seed"
@@ -63,7 +63,7 @@ class Cell:
 def cell_of(runs: Iterable[Run]) -> Cell | None:
     """The best setting among `runs`, which differ by seed and by what may be chosen: the lowest mean of those that live.
 
-    Where none lives, the one of which the most seeds did; None without runs.
+    Where none lives, first one that is not yet decided, then the one of which the most seeds lived; None without runs.
     """
     settings: dict[tuple[tuple[str, Any], ...], list[Run]] = {}
     for run in runs:
@@ -111,8 +111,8 @@ def is_lower(one: Cell, other: Cell) -> bool | None:
     return other.loss - one.loss > max(MARGIN, 2 * math.hypot(one.error, other.error))
 
 
-def grid_numbers(grid: dict[Any, dict[Any, Cell]], corner: str) -> Numbers:
+def grid_numbers(grid: dict[Any, dict[Any, Cell]], corner: str) -> Table:
     """The grid as a table of losses and of words."""
     columns = list(dict.fromkeys(column for cells in grid.values() for column in cells))
     rows = [[str(row), *(cells[column].shown if column in cells else "-" for column in columns)] for row, cells in grid.items()]
-    return Numbers([corner, *map(str, columns)], rows)
+    return Table([corner, *map(str, columns)], rows)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -66,8 +67,8 @@ class Figure1(Reproduction):
             return held(why)
         return not_held(why) if plain < ours else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
-        return Numbers(["", "roughness"], [[recipe, f"{_mean_roughness(found, recipe):.4f}"] for recipe in RECIPES])
+    def numbers(self, found: Found) -> Table:
+        return Table(["", "roughness"], [[recipe, f"{_mean_roughness(found, recipe):.4f}"] for recipe in RECIPES])
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.landscape import picture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -60,15 +61,13 @@ class Figure2(Reproduction):
         worse = (plain.ended and not plain.lives) or is_lower(scaled, plain)
         return held(why) if all(larger) and scaled.lives and worse else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         from kilolayer.reproduce.cells import cells_by
 
         last, cells = _last_layers(found), cells_by(found["runs"], "model.recipe")
         depths = list(last["post_ln"])
         header = ["last decoder layer's gradient", *(f"{depth}L-{depth}L" for depth in depths), "validation loss"]
-        return Numbers(
-            header, [[name, *(f"{last[name][depth]:.3g}" for depth in depths), cells[name].shown] for name in RECIPES]
-        )
+        return Table(header, [[name, *(f"{last[name][depth]:.3g}" for depth in depths), cells[name].shown] for name in RECIPES])
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import curves, first_by, lines

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -73,10 +74,10 @@ class Figure3(Reproduction):
             return held(why)
         return not_held(why) if sum(signs) <= 3 else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         header = ["", "largest update, 10 steps", "input of the decoder's norms", "gradient of decoder layer 1"]
         rows = [[name, *(f"{value:.3g}" for value in _summary(found[name]).values())] for name in TRAININGS]
-        return Numbers(header, rows)
+        return Table(header, rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import lines

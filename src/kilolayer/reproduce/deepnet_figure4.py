@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.config import merge
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -62,10 +63,10 @@ class Figure4(Reproduction):
             return held(why)
         return not_held(why) if growth > 2 * GROWTH or ratio < 1 else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         depths = list(found["updates"]["deepnorm"])
         rows = [[recipe, *(f"{values[depth]:.3g}" for depth in depths)] for recipe, values in found["updates"].items()]
-        return Numbers(["relative update by layers a side", *depths], rows)
+        return Table(["relative update by layers a side", *depths], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import lines

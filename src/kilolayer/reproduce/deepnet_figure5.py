@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -69,7 +70,7 @@ class Figure5(Reproduction):
             return held(why)
         return not_held(why) if rough < smooth and plain["fall"] >= ours["fall"] else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         from kilolayer.reproduce.landscape import roughness
 
         rows = [
@@ -77,7 +78,7 @@ class Figure5(Reproduction):
             for recipe in RECIPES
             for depth, each in found[recipe].items()
         ]
-        return Numbers(["", "layers a side", "roughness", "fall of the loss", "variance in the plane"], rows)
+        return Table(["", "layers a side", "roughness", "fall of the loss", "variance in the plane"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.landscape import picture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -61,7 +62,7 @@ class Figure7(Reproduction):
         lives = all(cell.lives for cells in rows.values() for cell in cells)
         return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in rows.values()) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         from kilolayer.reproduce.cells import cells_by
 
         rows = [
@@ -69,7 +70,7 @@ class Figure7(Reproduction):
             for option in FAMILIES
             for value, cell in cells_by(found[option], option).items()
         ]
-        return Numbers(["", "validation loss"], rows)
+        return Table(["", "validation loss"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import curves, first_by

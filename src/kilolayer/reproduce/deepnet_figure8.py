@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
 from kilolayer.reproduce.deepnet_table3 import depths_of_many_languages
 from kilolayer.reproduce.sweep import Sweep
 
@@ -47,8 +48,8 @@ class Figure8(Sweep):
         cells = self.grid(found)["deepnorm"].items()
         return [(2.0 * float(str(depth)), cell.bleu) for depth, cell in cells if cell.lives and cell.bleu is not None]
 
-    def numbers(self, found: Found) -> Numbers:
-        return Numbers(["layers", "mean BLEU"], [[f"{depth:g}", f"{score:.2f}"] for depth, score in self.points(found)])
+    def numbers(self, found: Found) -> Table:
+        return Table(["layers", "mean BLEU"], [[f"{depth:g}", f"{score:.2f}"] for depth, score in self.points(found)])
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import depth_law

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -63,11 +64,11 @@ class Figure9(Reproduction):
         lives = all(base.lives for base in bases)
         return held(why) if lives and hurts and not any(better.values()) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}
         factors = list(rows["alpha_scale"])
         header = ["validation loss", *(f"x {factor:g}" for factor in factors)]
-        return Numbers(header, [[option, *(row[factor].shown for factor in factors)] for option, row in rows.items()])
+        return Table(header, [[option, *(row[factor].shown for factor in factors)] for option, row in rows.items()])
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import lines

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.reproduce.base import Found, Numbers, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Table1(Sweep):
         "nats) at 50 and 100 layers a side, and Post-LN dies at 50 and 100. Not held if DeepNorm dies anywhere, a method is "
         "clearly lower at 50 or 100, or Post-LN lives at both. Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["BLEU, WMT-17 En-De", "6L-6L", "18L-18L", "50L-50L", "100L-100L"],
         [
             ["Post-LN", "28.1", "diverged", "diverged", "diverged"],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Table11(Sweep):
         "Held if DeepNorm lives, alpha = 1 dies or is clearly higher (two standard errors and 0.02 nats), and beta = 1 is not "
         "clearly lower. Not held if alpha = 1 or beta = 1 is clearly lower, or DeepNorm dies. Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["WMT-14 En-Fr, 36 layers", "BLEU"], [["DeepNorm", "42.4"], ["alpha = 1", "diverged"], ["beta = 1", "42.2"]]
     )
     row, column, column_title = "model.recipe.alpha", "model.recipe.beta", "alpha (rows) and beta (columns)"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -30,7 +31,7 @@ class Table2(Reproduction):
         "at 18L-18L, and Post-LN dies there. Not held if DeepNorm dies, or a method is clearly lower at 18L-18L on both pairs. "
         "Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["BLEU, WMT-14", "En-De 6L-6L", "En-De 18L-18L", "En-Fr 6L-6L", "En-Fr 18L-18L"],
         [
             ["T-Fixup", "26.4", "28.0", "39.8", "41.9"],
@@ -74,12 +75,12 @@ class Table2(Reproduction):
         lives = all(cells["deepnorm"].lives for cells in deep.values())
         return held(why) if lives and dies and not any(better.values()) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         grids = {language: _grid(found, language) for language in LANGUAGES}
         columns = [(language, depth) for language, grid in grids.items() for depth in next(iter(grid.values()))]
         header = ["validation loss", *(f"{LANGUAGES[language]}, {depth}L-{depth}L" for language, depth in columns)]
         methods = list(next(iter(grids.values())))
-        return Numbers(header, [[each, *(grids[lang][each][depth].shown for lang, depth in columns)] for each in methods])
+        return Table(header, [[each, *(grids[lang][each][depth].shown for lang, depth in columns)] for each in methods])
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import by_column

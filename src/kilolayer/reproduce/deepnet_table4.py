@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
-    from kilolayer.config import Table
     from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
@@ -19,7 +19,7 @@ MODELS = {
 }
 
 
-def model_of(name: str, tiny: bool) -> Table:
+def model_of(name: str, tiny: bool) -> dict[str, Any]:
     """The options of one of the models; of the tiny form, of a small one of its kind."""
     recipe, encoder, decoder, dim = MODELS[name]
     if tiny:
@@ -44,7 +44,7 @@ class Table4(Reproduction):
         "Held if 24L-24L is clearly lower in validation loss (two standard errors and 0.02 nats) than both others. Not held if "
         "Post-LN or 45L-3L is clearly lower than it. Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["OPUS-100", "weights", "X to En", "En to X", "mean BLEU"],
         [
             ["Post-LN 12L-12L, dim 1024", "610M", "33.1", "28.9", "31.0"],
@@ -71,8 +71,8 @@ class Table4(Reproduction):
             return not_held(why)
         return held(why) if is_lower(even, wide) and is_lower(even, uneven) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
-        return Numbers(["", "validation loss (mean BLEU)"], [[name, self._cell(found, name).shown] for name in MODELS])
+    def numbers(self, found: Found) -> Table:
+        return Table(["", "validation loss (mean BLEU)"], [[name, self._cell(found, name).shown] for name in MODELS])
 
     def _cell(self, found: Found, name: str) -> Cell:
         from kilolayer.reproduce.cells import cell_of

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 from kilolayer.reproduce.deepnet_table4 import model_of
 from kilolayer.reproduce.texts import known
 
@@ -37,7 +38,7 @@ class Table5(Reproduction):
         "Held if the deep model's mean BLEU is higher on both sets in every seed. Not held if the shallow one's is higher "
         "on both in every seed. Otherwise it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["BLEU", "layers", "weights", "WMT", "OPUS", "TED", "Flores"],
         [
             ["M2M-100", "48", "12B", "31.9", "18.4", "18.7", "13.6"],
@@ -67,9 +68,9 @@ class Table5(Reproduction):
             return held(why)
         return not_held(why) if all(a > b for a, b in pairs) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         rows = [[name, *(_shown(found[name][key]) for key in SETS)] for name in COMPARED]
-        return Numbers(["mean BLEU", *SETS.values()], rows)
+        return Table(["mean BLEU", *SETS.values()], rows)
 
 
 def _mean_bleu(folder: Path, name: str) -> float | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.data.grammar import pairs
 from kilolayer.files.writing import make_folder, write
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 from kilolayer.reproduce.texts import known
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Table6(Reproduction):
         "more than two standard errors. Not held if Sub-LN dies there, or its mean is below by more than two. Otherwise "
         "it cannot be told."
     )
-    published = Numbers(
+    published = Table(
         ["GLUE, dev", "SST", "CoLA", "MRPC", "STS", "mean of 8"],
         [
             ["Transformer, 5e-4", "93.4", "59.8", "86.4", "89.4", "85.7"],
@@ -97,7 +98,7 @@ class Table6(Reproduction):
             return not_held(why)
         return held(why) if died(plain) and gain > apart else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         tasks = list(next(iter(found["glue"].values()), {}))
         rows = []
         for recipe, scores in found["glue"].items():
@@ -109,7 +110,7 @@ class Table6(Reproduction):
             + [""] * (len(tasks) + 1)
             for run in found["runs"]
         ]
-        return Numbers(["validation parts, percent", *tasks, "mean"], rows)
+        return Table(["validation parts, percent", *tasks, "mean"], rows)
 
 
 def _mean(scores: dict[str, list[float]]) -> tuple[float, float] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kilolayer.reproduce.base import Numbers, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import register
 from kilolayer.reproduce.few_shots import FewShots
 
 
@@ -14,7 +15,7 @@ class Table7(FewShots):
     claim = (
         "After zero solved examples DeepNet (Sub-LN) answers more questions than GPT-2 and NormFormer at 24, 48 and 72 layers."
     )
-    published = Numbers(
+    published = Table(
         ["accuracy", "Winogrande", "Winograd", "HellaSwag", "mean, with StoryCloze"],
         [
             ["GPT-2, 24 layers", "55.2", "65.3", "44.8", "59.0"],

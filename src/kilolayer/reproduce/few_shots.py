@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kilolayer.errors import InputError
 from kilolayer.files.writing import make_folder, write
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.cells import Cell
@@ -76,16 +78,16 @@ class FewShots(Reproduction):
             return cannot_tell("some model did not live to the end")
         last, rest = ours[-1], [row[-1] for row in others]
         assert last is not None
-        error = 2**0.5 * last[1]
-        beside = ", ".join(f"{mean[0]:.1%}" for mean in rest if mean)
-        why = f"at the greatest depth: Sub-LN {last[0]:.1%}, Pre-LN and NormFormer {beside}, ± {error:.1%}"
-        if any(mean is not None and mean[0] > last[0] + 2 * error for mean in rest):
+        gains = [(last[0] - mean[0], math.hypot(last[1], mean[1])) for mean in rest if mean is not None]
+        beside = ", ".join(f"{gain:+.1%} ± {error:.1%}" for gain, error in gains)
+        why = f"at the greatest depth Sub-LN has {last[0]:.1%}, against Pre-LN and NormFormer {beside}"
+        if any(gain < -2 * error for gain, error in gains):
             return not_held(why)
         above = all(mine[0] > other[0] for row in others for mine, other in zip(ours, row, strict=True) if mine and other)
-        clearly = rest[0] is not None and last[0] > rest[0][0] + 2 * error
-        return held(why) if above and clearly else cannot_tell(why)
+        against_plain, error = gains[0]
+        return held(why) if above and against_plain > 2 * error else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         sets = next((list(each["sets"]) for row in found["asked"].values() for each in row.values() if each["sets"]), [])
         rows = []
         for recipe, by_depth in found["asked"].items():
@@ -100,7 +102,7 @@ class FewShots(Reproduction):
                 rows.append([f"{RECIPES[recipe]}, {layers} layers", *cells, "-" if mean is None else f"{100 * mean[0]:.1f}"])
         chance = next((each["sets"] for row in found["asked"].values() for each in row.values() if each["sets"]), {})
         rows.append(["chance", *(f"{100 * chance[name]['chance']:.1f}" for name in sets), ""])
-        return Numbers([f"accuracy in percent, {self.shots} shots", *sets, "mean"], rows)
+        return Table([f"accuracy in percent, {self.shots} shots", *sets, "mean"], rows)
 
 
 def _mean(each: dict[str, Any]) -> tuple[float, float] | None:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, base_of
-from kilolayer.compare.grid import Axis, settings_of
+from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.grid import Axis, same, settings_of
 from kilolayer.compare.queue import run_all
 from kilolayer.config import Table, dump, merge
-from kilolayer.errors import InputError
 from kilolayer.files.writing import make_folder, write
 from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
 from kilolayer.training.stop import Stopped
@@ -117,26 +116,16 @@ class Lab:
         make_folder(folder.parent)
         path = folder.parent / f"{name}.toml"
         write(path, dump(config))
-        if (folder / "comparison.toml").exists():
-            comparison = Comparison.open(folder)
-            if comparison.base != base_of(comparison.folder, path):
-                raise InputError(
-                    "runs of another setting lie here",
-                    where=str(folder),
-                    fix="name another with --out, or remove this one",
-                )
-            comparison.add(settings)
-        else:
-            comparison = Comparison.make(folder, path, settings=settings)
+        comparison = Comparison.make_or_extend(folder, path, settings=settings)
         left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         if code := run_all(comparison, parallel=self.parallel, seconds=left):
             raise Stopped(code - 128)
-        return [_told(result) for result in comparison.results()]
+        results = comparison.results()
+        return [_told(result) for each in settings for result in results if same(result.options, each)]
 
 
 def _told(result: Any) -> Run:
     valid = [(int(row["step"]), _finite(row.get("loss"))) for row in result.valid]
-    losses = [loss for _, loss in valid if loss is not None]
     return {
         "name": result.name,
         "folder": str(result.folder),
@@ -144,12 +133,10 @@ def _told(result: Any) -> Run:
         "outcome": result.outcome.kind,
         "text": result.outcome.text,
         "loss": valid[-1][1] if valid else None,
-        "lowest": min(losses, default=None),
         "valid": valid,
         "train": [(int(row["step"]), _finite(row.get("nll"))) for row in result.train],
         "bleu": _bleu(result.scores or {}),
         "metric": max((row["metric"] for row in result.valid if isinstance(row.get("metric"), float)), default=None),
-        "seconds": result.seconds,
     }
 
 

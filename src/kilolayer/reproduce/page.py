@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.files.writing import make_folder, write
-from kilolayer.report.panels import Table
 from kilolayer.report.templating import template
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict
+from kilolayer.reproduce.base import Found, Reproduction, Verdict
 
 
 def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> Verdict:
@@ -34,8 +33,8 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         verdict=verdict,
         tiny=tiny,
         panels=reproduction.panels(found),
-        measured=_table(reproduction.numbers(found)),
-        published=None if reproduction.published is None else _table(reproduction.published),
+        measured=reproduction.numbers(found),
+        published=reproduction.published,
     )
     write(folder / "page.html", text.encode("utf-8", "backslashreplace"))
     return verdict
@@ -52,7 +51,3 @@ def plain(value: Any) -> Any:
             return None
         case _:
             return value
-
-
-def _table(numbers: Numbers) -> Table:
-    return Table(list(numbers.header), [list(row) for row in numbers.rows])

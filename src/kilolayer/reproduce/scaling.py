@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kilolayer.config import merge
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held
 
 if TYPE_CHECKING:
-    from kilolayer.config import Table
     from kilolayer.report.panels import Panel
     from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
@@ -29,7 +29,7 @@ class Scaling(Reproduction):
     expert_layers: ClassVar[int]
 
     @abstractmethod
-    def config(self, lab: Lab) -> Table:
+    def config(self, lab: Lab) -> dict[str, Any]:
         """The model that is made larger."""
 
     def scale(self, lab: Lab, name: str) -> Found:
@@ -56,9 +56,9 @@ class Scaling(Reproduction):
             return not_held(why)
         return held(why) if all(is_lower(cells[-1], cells[0]) for cells in families) else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         rows = [[f"{value} {name}", cell.shown] for name, cells in self._cells(found).items() for value, cell in cells.items()]
-        return Numbers(["", "validation loss"], rows)
+        return Table(["", "validation loss"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import curves, first_by

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -33,7 +34,7 @@ class Sweep(Reproduction):
 
         return grid_of(found["runs"], self.row, self.column)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         from kilolayer.reproduce.cells import grid_numbers
 
         return grid_numbers(self.grid(found), f"validation loss by {self.column_title}")

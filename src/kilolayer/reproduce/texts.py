@@ -46,13 +46,18 @@ def sentence_pairs(data: Path | None, language: str, folder: Path) -> None:
 def many_languages(data: Path | None, folder: Path, least: int, most: int) -> list[str]:
     """Write the pairs of English with each language of tatoeba_multi that has at least `least` lines, `most` of them at most.
 
-    Return the languages without English. No English side of valid or test is one of train.
+    Return the languages without English; what is there already is not written again. No English side of valid or test is one
+    of train.
     """
+    listed = folder / "languages.txt"  # the file that is written last
+    if listed.exists():
+        return list(read_lines(listed))
     source = known(data, "tatoeba_multi/train.en-xx.tsv.xz")
     if source is None:
         parts = _embedded_pairs()
         for language in ("deu", "xde"):
             _write_pairs(folder, language, parts, named=True)
+        _write_lines(listed, ("deu", "xde"))
         return ["deu", "xde"]
     found: dict[str, dict[str, list[Pair]]] = {}
     for line in read_lines(source):
@@ -64,6 +69,7 @@ def many_languages(data: Path | None, folder: Path, least: int, most: int) -> li
     for language in chosen:
         cut = {part: rows[: most if part == "train" else 100] for part, rows in found[language].items()}
         _write_pairs(folder, language, cut, named=True)
+    _write_lines(listed, chosen)
     return chosen
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.config import merge
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
     from kilolayer.report.panels import Panel
@@ -69,8 +70,8 @@ class Figure3(Reproduction):
         same = lower is not None and abs(plain.loss - sparse.loss) < MARGIN
         return not_held(why) if lower or same else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
-        return Numbers(["", "validation loss"], [[name, cell.shown] for name, cell in cells_of_clippings(found).items()])
+    def numbers(self, found: Found) -> Table:
+        return Table(["", "validation loss"], [[name, cell.shown] for name, cell in cells_of_clippings(found).items()])
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import curves

@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Numbers, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.report.table import Table
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 from kilolayer.reproduce.torchscale_figure3 import clippings
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ class Figure4(Reproduction):
             return held(why)
         return not_held(why) if change > APART or early < 0.2 else cannot_tell(why)
 
-    def numbers(self, found: Found) -> Numbers:
+    def numbers(self, found: Found) -> Table:
         rows = []
         for clip in ("plain", "sparse"):
             entropy, early = self._entropy(found, clip), self._early(found, clip)
             count = sum(number for rows in found[clip]["clipped"] for _, number in rows)
             cells = ["-" if entropy is None else f"{entropy:.3f}", f"{count:,}", "-" if early is None else f"{early:.0%}"]
             rows.append([clip, *cells])
-        return Numbers(["clipping", "entropy, last fifth", "clipped steps", "of these in the first fifth"], rows)
+        return Table(["clipping", "entropy, last fifth", "clipped steps", "of these in the first fifth"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import lines

@@ -140,11 +140,6 @@ def budget(config: ModelConfig, work: Work) -> Budget:
             gc.enable()
 
 
-def forward_flops(config: ModelConfig, work: Work) -> float:
-    """FLOPs of the matrix products of a forward over the batch `work`: that part of a budget alone, which takes a moment."""
-    return _forward_flops(build_model(config, device="meta", seed=0).stacks(), config, work)
-
-
 def _budget(config: ModelConfig, work: Work) -> Budget:
     model = build_model(config, device="meta", seed=0)
     parts = _parts(model)
