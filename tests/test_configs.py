@@ -13,7 +13,7 @@ from kilolayer import config as configuration
 from kilolayer.cli.main import main
 from kilolayer.data.corpora import expand
 from kilolayer.data.grammar import pairs
-from kilolayer.speed.budget import Work, budget, forward_flops
+from kilolayer.speed.budget import Work, budget
 from kilolayer.tasks.config import RunConfig
 
 FOLDER = Path(__file__).parents[1] / "configs"
@@ -66,7 +66,8 @@ def test_models_have_the_size_that_the_papers_state(name: str, parameters: float
 def test_the_models_of_table_4_cost_about_the_same() -> None:
     work = Work(1, 32)
     deep, wide = (
-        forward_flops(read(FOLDER / f"opus100-{name}.toml").model, work) for name in ("48l-48l", "12l-12l-1024d-post-ln")
+        budget(read(FOLDER / f"opus100-{name}.toml").model, work).forward_flops_per_token
+        for name in ("48l-48l", "12l-12l-1024d-post-ln")
     )
     # DeepNet counts 6 FLOPs a parameter and token: 480M and 610M. The vocabulary's share of the wide one is the larger.
     assert 0.6 < deep / wide < 1.0
