@@ -1,6 +1,6 @@
 """Times our scoring of likelihoods on two CPU cores beside lm-eval's own Hugging Face backend, on the same weights and texts.
 
-    pip install "kilolayer[lm-eval]" transformers
+    pip install "kilolayer[eval]" transformers
     python benchmarks/understanding/likelihood.py hellaswag.val.jsonl.xz benchmarks/understanding/likelihood.json
 
 A GPT-2 of 6 layers, d 512, with random weights that are large enough for its answers to differ; 16,384 tokens, so that the

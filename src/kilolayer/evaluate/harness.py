@@ -22,7 +22,7 @@ try:
     from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
     from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 except ModuleNotFoundError as error:
-    raise InputError("lm-eval is not installed", where=str(error), fix='pip install "kilolayer[lm-eval]"') from None
+    raise InputError("lm-eval is not installed", where=str(error), fix='pip install "kilolayer[eval]"') from None
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
