@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import kilolayer as kl
 from kilolayer.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -68,6 +69,18 @@ def test_the_quickstarts_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: p
     shown = capsys.readouterr().out
     assert "deepnorm" in shown
     assert "post_ln" in shown
+
+
+def test_the_reference_has_every_public_name() -> None:
+    reference = "".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
+    for name in set(kl.__all__) - {"recipes", "tasks"}:
+        assert f"::: {getattr(kl, name).__module__}.{name}\n" in reference, name
+
+
+def test_every_page_of_the_site_has_a_place_in_it() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        assert f" {page.relative_to(ROOT / 'docs').as_posix()}\n" in navigation, page.name
 
 
 def test_the_tests_that_are_named_exist() -> None:

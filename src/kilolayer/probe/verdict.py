@@ -186,7 +186,7 @@ def _other_recipe(measured: Measurements) -> tuple[str, ...]:
 
 
 def _calmer(measured: Measurements) -> tuple[str, ...]:
-    """A slower start: what kept alive the encoders that died (docs/results.md, A thousand layers)."""
+    """A slower start: what kept alive the encoders that died (docs/experiments.md, A thousand layers)."""
     settings = measured.settings
     found = [f"--train.lr {_digits(settings.lr / 4)}", f"--train.warmup_steps {_rounded(max(settings.warmup_steps, 100) * 4)}"]
     if settings.eps < SOFT:
