@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kilolayer import tasks as tasks
     from kilolayer.compare.session import compare_runs as compare_runs
     from kilolayer.compare.session import run_comparison as run_comparison
+    from kilolayer.convert.adapt.adapt import adapt as adapt
+    from kilolayer.convert.adapt.bake import bake as bake
     from kilolayer.convert.fold import fold as fold
     from kilolayer.exporting.export import export as export
     from kilolayer.models.build import build_model as build_model
@@ -48,6 +50,8 @@ _HOMES = {
     "Head": "kilolayer.models.head",
     "MoE": "kilolayer.moe.config",
     "ModelConfig": "kilolayer.models.config",
+    "adapt": "kilolayer.convert.adapt.adapt",
+    "bake": "kilolayer.convert.adapt.bake",
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
@@ -75,6 +79,8 @@ __all__ = [
     "Head",
     "MoE",
     "ModelConfig",
+    "adapt",
+    "bake",
     "build_model",
     "calibrate",
     "clip_grad_norm_",

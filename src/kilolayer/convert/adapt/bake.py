@@ -1,0 +1,127 @@
+"""The way back: the scales of a recipe written into the weights, so that a plain model of its own library is left.
+
+    N(w . x + f(x)), x = g . n + b, n the output of the norm before
+
+is the plain sublayer N(x' + f'(x')) on x' = w . x: g and b of the norm before are multiplied by w, and the columns of what reads x
+divided by it. A stack's first sublayer has a norm before it where the class normalises its embeddings. Elsewhere, if w is a number,
+N(w x + f(x)) = N(x + f(x) / w) with eps / w^2. A scale on the branch goes into the projection that f ends with, one on what f
+reads into those that it begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.convert.adapt.additions import Additions, attribute
+from kilolayer.convert.adapt.stacks import ForeignStack, find
+from kilolayer.convert.adapt.sublayers import ForeignSublayer, eps_name
+from kilolayer.errors import FoldError, InputError
+from kilolayer.layers.scale import LearnedScale, factor_of
+
+
+@dataclass(frozen=True)
+class Baked:
+    """What `bake` did.
+
+    sublayers: how many were written out.
+    own_eps: norms that now have an eps of their own, by name. A configuration holds one eps for all: a model that is loaded
+    again has that one, and differs by about as much as the two.
+    """
+
+    sublayers: int
+    own_eps: dict[str, float]
+
+    def __str__(self) -> str:
+        own = "".join(f"\n  {name} has an eps of its own: {eps:.3g}" for name, eps in self.own_eps.items())
+        return f"{self.sublayers} sublayers written into plain weights; train no further, or with the recipe given anew{own}"
+
+    __repr__ = __str__
+
+
+@torch.no_grad()
+def bake(model: nn.Module) -> Baked:
+    """Write the recipe of an adapted model into its weights, in place, and remove the hooks: the function stays the same.
+
+    What is left is a plain model of its own library, to run, save and share. Further training differs from training under
+    the recipe, because the weights are scaled. Norms inside the sublayers have no plain form, and raise.
+    """
+    stacks = find(model).stacks
+    parts = [[*_parts(stack)] for stack in stacks]
+    if not any(parts):
+        raise InputError("this model has no recipe", fix="kl.bake takes what kl.adapt has changed")
+    for stack, own in zip(stacks, parts, strict=True):
+        _check(stack, own)
+    names = {module: name for name, module in model.named_modules()}
+    own_eps: dict[str, float] = {}
+    for stack, own in zip(stacks, parts, strict=True):
+        before = stack.embedding_norm
+        for layer, sublayer, additions in own:
+            eps = _write(sublayer, additions, before)
+            additions.detach()
+            delattr(layer, attribute(sublayer.kind))
+            if eps is not None:
+                setattr(sublayer.norm, eps_name(sublayer.norm), eps)
+                own_eps[names[sublayer.norm]] = eps
+            before = sublayer.norm
+    return Baked(sum(map(len, parts)), own_eps)
+
+
+def _parts(stack: ForeignStack) -> Iterator[tuple[nn.Module, ForeignSublayer, Additions]]:
+    for _, layer, sublayer in stack.sublayers():
+        additions = getattr(layer, attribute(sublayer.kind), None)
+        if isinstance(additions, Additions):
+            yield layer, sublayer, additions
+
+
+def _check(stack: ForeignStack, parts: list[tuple[nn.Module, ForeignSublayer, Additions]]) -> None:
+    for index, (_, sublayer, additions) in enumerate(parts):
+        where = f"{stack.side} sublayer {index + 1}, {sublayer.kind}"
+        if additions.own_norms():
+            raise FoldError(
+                f"the recipe put modules into the sublayers that no weight can hold: {', '.join(additions.own_norms())}",
+                where=where,
+                fix="keep the recipe: save the state dict, and load it into a model after kl.adapt(model, recipe, start=False)",
+            )
+        skip = _skip(additions)
+        if isinstance(skip, Tensor) and index == 0 and stack.embedding_norm is None:
+            raise FoldError(
+                "a learned residual scale on the first sublayer has no norm before it to go into",
+                where=where,
+                fix="train with a fixed one",
+            )
+        if isinstance(skip, Tensor) and bool((skip == 0).any()):
+            raise FoldError("a residual scale holds a 0: it cannot be divided out", where=where)
+
+
+def _write(sublayer: ForeignSublayer, additions: Additions, before: nn.Module | None) -> float | None:
+    """Write one sublayer's scales; the eps of its norm where that must be its own."""
+    _scale_rows(sublayer, factor_of(additions.branch))
+    reading = factor_of(additions.in_scale)
+    skip = _skip(additions)
+    eps: float | None = None
+    if before is not None:
+        reading = reading / skip
+        for parameter in before.parameters():
+            parameter.mul_(skip)
+    elif skip != 1:
+        _scale_rows(sublayer, 1 / skip)
+        eps = float(getattr(sublayer.norm, eps_name(sublayer.norm)))
+    for matrix in sublayer.readers():
+        matrix.values.mul_(reading)
+    return eps
+
+
+def _scale_rows(sublayer: ForeignSublayer, factor: float | Tensor) -> None:
+    """Multiply what f returns: a number, or [dim]."""
+    matrix = sublayer.last
+    matrix.values.mul_(factor[:, None] if isinstance(factor, Tensor) and factor.dim() else factor)
+    if matrix.bias_values is not None:
+        matrix.bias_values.mul_(factor)
+
+
+def _skip(additions: Additions) -> float | Tensor:
+    return additions.skip.weight if isinstance(additions.skip, LearnedScale) else additions.skip_number

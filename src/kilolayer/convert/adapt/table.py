@@ -1,0 +1,44 @@
+"""Which class takes which recipe, as data: what docs/adapt.md shows and the tests try."""
+
+from __future__ import annotations
+
+from kilolayer import recipes
+from kilolayer.convert.adapt.fit import obstacle
+from kilolayer.recipes.base import Depths, Recipe, Side
+
+YES = "yes"
+WIDTH, LAYERS = 16, 2
+
+POST_LN = ("nn.TransformerEncoder", "nn.TransformerDecoder", "nn.Transformer", "BERT", "RoBERTa", "BART", "Marian")
+PRE_LN = (*(f"{title}, norm_first" for title in POST_LN[:3]), "GPT-2", "Llama", "T5", "ViT")
+DECODERS = ("GPT-2", "Llama")
+PAIRED = ("nn.Transformer", "nn.Transformer, norm_first", "BART", "Marian", "T5")
+TORCH_DECODERS = ("nn.TransformerDecoder", "nn.TransformerDecoder, norm_first")
+
+
+def rows() -> dict[str, Recipe]:
+    """The recipes of the table by what is typed; those that fit with an option alone are there with it too."""
+    found = {name: recipes.get(name) for name in recipes.names() if name != "complete_p"}
+    found['admin, start="closed"'] = recipes.get("admin", start="closed")
+    found["complete_p, base_width=dim"] = recipes.get("complete_p", base_width=WIDTH)
+    return dict(sorted(found.items()))
+
+
+def answer(title: str, recipe: Recipe) -> str:
+    """Whether a class takes a recipe: "yes", or the reason why not."""
+    depths, sides = _stacks(title)
+    hindrance = obstacle(recipe, norm_first=title in PRE_LN, depths=depths, sides=sides, width=WIDTH)
+    return YES if hindrance is None else hindrance.reason
+
+
+def table() -> dict[str, dict[str, str]]:
+    """For each recipe, for each class: "yes" or the reason."""
+    return {label: {title: answer(title, recipe) for title in (*POST_LN, *PRE_LN)} for label, recipe in rows().items()}
+
+
+def _stacks(title: str) -> tuple[Depths, tuple[Side, ...]]:
+    if title in PAIRED:
+        return Depths(LAYERS, LAYERS), ("encoder", "decoder")
+    if title in TORCH_DECODERS:
+        return Depths(LAYERS, LAYERS), ("decoder",)
+    return (Depths(0, LAYERS), ("decoder",)) if title in DECODERS else (Depths(LAYERS, 0), ("encoder",))
