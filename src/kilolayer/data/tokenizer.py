@@ -125,6 +125,10 @@ class Tokenizer:
         """Ids are below this."""
         return self._pieces.vocab_size()
 
+    def pieces(self) -> list[str]:
+        """How the vocabulary writes each of its tokens."""
+        return self._pieces.id_to_piece(list(range(self.vocab_size)))
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of each line, with no start, end or tag."""
         return self._pieces.encode([SURROGATE.sub("\ufffd", line) for line in lines])
