@@ -124,7 +124,13 @@ class KilolayerTokenizer(PreTrainedTokenizer):
         """The text of some tokens; special ones leave no trace."""
         return _decode(self._writes, [self._ids[token] for token in tokens if token in self._ids])
 
-    def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
+    def _decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        **kwargs: Any,
+    ) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
         special = {*self.all_special_ids}
         parts: list[str] = []
