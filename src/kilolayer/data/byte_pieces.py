@@ -57,7 +57,7 @@ class BytePieceVocabulary:
         self._library.encode_special_tokens = True  # text that spells one is ordinary text
         self._bytes = [*(b"" for _ in SPECIAL), *(bytes(BYTE_OF[letter] for letter in piece) for piece in given.pieces)]
         self._byte_ids = [ids[letter] for letter, _ in sorted(BYTE_OF.items(), key=lambda item: item[1])]
-        self._names = [*SPECIAL, *given.pieces]
+        self.pieces = [*SPECIAL, *given.pieces]
         self.vocab_size = len(ids)
         self.byte_lengths = np.array([len(piece) for piece in self._bytes], np.int64)
         self.digest = hashlib.sha256(json.dumps([given.pieces, given.merges]).encode()).hexdigest()
@@ -67,10 +67,6 @@ class BytePieceVocabulary:
         """The vocabulary in a tokenizer.json, or in a folder with GPT-2's files."""
         import_library()
         return cls(read_byte_pieces(path))
-
-    def pieces(self) -> list[str]:
-        """How the vocabulary writes each of its tokens."""
-        return self._names
 
     def encode(self, data: bytes) -> np.ndarray:
         """The ids of a text, int64 [tokens], without an end."""
@@ -95,9 +91,13 @@ class BytePieceVocabulary:
         """The bytes of some ids, as they were; special tokens leave no trace, and neither do ids out of range."""
         return b"".join(self._bytes[token] for token in ids if 0 <= token < self.vocab_size)
 
+    def text(self) -> str:
+        """The tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
+        return self._library.to_str(pretty=True)
+
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
-        write(folder / BYTE_BPE_FILE, self._library.to_str(pretty=True).encode())
+        """Write tokenizer.json."""
+        write(folder / BYTE_BPE_FILE, self.text().encode())
 
 
 def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> BytePieceVocabulary:

@@ -125,10 +125,6 @@ class Tokenizer:
         """Ids are below this."""
         return self._pieces.vocab_size()
 
-    def pieces(self) -> list[str]:
-        """How the vocabulary writes each of its tokens."""
-        return self._pieces.id_to_piece(list(range(self.vocab_size)))
-
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of each line, with no start, end or tag."""
         return self._pieces.encode([SURROGATE.sub("\ufffd", line) for line in lines])
@@ -147,6 +143,19 @@ class Tokenizer:
             return 1 if self._pieces.is_byte(token) else len(self._pieces.id_to_piece(token).replace(SPACE, " ").encode())
 
         return [bytes_of(token) for token in range(self.vocab_size)]
+
+    @property
+    def pieces(self) -> list[str]:
+        """The piece of each id."""
+        return self._pieces.id_to_piece(list(range(self.vocab_size)))
+
+    def score(self, token: int) -> float:
+        """What SentencePiece ranks a piece by."""
+        return self._pieces.get_score(token)
+
+    def is_apart(self, token: int) -> bool:
+        """Whether text is never cut into this piece: a special token, a tag, or a byte that spells what has no piece."""
+        return any(getattr(self._pieces, f"is_{kind}")(token) for kind in ("control", "unknown", "byte", "unused"))
 
     @property
     def has_space(self) -> bool:

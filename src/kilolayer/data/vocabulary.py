@@ -40,6 +40,7 @@ class TextVocabulary(Protocol):
     digest: str
     """What tells vocabularies apart."""
 
+    @property
     def pieces(self) -> list[str]:
         """How the vocabulary writes each of its tokens; no two are written alike."""
         ...
@@ -65,6 +66,7 @@ class ByteVocabulary:
     byte_lengths = np.repeat([0, 1], [FIRST_BYTE, 256])
     digest = hashlib.sha256(b"bytes").hexdigest()
 
+    @property
     def pieces(self) -> list[str]:
         return [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
 
@@ -98,8 +100,9 @@ class PieceVocabulary:
         """The vocabulary in a file; fix: what to do where it changes text."""
         return cls(Tokenizer.load(path), str(path), fix)
 
+    @property
     def pieces(self) -> list[str]:
-        return self.tokenizer.pieces()
+        return self.tokenizer.pieces
 
     def encode(self, data: bytes) -> np.ndarray:
         # The character that stands for a space would come back as one: it is spelled in bytes.
