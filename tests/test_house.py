@@ -16,7 +16,7 @@ SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
 ORDER = ["version", "errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert"]
 ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs"]
-ORDER += ["exporting", "compare", "reproduce", "cli"]
+ORDER += ["auto_classes", "exporting", "compare", "reproduce", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

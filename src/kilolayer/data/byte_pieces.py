@@ -57,6 +57,7 @@ class BytePieceVocabulary:
         self._library.encode_special_tokens = True  # text that spells one is ordinary text
         self._bytes = [*(b"" for _ in SPECIAL), *(bytes(BYTE_OF[letter] for letter in piece) for piece in given.pieces)]
         self._byte_ids = [ids[letter] for letter, _ in sorted(BYTE_OF.items(), key=lambda item: item[1])]
+        self.pieces = [*SPECIAL, *given.pieces]
         self.vocab_size = len(ids)
         self.byte_lengths = np.array([len(piece) for piece in self._bytes], np.int64)
         self.digest = hashlib.sha256(json.dumps([given.pieces, given.merges]).encode()).hexdigest()

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import sentencepiece
 
+from kilolayer.data.byte_piece_files import SPECIAL
 from kilolayer.data.byte_pieces import BytePieceVocabulary, byte_pieces_for
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
@@ -39,6 +40,11 @@ class TextVocabulary(Protocol):
     digest: str
     """What tells vocabularies apart."""
 
+    @property
+    def pieces(self) -> list[str]:
+        """How the vocabulary writes each of its tokens; no two are written alike."""
+        ...
+
     def encode(self, data: bytes) -> np.ndarray:
         """The ids of a text, int64 [tokens], without an end."""
         ...
@@ -59,6 +65,10 @@ class ByteVocabulary:
     utf8 = False
     byte_lengths = np.repeat([0, 1], [FIRST_BYTE, 256])
     digest = hashlib.sha256(b"bytes").hexdigest()
+
+    @property
+    def pieces(self) -> list[str]:
+        return [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
 
     def encode(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data, np.uint8).astype(np.int64) + FIRST_BYTE
@@ -89,6 +99,10 @@ class PieceVocabulary:
     def load(cls, path: Path, fix: str) -> PieceVocabulary:
         """The vocabulary in a file; fix: what to do where it changes text."""
         return cls(Tokenizer.load(path), str(path), fix)
+
+    @property
+    def pieces(self) -> list[str]:
+        return self.tokenizer.pieces
 
     def encode(self, data: bytes) -> np.ndarray:
         # The character that stands for a space would come back as one: it is spelled in bytes.

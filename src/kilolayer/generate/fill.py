@@ -38,13 +38,11 @@ class Filled:
 def masked_tokens(text: str, vocabulary: TextVocabulary, length: int, where: str = "") -> list[int]:
     """The ids of a text with masks, between start and end; the mask's id is the one behind the vocabulary's last.
 
-    A space before a mask belongs to the token that is looked for, unless tokens are bytes. length: the most ids.
+    length: the most ids.
     """
-    parts = text.split(MASK)
+    parts = split_at_masks(text, vocabulary)
     if len(parts) == 1:
         raise InputError("the text has no mask", where=where, fix=f'write {MASK} where a token is wanted: "The {MASK} sings."')
-    if not isinstance(vocabulary, ByteVocabulary):
-        parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
     ids = [START]
     for part in parts:
         ids += [*vocabulary.encode(part.encode()).tolist(), vocabulary.vocab_size]
@@ -54,6 +52,17 @@ def masked_tokens(text: str, vocabulary: TextVocabulary, length: int, where: str
             f"the text has {len(ids) - 2:,} tokens, and the model reads {length - 2:,} at once", where=where, fix="shorten it"
         )
     return ids
+
+
+def split_at_masks(text: str, vocabulary: TextVocabulary) -> list[str]:
+    """What stands between the masks of a text; one part where there are none.
+
+    A space before a mask belongs to the token that is looked for, unless tokens are bytes.
+    """
+    parts = text.split(MASK)
+    if isinstance(vocabulary, ByteVocabulary):
+        return parts
+    return [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
 
 
 @torch.inference_mode()

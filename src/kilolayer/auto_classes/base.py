@@ -1,0 +1,128 @@
+"""What Kilolayer's classes for Transformers share: the model inside, its start, and what padding is."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kilolayer.auto_classes.borrowed_cache import Kept, new_cache
+from kilolayer.auto_classes.configuration import KilolayerConfig
+from kilolayer.errors import InputError, OptionError
+from kilolayer.layers.initialise import Filled, Noise
+from kilolayer.layers.view import Sequences
+from kilolayer.models.build import build_model
+from kilolayer.models.config import ModelConfig, Shape
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.model import Model
+from kilolayer.moe.shard import refuse_part
+
+Output = TypeVar("Output")
+
+IGNORED = -100
+"""A label that Transformers does not count."""
+
+
+class KilolayerPreTrainedModel(PreTrainedModel):
+    """A model of Kilolayer as `model`, whose weights keep their names below it."""
+
+    config_class = KilolayerConfig
+    config: KilolayerConfig
+    base_model_prefix = "model"
+    _supports_sdpa = True
+    # As Kilolayer keeps them when a model is lowered.
+    _keep_in_fp32_modules_strict = {"router", "head"}  # noqa: RUF012
+
+    shapes: ClassVar[tuple[Shape, ...]] = ("encoder", "decoder", "encoder_decoder")
+    """Of the models that the class can hold."""
+
+    def __init__(self, config: KilolayerConfig) -> None:
+        super().__init__(config)
+        self.model = build_model(self.model_config(config))
+        self._names = {module: name for name, module in self.model.named_modules()}
+        if not any(parameter.is_meta for parameter in self.model.parameters()):
+            for module in self._names:
+                module._is_hf_initialized = True  # pyright: ignore[reportArgumentType]
+        self.post_init()
+
+    @classmethod
+    def model_config(cls, config: KilolayerConfig) -> ModelConfig:
+        """Of the model inside; refuses one of another shape."""
+        found = config.model_config
+        if found.shape not in cls.shapes:
+            raise OptionError(
+                f"{cls.__name__} has no place for a model of the shape {found.shape!r}",
+                fix=f"allowed: {', '.join(cls.shapes)}",
+            )
+        return found
+
+    @classmethod
+    def from_kilolayer(cls, model: Model, **options: Any) -> Self:
+        """A model of Kilolayer in this class, with its own weights, not a copy; options: those of `KilolayerConfig`."""
+        refuse_part(model)
+        with torch.device("meta"):
+            made = cls(KilolayerConfig(model.config, **options))
+        made.model = cast("Any", model)
+        made._names = {module: name for name, module in model.named_modules()}
+        made.train(model.training)
+        return made
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fill what no file has given: new heads, and buffers that are not saved. What was loaded stays."""
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        loaded = [(tensor, tensor.clone()) for tensor in tensors if getattr(tensor, "_is_hf_initialized", False)]
+        if isinstance(module, Filled):
+            module.fill(Noise(self.model.seed, self._names[module]))
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.reset_parameters()
+        for tensor, value in loaded:
+            tensor.copy_(value)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of the tokens that are read first: an encoder's where there is one."""
+        table = self.model.source_embedding if isinstance(self.model, EncoderDecoder) else None
+        table = self.model.embedding if table is None else table
+        if table is None:
+            raise InputError("this model has no vocabulary", fix="give inputs_embeds")
+        return table
+
+    def kept(self, past_key_values: Kept | None, use_cache: bool | None) -> Kept | None:
+        """The cache of a forward: the one that is given, or a new one where one is wanted; by default not in training."""
+        wanted = self.config.use_cache and not self.training if use_cache is None else use_cache
+        return new_cache(crossed=self.config.is_encoder_decoder) if past_key_values is None and wanted else past_key_values
+
+    def wants_states(self, output_hidden_states: bool | None) -> bool:
+        """Whether the states of all layers are returned; by default, as the configuration says."""
+        return bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: `KilolayerConfig.save_pretrained` names the class and writes the module that has it."""
+
+
+def read(table: nn.Module | None, ids: Tensor | None, embeddings: Tensor | None, real: Tensor | None) -> Sequences:
+    """Token ids, int64 [batch, length], or embeddings [batch, length, dim], as a stack takes them.
+
+    real: bool [batch, length], False at padding; None where the ids say it, or nothing is padding.
+    """
+    if (ids is None) == (embeddings is None):
+        raise InputError("give token ids or embeddings, one of the two")
+    if ids is None:
+        assert embeddings is not None
+        return Sequences(embeddings, real)
+    assert table is not None
+    pad_id = cast("int | None", table.pad_id)
+    return Sequences(table(ids), ids != pad_id if real is None and pad_id is not None else real)
+
+
+def output(kind: type[Output], **values: Any) -> Output:
+    """An output of Transformers, whose fields are annotated as tensors of a legacy type."""
+    return kind(**values)
+
+
+def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of [batch, length, vocabulary] at the labels int64 [batch, length] that are not `IGNORED`."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)

@@ -1,0 +1,93 @@
+"""A Kilolayer model's configuration, as Transformers keeps it in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from kilolayer.auto_classes.module_file import class_in_module, write_module
+from kilolayer.config import build, table_of
+from kilolayer.models.config import ModelConfig
+
+CLASSES: dict[str, dict[str, str]] = {
+    "encoder_decoder": {"AutoModelForSeq2SeqLM": "KilolayerForSeq2SeqLM"},
+    "decoder": {"AutoModelForCausalLM": "KilolayerForCausalLM"},
+    "encoder": {
+        "AutoModelForMaskedLM": "KilolayerForMaskedLM",
+        "AutoModelForSequenceClassification": "KilolayerForSequenceClassification",
+    },
+}
+"""By shape: the Auto classes that find something, and what they find."""
+
+
+class KilolayerConfig(PreTrainedConfig):
+    """The table [model] of a configuration, and what Transformers wants to know besides.
+
+    model: as `kilolayer.ModelConfig` and TOML write it. The sizes that Transformers asks for are read off it.
+    pad_token_id and so on: the special tokens of the vocabulary that the model was trained with.
+    """
+
+    model_type: ClassVar[str] = "kilolayer"
+
+    def __init__(
+        self,
+        model: Mapping[str, Any] | ModelConfig | None = None,
+        *,
+        pad_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        decoder_start_token_id: int | None = None,
+        use_cache: bool = True,
+        **others: Any,
+    ) -> None:
+        given = model if isinstance(model, ModelConfig) else build(ModelConfig, model or {}, "model")
+        self.model = table_of(given)
+        self.pad_token_id = given.pad_id if pad_token_id is None else pad_token_id
+        self.bos_token_id, self.eos_token_id = bos_token_id, eos_token_id
+        self.decoder_start_token_id, self.use_cache = decoder_start_token_id, use_cache
+        others["is_encoder_decoder"] = given.shape == "encoder_decoder"
+        if given.head is not None and others.get("id2label") is None:
+            others.setdefault("num_labels", given.head.outputs)
+        if given.head is not None and given.head.outputs == 1:
+            others.setdefault("problem_type", "regression")
+        super().__init__(**others)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The table as Kilolayer's models take it."""
+        return build(ModelConfig, self.model, "model")
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Rows of the table of embeddings; None in an encoder that reads embeddings alone."""
+        return self.model_config.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the states."""
+        return self.model_config.dim
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Of each attention."""
+        return self.model_config.heads
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Of the stack that is decoded with, which the key-value cache has; of an encoder, its own."""
+        depths = self.model_config.depths
+        return depths.decoder or depths.encoder
+
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **others: Any) -> None:
+        """Write config.json, and the module that `trust_remote_code=True` reads."""
+        found = {"AutoConfig": type(self).__name__, "AutoModel": "KilolayerModel", **CLASSES[self.model_config.shape]}
+        self.auto_map = {auto: class_in_module(name) for auto, name in found.items()}
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **others)
+        write_module(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: `save_pretrained` names the class and writes the module that has it."""

@@ -1,0 +1,113 @@
+"""An encoder as a masked language model and as a classifier of Transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
+
+from kilolayer.auto_classes.base import KilolayerPreTrainedModel, output, token_loss
+from kilolayer.auto_classes.configuration import KilolayerConfig
+from kilolayer.auto_classes.padding import real_positions
+from kilolayer.errors import InputError, OptionError
+from kilolayer.models.config import ModelConfig, Shape
+from kilolayer.models.encoder import Encoder
+from kilolayer.models.head import Head
+from kilolayer.models.outputs import EncoderOutput
+
+
+class ReadsText(KilolayerPreTrainedModel):
+    """What all classes of an encoder do."""
+
+    model: Encoder
+
+    def read_text(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        output_hidden_states: bool | None,
+    ) -> EncoderOutput:
+        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding."""
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
+        _, real = real_positions(attention_mask, 0, given.shape[1])
+        states = self.wants_states(output_hidden_states)
+        return self.model(input_ids, embeddings=inputs_embeds, mask=real, hidden_states=states)
+
+
+class KilolayerForMaskedLM(ReadsText):
+    """Scores of the vocabulary at each position."""
+
+    shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
+
+    @classmethod
+    def model_config(cls, config: KilolayerConfig) -> ModelConfig:
+        """Of the model inside; refuses one that scores no tokens."""
+        found = super().model_config(config)
+        if found.head is not None or found.vocab_size is None:
+            raise OptionError("this model scores no tokens", fix="load it as AutoModelForSequenceClassification or AutoModel")
+        return found
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> MaskedLMOutput:
+        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
+
+        labels: int64 [batch, length], -100 where nothing was hidden. While training, the loss has the routers' part.
+        """
+        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states)
+        assert out.logits is not None
+        loss = None if labels is None else token_loss(out.logits, labels) + (out.router_loss if self.training else 0)
+        return output(MaskedLMOutput, loss=loss, logits=out.logits, hidden_states=out.hidden_states)
+
+
+class KilolayerForSequenceClassification(ReadsText):
+    """A class, or a number, for each text. An encoder without a head is given a new one of `num_labels` outputs."""
+
+    shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
+
+    @classmethod
+    def model_config(cls, config: KilolayerConfig) -> ModelConfig:
+        """Of the model inside, with its head."""
+        found = super().model_config(config)
+        if found.head is not None and found.head.outputs == config.num_labels:
+            return found
+        # A table of outputs would be there for nothing.
+        tied = {"tie_embeddings": True}
+        return replace(found, head=replace(found.head or Head(), outputs=config.num_labels), **tied)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> SequenceClassifierOutput:
+        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
+
+        labels: int64 [batch], the classes, or, with problem_type "regression", numbers [batch]. While training, the loss has
+        the routers' part.
+        """
+        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states)
+        assert out.logits is not None
+        loss = None if labels is None else self._loss(out.logits.float(), labels) + (out.router_loss if self.training else 0)
+        return output(SequenceClassifierOutput, loss=loss, logits=out.logits, hidden_states=out.hidden_states)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.config.num_labels == 1 or self.config.problem_type == "regression":
+            return F.mse_loss(logits.squeeze(-1), labels.view(logits.squeeze(-1).shape).to(logits.dtype))
+        return F.cross_entropy(logits, labels.view(-1))

@@ -1,0 +1,54 @@
+"""A decoder as a causal language model of Transformers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from kilolayer.auto_classes.base import KilolayerPreTrainedModel, output, token_loss
+from kilolayer.auto_classes.borrowed_cache import Kept, lend
+from kilolayer.errors import InputError
+from kilolayer.models.config import Shape
+from kilolayer.models.decoder import Decoder
+
+
+class KilolayerForCausalLM(KilolayerPreTrainedModel, GenerationMixin):
+    """Scores of the next token at each position."""
+
+    shapes: ClassVar[tuple[Shape, ...]] = ("decoder",)
+    model: Decoder
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Kept | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; behind what past_key_values has read.
+
+        attention_mask: [batch, read and new], 0 at padding, on whichever side; padding is at no position.
+        labels: int64 [batch, length], the tokens themselves, -100 where none counts. While training, the loss has the
+        routers' part.
+        """
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
+        kept = self.kept(past_key_values, use_cache)
+        cache, real = lend(kept, self.config.num_hidden_layers, attention_mask, given.shape[1])
+        states = self.wants_states(output_hidden_states)
+        out = self.model(input_ids, embeddings=inputs_embeds, mask=real, cache=cache, hidden_states=states)
+        loss = None
+        if labels is not None:
+            loss = token_loss(out.logits[:, :-1], labels[:, 1:]) + (out.router_loss if self.training else 0)
+        return output(
+            CausalLMOutputWithPast, loss=loss, logits=out.logits, past_key_values=kept, hidden_states=out.hidden_states
+        )

@@ -1,0 +1,21 @@
+"""The one module that goes along with a folder, so that `trust_remote_code=True` finds the classes of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kilolayer.files.reading import read_bytes
+from kilolayer.files.writing import write
+
+MODULE = "modeling_kilolayer"
+
+
+def write_module(folder: Path) -> None:
+    """Put the module into a folder."""
+    name = f"{MODULE}.py"
+    write(folder / name, read_bytes(Path(__file__).with_name(name)))
+
+
+def class_in_module(name: str) -> str:
+    """As `auto_map` names a class."""
+    return f"{MODULE}.{name}"

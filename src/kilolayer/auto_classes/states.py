@@ -1,0 +1,63 @@
+"""Any model of Kilolayer, for its states alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from kilolayer.auto_classes.base import output
+from kilolayer.auto_classes.borrowed_cache import Kept, lend
+from kilolayer.auto_classes.encoders import ReadsText
+from kilolayer.auto_classes.translator import ReadsSources
+from kilolayer.errors import InputError
+
+
+class KilolayerModel(ReadsSources, ReadsText):
+    """What the last layer gives, of a model of any shape."""
+
+    model: Any
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Kept | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> Any:
+        """The arguments of the shape's own class, without labels; last_hidden_state: [batch, length, dim]."""
+        if self.config.is_encoder_decoder:
+            return self.read_both(
+                input_ids,
+                attention_mask,
+                decoder_input_ids,
+                decoder_attention_mask,
+                encoder_outputs,
+                past_key_values,
+                inputs_embeds,
+                decoder_inputs_embeds,
+                use_cache,
+                output_hidden_states,
+            )[0]
+        if self.config.model_config.shape == "encoder":
+            out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states)
+            return output(BaseModelOutput, last_hidden_state=out.states, hidden_states=out.hidden_states)
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
+        kept = self.kept(past_key_values, use_cache)
+        cache, real = lend(kept, self.config.num_hidden_layers, attention_mask, given.shape[1])
+        states = self.wants_states(output_hidden_states)
+        out = self.model(input_ids, embeddings=inputs_embeds, mask=real, cache=cache, hidden_states=states)
+        return output(
+            BaseModelOutputWithPast, last_hidden_state=out.states, past_key_values=kept, hidden_states=out.hidden_states
+        )
