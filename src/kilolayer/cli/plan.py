@@ -13,7 +13,7 @@ from kilolayer.cli.output import human_count, show_json, show_line, show_table
 from kilolayer.config import load, merge, overrides, table_of
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
-from kilolayer.terminal import human_bytes
+from kilolayer.terminal import human_bytes, say
 
 if TYPE_CHECKING:
     from kilolayer.speed.budget import Budget, Work
@@ -54,11 +54,23 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     cost = budget(config, work)
     depths = config.depths
     described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
+    warnings = schedule_warnings(whole)
     if options.json:
-        show_json(as_json(config, cost, described))
+        show_json({**as_json(config, cost, described), "warnings": warnings})
     else:
         show(config, cost, described)
+    for warning in warnings:
+        say(warning)
     return 0
+
+
+def schedule_warnings(config: PlanConfig | RunConfig) -> list[str]:
+    """What is wrong with the learning rates of a run; nothing where a model alone is planned."""
+    if isinstance(config, PlanConfig):
+        return []
+    from kilolayer.training.schedule import warmup_warning
+
+    return [warning for warning in [warmup_warning(config.train)] if warning is not None]
 
 
 def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunConfig:

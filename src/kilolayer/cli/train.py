@@ -158,12 +158,11 @@ def _check_start(start: Run, task: Task, config: RunConfig) -> None:
 
 def _check_means(config: RunConfig, processes: Processes) -> None:
     """Refuse what this machine does not have, a device for each process or a package, and what these processes cannot do."""
-    from kilolayer.training.metrics import summary_writer
     from kilolayer.training.run import choose_device
+    from kilolayer.training.trackers import find_trackers
 
     processes.check(choose_device(config.train.device))
-    if config.train.tensorboard:
-        summary_writer()
+    find_trackers(config.train)
     if processes.group is not None and config.model.moe is not None:
         processes.group.part(config.model.moe.experts)
         config.check_sharing()
