@@ -19,7 +19,7 @@ class WeightsAndBiases:
     """Curves and scores at wandb.ai; a resumed run goes on in the same curves."""
 
     def start(self, folder: Path, config: dict[str, Any], step: int) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         identity = kept(folder / "wandb.id", uuid4().hex)
         self.run = wandb.init(
@@ -38,7 +38,7 @@ class MLflow:
     """Curves, options and scores at the tracking server that MLFLOW_TRACKING_URI names."""
 
     def start(self, folder: Path, config: dict[str, Any], step: int) -> None:
-        import mlflow
+        import mlflow  # pyright: ignore[reportMissingImports]
 
         self.mlflow = mlflow
         known = (folder / "mlflow.id").exists()
