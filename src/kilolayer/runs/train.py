@@ -1,0 +1,138 @@
+"""Training from a configuration to a scored run with its report: the one way that the command and Python go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kilolayer.errors import OptionError
+from kilolayer.parallel.parent import when_parent_dies
+from kilolayer.runs.given import Source, new_folder, plain_tables, read_given
+from kilolayer.terminal import say, speaks, under_torchrun
+from kilolayer.training.stop import Stop, Stopped, catching
+
+if TYPE_CHECKING:
+    from kilolayer.parallel.processes import Processes
+    from kilolayer.report.page import Report
+    from kilolayer.runs.trained_run import TrainedRun
+    from kilolayer.training.run import Run
+    from kilolayer.training.trackers import Tracker
+
+Begin = Callable[["Processes"], AbstractContextManager["Run"]]
+Show = Callable[["Run", dict[str, Any], "Report"], None]
+
+
+def train(
+    config: Source = None,
+    *,
+    run: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    trackers: Sequence[Tracker] = (),
+    **tables: Any,
+) -> TrainedRun:
+    """Train a run as `kilolayer train` does, and return it as `kl.load` does: `kl.train("my.toml", train={"steps": 500})`.
+
+    config: a TOML file, a dict of tables, a configuration, or None for the embedded default. tables: what is laid over it,
+    `model={"recipe": "sub_ln"}`. run: the new folder; without it, runs/NAME of the file. resume: the folder of a run to go on
+    with, in the place of config and run; one that is finished is returned. trackers: objects that follow the run.
+
+    An interrupt leaves a checkpoint and raises KeyboardInterrupt; a second one does not wait for it. In other threads than the
+    main one no signal is handled. torch's random state and number of threads are afterwards as they were.
+    """
+    from kilolayer.runs.begin import new_run, old_run
+    from kilolayer.runs.load import load
+    from kilolayer.training.run import Run
+
+    over = plain_tables(tables)
+    if resume is not None and (config is not None or run is not None):
+        raise OptionError("resume takes no configuration and no run", fix="the run's folder holds them: remove them")
+    folder = Path(resume) if resume is not None else new_folder(config, run)
+    given = None if resume is not None else read_given(config, over)
+
+    def begin(processes: Processes) -> AbstractContextManager[Run]:
+        return old_run(folder, over) if given is None else new_run(folder, given, processes, is_embedded=config is None)
+
+    with _torch_left_alone():
+        code = train_run(folder, begin, resume=resume is not None, show=_tell, trackers=trackers)
+    if code:
+        raise Stopped(code - 128)
+    return load(folder, device=Run.open(folder).config.train.device)
+
+
+@contextmanager
+def _torch_left_alone() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tell(run: Run, scores: dict[str, Any], report: Report) -> None:
+    for line in (*report.warnings, f"report: {report.path}"):
+        say(line)
+
+
+def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers: Sequence[Tracker] = ()) -> int:
+    """Train the run in `folder`, score its test part and write its report; return the exit code.
+
+    begin: makes or opens the run and holds it; of several processes the first calls it, and ends the run. resume: whether
+    training goes on from the last checkpoint. show: is given the run, what scores.json holds and the report.
+    trackers: besides those that the configuration names.
+    """
+    with catching() as stop:
+        if under_torchrun():
+            when_parent_dies(os.getppid(), stop.orphaned)
+        try:
+            with stop.at_once():
+                return _train(folder, begin, resume, show, stop, trackers)
+        except Stopped as ended:
+            stop.heed()
+            if speaks():
+                say(_how_to_go_on(folder))
+            return 128 + ended.number
+
+
+def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, trackers: Sequence[Tracker]) -> int:
+    # Imported here: seconds in which signals are handled already.
+    from kilolayer.parallel.processes import Processes
+    from kilolayer.report.page import write_report
+    from kilolayer.runs.begin import data_of
+    from kilolayer.training import loop
+    from kilolayer.training.run import Run
+    from kilolayer.training.trackers import make_trackers
+
+    with ExitStack() as held:
+        with Processes.of_environment() as processes:
+            with processes.in_turn():
+                opened = held.enter_context(begin(processes)) if processes.first else Run.open(folder)
+                task = data_of(opened, processes)
+                followed = make_trackers(opened.config.train, trackers) if processes.first and task is not None else []
+            held.callback(_leave, followed)
+            code = 0 if task is None else loop.train(opened, task, resume, processes, stop, followed)
+        if not code and processes.first:
+            # Once: what was scored before is read.
+            scores = opened.scores(opened.config.train.device)
+            for tracker in followed:
+                tracker.finish(scores)
+            show(opened, scores, write_report(opened.folder))
+        return code
+
+
+def _leave(trackers: Sequence[Tracker]) -> None:
+    """Finish those that no scores have come to: training was stopped, or has failed."""
+    for tracker in trackers:
+        tracker.finish(None)
+
+
+def _how_to_go_on(folder: Path) -> str:
+    if (folder / "config.toml").exists():
+        return f"stopped by a signal; go on with: kilolayer train --resume {folder}"
+    return "stopped by a signal: nothing was begun that could be resumed; the same command starts anew"
