@@ -9,6 +9,7 @@ from pathlib import Path
 from kilolayer.cli.output import show_scores, show_scores_json, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.tasks import registry
+from kilolayer.tasks.other_text import OtherText
 from kilolayer.terminal import say
 
 
@@ -16,6 +17,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags, and those of each task."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
+    parser.add_argument(
+        "--test",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="score another text than the run's test part: what its option `test` could name, a set, files or folders",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     owners: dict[str, tuple[str, argparse.Action]] = {}
     for task in registry.all_of():
@@ -30,9 +38,10 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the scores."""
     from kilolayer.training.last_saved import all_deleted
     from kilolayer.training.run import Run
+    from kilolayer.training.scoring import score_text
 
     if typed:
-        raise unknown(typed[0], ["--device", "--json", *options.owners])
+        raise unknown(typed[0], ["--device", "--json", "--test", *options.owners])
     opened = Run.open(options.run)
     task = opened.registration
     if (gone := all_deleted(opened.checkpoints)) is not None:
@@ -43,11 +52,12 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             raise OptionError(f"{flag} has no effect on {task.title}", where=str(options.run), fix=fix)
     if task.evaluation is not None:
         return importlib.import_module(task.evaluation).evaluate(opened, options)
-    scores = opened.scores(options.device)
+    if options.test:
+        scores = score_text(opened, OtherText(tuple(options.test)), device=options.device)
+    else:
+        scores = opened.scores(options.device)
     if not tables_of_tests(scores):
-        raise InputError(
-            "the run has no test part", where=str(options.run), fix="name one in the configuration, and train again"
-        )
+        raise InputError("the run has no test part", where=str(options.run), fix="name a text: --test")
     if options.json:
         show_scores_json(scores)
     else:

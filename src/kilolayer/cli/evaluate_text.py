@@ -26,8 +26,10 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
     if options.tasks is not None:
-        if options.stride is not None:
-            raise OptionError("--stride has no effect with --tasks", where="in the typed options", fix="remove one of them")
+        for name in ("stride", "test"):
+            if getattr(options, name):
+                where, fix = "in the typed options", "remove one of them"
+                raise OptionError(f"--{name} has no effect with --tasks", where=where, fix=fix)
         return evaluate_shots.evaluate(run, options)
     evaluate_shots.refuse_flags(options)
 
@@ -35,14 +37,31 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     where, text = str(run.folder), run.config.text
     if options.stride is not None and options.stride > text.length:
         raise OptionError(f"--stride is {options.stride}", where=where, fix=f"allowed: 1 to text.length, {text.length}")
-    if not text.test and not text.test_share:
-        raise InputError("the run has no test part", where=where, fix="set text.test or text.test_share, and train again")
-    scores = run.scores(options.device) if options.stride is None else _scores(run, options.stride, options.device)
+    if not text.test and not text.test_share and not options.test:
+        raise InputError("the run has no test part", where=where, fix="name a text: --test")
+    if options.test:
+        scores = _scores_of(run, options)
+    else:
+        scores = run.scores(options.device) if options.stride is None else _scores(run, options.stride, options.device)
     if options.json:
         show_scores_json(scores)
     else:
         show_scores(scores)
     return 0
+
+
+def _scores_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    """The scores of another text."""
+    from kilolayer.tasks.causal_lm.config import CausalLMConfig
+    from kilolayer.tasks.other_text import OtherText
+    from kilolayer.training.scoring import score_text
+
+    config = run.config
+    assert isinstance(config, CausalLMConfig)
+    if options.stride is not None:
+        text = dataclasses.replace(config.text, test=options.test, test_share=0.0, stride=options.stride)
+        run = dataclasses.replace(run, config=dataclasses.replace(config, text=text))
+    return score_text(run, OtherText(tuple(options.test)), device=options.device)
 
 
 def _scores(run: Run, stride: int, device: str) -> dict[str, Any]:

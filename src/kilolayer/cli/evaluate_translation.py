@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import Flags, whole
 from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
@@ -14,6 +14,7 @@ from kilolayer.files.paths import kind_of, resolve
 
 if TYPE_CHECKING:
     from kilolayer.data.corpora import ScoredPart
+    from kilolayer.data.parallel import ParallelText
     from kilolayer.evaluate.scores import Metric
     from kilolayer.evaluate.significance import Comparison
     from kilolayer.training.run import Run
@@ -24,15 +25,26 @@ SAMPLES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Translated:
-    """A part of the test text, as a run has translated it."""
+    """A part of the text, as a run has translated it."""
 
     references: list[str]
     hypotheses: list[str]
 
 
+@dataclasses.dataclass(frozen=True)
+class System:
+    """What a run has made of all parts of the text; scores: as scores.json holds them."""
+
+    parts: dict[ScoredPart, Translated]
+    scores: dict[str, Any]
+
+
 def add_flags(parser: Flags) -> None:
     """Of translators alone."""
-    parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same test part")
+    parser.add_argument("--source", metavar="FILE", help="score this text in the place of the run's test part, a line each")
+    parser.add_argument("--reference", metavar="FILE", help="how the lines of --source should be translated")
+    parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of such a text, in a run with several directions")
+    parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same text")
     parser.add_argument("--samples", type=whole(1, 100_000), default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
     parser.add_argument("--spbleu", type=Path, metavar="MODEL", help="add spBLEU on the pieces of a SentencePiece model")
     parser.add_argument("--tokenised", action="store_true", help="add BLEU on the words of text that is tokenised already")
@@ -42,17 +54,17 @@ def add_flags(parser: Flags) -> None:
 def evaluate(run: Run, options: argparse.Namespace) -> int:
     """Print scores, error analysis and comparisons."""
     from kilolayer.evaluate.scores import score_all
-    from kilolayer.tasks.results import read_scores
     from kilolayer.tasks.translation.scores import add_scores
 
     if resolve(options.run) in [resolve(path) for path in options.against]:
         raise OptionError("a run is compared with itself", where=str(options.run), fix="name other runs after --against")
-    metrics = _metrics(options)
-    runs = {str(path): _translated(path, options) for path in [options.run, *options.against]}
-    own = runs[str(options.run)]
-    more = {part: score_all(each.hypotheses, each.references, metrics) for part, each in own.items()}
-    scores = add_scores(read_scores(options.run), more)
-    references, systems = _lines(runs)
+    runs = [run, *(_other(path) for path in options.against)]
+    metrics, tests = _metrics(options), _tests(run, options)
+    made = {str(each.folder): _on_tests(each, tests, options) if tests else _on_own(each, options) for each in runs}
+    own = made[str(run.folder)]
+    more = {part: score_all(each.hypotheses, each.references, metrics) for part, each in own.parts.items()}
+    scores = add_scores(own.scores, more)
+    references, systems = _lines({name: each.parts for name, each in made.items()})
     comparisons = _comparisons(references, systems, options.samples)
     if options.json:
         kept = {name: scores[name] for name in ("averages", "frequency_buckets", "length_buckets", "weights") if name in scores}
@@ -83,26 +95,87 @@ def _metrics(options: argparse.Namespace) -> list[Metric]:
     ]
 
 
-def _translated(folder: Path, options: argparse.Namespace) -> dict[ScoredPart, Translated]:
-    """The parts of a run's test text; translated now where they have not been."""
-    from kilolayer.data.text import read_lines
-    from kilolayer.evaluate.scores import check_tokenised
-    from kilolayer.tasks.translation.scores import hypotheses_path
-    from kilolayer.tasks.translation.task import TranslationTask
-    from kilolayer.training.run import Run, cache_folder, choose_device
+def _other(folder: Path) -> Run:
+    """A run to compare with, which is a translator too."""
+    from kilolayer.training.run import Run
 
-    run = Run.open(folder, ["translation"])
+    other = Run.open(folder)
+    if other.registration.name != "translation":
+        raise InputError(
+            f"a translator cannot be compared with {other.registration.title}",
+            where=f"--against {folder}",
+            fix="name translators after --against",
+        )
+    return other
+
+
+def _tests(run: Run, options: argparse.Namespace) -> list[ParallelText]:
+    """The text that was typed in the place of the run's test part; nothing where none was."""
+    from kilolayer.tasks.other_text import OtherText
+    from kilolayer.tasks.translation.config import TranslationConfig
+    from kilolayer.tasks.translation.task import find_tests
+    from kilolayer.training.run import cache_folder
+
+    if not options.test and options.source is None and options.reference is None:
+        if options.direction is not None:
+            raise OptionError("--direction has no effect on the run's own test part", fix="remove it, or name a text: --test")
+        return []
+    assert isinstance(run.config, TranslationConfig)
+    text = OtherText(tuple(options.test), options.source, options.reference, options.direction)
+    return find_tests(run.config, text, cache_folder())
+
+
+def _on_own(run: Run, options: argparse.Namespace) -> System:
+    """The run's own test text; translated now where it has not been."""
+    from kilolayer.data.text import read_lines
+    from kilolayer.tasks.results import read_scores
+    from kilolayer.tasks.translation.scores import hypotheses_path
+    from kilolayer.training.run import cache_folder, choose_device
+
     task = run.task(cache_folder())
-    assert isinstance(task, TranslationTask)
-    if not task.corpora.test:
-        raise InputError("the run has no test part", where=str(folder), fix="set data.test and train again")
+    references = _references(task, run, options)
+    if not references:
+        fix = "name a text: --test, or --source and --reference"
+        raise InputError("the run has no test part", where=str(run.folder), fix=fix)
+    if kind_of(run.folder / "scores.json") is None:
+        run.score(task, choose_device(options.device))
+    parts = {part: Translated(lines, [*read_lines(hypotheses_path(run.folder, part))]) for part, lines in references.items()}
+    return System(parts, read_scores(run.folder))
+
+
+def _on_tests(run: Run, tests: list[ParallelText], options: argparse.Namespace) -> System:
+    """Another text, translated now; nothing of it is left in the run's folder."""
+    from kilolayer.models.encoder_decoder import EncoderDecoder
+    from kilolayer.tasks.translation.config import TranslationConfig
+    from kilolayer.tasks.translation.scores import scores_of
+    from kilolayer.tasks.translation.task import TranslationTask
+    from kilolayer.training.chosen import choose
+    from kilolayer.training.run import cache_folder, choose_device
+
+    assert isinstance(run.config, TranslationConfig)
+    vocabulary = TranslationTask.load_vocabulary(run.config, run.folder)
+    try:
+        task = TranslationTask.of_tests(run.config, vocabulary, tests, cache_folder())
+    except OptionError as error:
+        raise error.at(str(run.folder)) from None
+    _references(task, run, options)
+    chosen = choose(run.checkpoints, run.config.train)
+    model = run.load_reader(choose_device(options.device), chosen=chosen)
+    assert isinstance(model, EncoderDecoder)
+    results = task.results(model)
+    parts = {result.part: Translated(result.references, result.hypotheses) for result in results}
+    return System(parts, {**scores_of(results, []), "weights": chosen.table()})
+
+
+def _references(task: Any, run: Run, options: argparse.Namespace) -> dict[ScoredPart, list[str]]:
+    """The references of each part; with --tokenised, of text that is."""
+    from kilolayer.evaluate.scores import check_tokenised
+
     references = {part: [target for _, target in task.corpora.test_of(part)] for part in task.corpora.scored_parts}
     if options.tokenised:
         for part, lines in references.items():
-            check_tokenised(lines, where=f"{folder}, {part.direction.name}")
-    if kind_of(folder / "scores.json") is None:
-        run.score(task, choose_device(options.device))
-    return {part: Translated(lines, list(read_lines(hypotheses_path(folder, part)))) for part, lines in references.items()}
+            check_tokenised(lines, where=f"{run.folder}, {part.direction.name}")
+    return references
 
 
 def _lines(runs: dict[str, dict[ScoredPart, Translated]]) -> tuple[list[str], dict[str, list[str]]]:

@@ -200,6 +200,30 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
     return corpora
 
 
+def find_test(
+    config: DataConfig, stems: Sequence[str], directions: Sequence[Direction], cache: Path | None = None
+) -> list[ParallelText]:
+    """The corpora behind `stems`, each a test set: beside the text that `config` names, else from the working folder on."""
+    base = Path(config.folder or "") if config.manifest is None else Path(config.manifest).parent
+    finders = [_Finder(folder, directions, directions, cache) for folder in (base, Path())]
+    names = [Path(stem).name for stem in stems]
+    if len(set(names)) < len(names):
+        raise OptionError(f"test sets have one name: {', '.join(stems)}", fix="score them one after the other")
+    found: list[ParallelText] = []
+    for stem, name in zip(stems, names, strict=True):
+        entry = CorpusConfig(files=stem, columns=config.columns, name=name if SET_NAME.fullmatch(name) else "")
+        found += next((each for each in finders if each.has(entry)), finders[0]).find([entry])
+    return found
+
+
+def aligned_text(source: Path, reference: Path, direction: Direction) -> ParallelText:
+    """Two files of one's own as a test set."""
+    lines, others = count_filled(source), count_filled(reference)
+    if lines != others:
+        raise misaligned(source, lines, reference, others)
+    return ParallelText((source, reference), direction, lines)
+
+
 def expand(names: Sequence[str], languages: Sequence[str]) -> list[Direction]:
     """The directions that names and patterns stand for, each once: "en-*" is English into each other of `languages`."""
     found: dict[Direction, None] = {}
@@ -288,6 +312,10 @@ class _Finder:
                     fix=f"expected {self.expected([entry], missing[0])}{self._hint(entry)}",
                 )
             yield from (text for _, text in texts if text is not None)
+
+    def has(self, entry: CorpusConfig) -> bool:
+        """Whether there is text of it in any direction."""
+        return any(self._text(entry, direction) is not None for direction in self.directions)
 
     def expected(self, entries: Sequence[CorpusConfig], direction: Direction) -> str:
         stem = entries[0].files if entries else "train"

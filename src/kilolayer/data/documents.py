@@ -124,8 +124,8 @@ def find_text(config: DocumentsConfig, cache: Path) -> TextParts:
     """The text that `config` names, with its files checked: present, not empty."""
     if not config.train:
         raise OptionError("no text is named", where="text", fix="set text.train: a file, or a folder of files")
-    train = _files(config.train, "text.train")
-    held_out = {name: _files(paths, f"text.{name}") for name in ("valid", "test") if (paths := getattr(config, name))}
+    train = text_files(config.train, "text.train")
+    held_out = {name: text_files(paths, f"text.{name}") for name in ("valid", "test") if (paths := getattr(config, name))}
     valid, test = (TextPart(held_out[name]) if name in held_out else None for name in ("valid", "test"))
     if not config.valid_share and not config.test_share:
         return TextParts(TextPart(train), valid, test)
@@ -139,7 +139,7 @@ def find_text(config: DocumentsConfig, cache: Path) -> TextParts:
     )
 
 
-def _files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
+def text_files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
     """Each file once, those of a folder in the order of their names, hidden ones left out."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):

@@ -134,6 +134,15 @@ def find_examples(config: ExamplesConfig) -> ExampleParts:
     return ExampleParts(parts["train"], parts.get("valid"), parts.get("test"), classes)
 
 
+def read_test(path: Path, config: ExamplesConfig) -> ExampleFile:
+    """Labelled examples besides the run's own, in the columns of its validation part; the run's classes are known."""
+    broken = config.glue is not None and LAYOUTS[config.glue].broken
+    part = read_example_file(path, config.columns("valid"), config.layout_kind, unlabelled=False, broken=broken)
+    if config.layout_kind == "class":
+        _check_classes(part, config.classes)
+    return part
+
+
 def _paths(config: ExamplesConfig) -> dict[Part, Path]:
     if config.glue is not None:
         if config.folder is None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from kilolayer.errors import InputError
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.speed.recorder import Recorder
+from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.registry import Registration
 
 ModelOutput = EncoderOutput | DecoderOutput | EncoderDecoderOutput
@@ -144,6 +147,17 @@ class Task(ABC, Generic[Config]):
     def answers(cls, config: Config, folder: Path, cache: Path) -> Answers | None:
         """What a run has left of its test, for comparisons; None where it has left no lines that can be scored."""
         return None
+
+    @classmethod
+    def read_text(
+        cls, config: Config, vocabulary: Any, text: OtherText, cache: Path
+    ) -> Callable[[Any], dict[str, dict[str, Any]]]:
+        """Read a text besides the run's own, and check it; what comes back scores a model on it.
+
+        The scores are tables as in scores.json, one for each part of the text, and nothing is written.
+        """
+        title = registry.get(config.task).title
+        raise InputError(f"{title} is scored on its own test part alone", where="--test", fix="give its task read_text")
 
     @property
     @abstractmethod

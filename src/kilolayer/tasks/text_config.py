@@ -57,6 +57,11 @@ class TextRunConfig(RunConfig):
         changed = self.batches.shapes != BatchConfig.shapes
         yield changed, "shapes has no effect: all rows are of one length", "batches", "remove it"
 
+    @property
+    def rows(self) -> int:
+        """Windows of a batch."""
+        return max(1, self.batches.tokens // self.text.length)
+
     def usual_batch(self, length: int | None) -> UsualBatch:
         length = length or self.text.length
         return UsualBatch(max(1, self.batches.tokens // length), length)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from kilolayer.data.documents import TextParts, absolute, find_text
+from kilolayer.data.documents import TextPart, TextParts, absolute, find_text, text_files
+from kilolayer.data.token_text import TokenText, encode_documents
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.evaluate.likelihood import TextScore
+from kilolayer.tasks import registry
+from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.results import write_results
 from kilolayer.tasks.task import Task
 from kilolayer.tasks.text_config import TextRunConfig
@@ -26,7 +29,7 @@ class TextTask(Task[Config], Generic[Config]):
 
     def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: Config) -> None:
         self._vocabulary, self.config, self.length = vocabulary, config, config.text.length
-        self.rows = max(1, config.batches.tokens // self.length)
+        self.rows = config.rows
 
     @classmethod
     def prepare(cls, config: Config, cache: Path, vocabulary: TextVocabulary | None = None) -> Self:
@@ -37,6 +40,24 @@ class TextTask(Task[Config], Generic[Config]):
     @classmethod
     def load_vocabulary(cls, config: Config, folder: Path) -> TextVocabulary:
         return load_vocabulary(folder, config.tokenizer)
+
+    @classmethod
+    def read_text(
+        cls, config: Config, vocabulary: TextVocabulary, text: OtherText, cache: Path
+    ) -> Callable[[Any], dict[str, dict[str, Any]]]:
+        """Files, and folders with all files below them, as `text.test` names them."""
+        files = text_files(text.files(registry.get(config.task).title), "--test")
+        tokens = encode_documents(TextPart(files), vocabulary, cache)
+
+        def score(model: Any) -> dict[str, dict[str, Any]]:
+            return {"test": {key: asdict(each) for key, each in cls.scores_of(model, tokens, vocabulary, config).items()}}
+
+        return score
+
+    @classmethod
+    @abstractmethod
+    def scores_of(cls, model: Any, text: TokenText, vocabulary: TextVocabulary, config: Config) -> Mapping[str, TextScore]:
+        """Those of any text, by their keys."""
 
     @property
     def vocabulary(self) -> TextVocabulary:

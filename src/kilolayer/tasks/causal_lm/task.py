@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,19 +58,28 @@ class CausalLMTask(TextTask[CausalLMConfig]):
 
         recorder: runs the forward and the loss of each batch.
         """
-        return None if self.valid is None else self._measure(model, self.valid, self.length, most, recorder)
+        if self.valid is None:
+            return None
+        batches = windows_in_order(self.valid, self.rows, self.length, self.length, most)
+        return measure(model, batches, self.vocabulary.byte_lengths, recorder)
 
     def test_scores(self, model: Decoder, stride: int | None = None) -> dict[str, TextScore]:
         """The scores of the test part; stride: in the place of the configured one."""
         assert self.test is not None
-        stride = stride or self.config.text.stride or self.length
-        return self._measure(model, self.test, stride).scores(f"length:{self.length}|stride:{stride}")
+        config = self.config
+        if stride is not None:
+            config = replace(config, text=replace(config.text, stride=stride))
+        return self.scores_of(model, self.test, self.vocabulary, config)
 
-    def _measure(
-        self, model: Decoder, text: TokenText, stride: int, most: int | None = None, recorder: Recorder | None = None
-    ) -> TextLoss:
-        batches = windows_in_order(text, self.rows, self.length, stride, most)
-        return measure(model, batches, self.vocabulary.byte_lengths, recorder)
+    @classmethod
+    def scores_of(
+        cls, model: Decoder, text: TokenText, vocabulary: TextVocabulary, config: CausalLMConfig
+    ) -> dict[str, TextScore]:
+        """Windows that lie `text.stride` tokens apart, each token scored once."""
+        length = config.text.length
+        stride = config.text.stride or length
+        batches = windows_in_order(text, config.rows, length, stride)
+        return measure(model, batches, vocabulary.byte_lengths).scores(f"length:{length}|stride:{stride}")
 
     def samples(self, model: Decoder) -> list[dict[str, str]]:
         """How the model goes on at a few places of a text that it was not trained on, where there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real_rows
 from kilolayer.data.example_file import ExampleFile
-from kilolayer.data.examples import ExampleParts, find_examples, text_of
+from kilolayer.data.examples import ExampleParts, find_examples, read_test, text_of
 from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.errors import OptionError
@@ -23,7 +23,9 @@ from kilolayer.files.writing import write
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.head import Head
 from kilolayer.speed.recorder import Recorder
+from kilolayer.tasks import registry
 from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.results import VALIDATION, write_results
 from kilolayer.tasks.task import Loss, Task
 
@@ -67,6 +69,28 @@ class ClassifyTask(Task[ClassifyConfig]):
     @classmethod
     def load_vocabulary(cls, config: ClassifyConfig, folder: Path) -> TextVocabulary:
         return load_vocabulary(folder, config.tokenizer)
+
+    @classmethod
+    def read_text(
+        cls, config: ClassifyConfig, vocabulary: TextVocabulary, text: OtherText, cache: Path
+    ) -> Callable[[Any], dict[str, dict[str, Any]]]:
+        """A file of labelled examples with the columns of the run's own."""
+        require_packages()
+        examples, title = config.examples, registry.get(config.task).title
+        path, *others = text.files(title)
+        if others:
+            raise OptionError(f"{title} is scored on one file at a time", where="--test", fix="name one")
+        part = read_test(Path(path), examples)
+        classes = tuple(examples.classes)
+        encoded = EncodedExamples(part.examples, vocabulary, classes, examples.length)
+
+        def score(model: Any) -> dict[str, dict[str, Any]]:
+            found = predict(model, encoded, min(examples.rows, len(part)))
+            assert encoded.labels is not None
+            measured = measure_labels(found, encoded.labels, len(classes), examples.metrics)
+            return {"test": _score_table(measured)}
+
+        return score
 
     @property
     def vocabulary(self) -> TextVocabulary:
@@ -145,9 +169,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         encoded, part = (self.test, self.parts.test) if tested else (self.valid, self.parts.valid)
         if encoded is not None and part is not None:
             found = predict(model, encoded, self.rows)
-            (_, chosen), *others = self._measured(encoded, found).scores.items()
-            table = {"metric": chosen, **dict(others)}
-            scores["test" if tested else VALIDATION] = {key: asdict(score) for key, score in table.items()}
+            scores["test" if tested else VALIDATION] = _score_table(self._measured(encoded, found))
             samples = _samples(part, self.predicted(found))
         write_results(folder, samples, scores, weights)
 
@@ -160,6 +182,12 @@ class ClassifyTask(Task[ClassifyConfig]):
     def _measured(self, examples: EncodedExamples, scores: np.ndarray) -> LabelLoss:
         assert examples.labels is not None
         return measure_labels(scores, examples.labels[: len(scores)], len(self.classes), self.metrics)
+
+
+def _score_table(measured: LabelLoss) -> dict[str, Any]:
+    """As scores.json holds it: first, as `metric`, the score that the best checkpoint is chosen by."""
+    (_, chosen), *others = measured.scores.items()
+    return {key: asdict(score) for key, score in {"metric": chosen, **dict(others)}.items()}
 
 
 def _samples(part: ExampleFile, labels: Sequence[str]) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from kilolayer.data.documents import TextParts
 from kilolayer.data.frequencies import count_tokens, frequency_loss
 from kilolayer.data.masking import MaskedText, Masker, fixed_masks, inputs_of
 from kilolayer.data.packing import Documents, FixedRows, PackedText
-from kilolayer.data.token_text import encode_documents
+from kilolayer.data.token_text import TokenText, encode_documents
 from kilolayer.data.tokenizer import END, PAD, START
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.evaluate.likelihood import TextScore
@@ -66,18 +66,22 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
 
         recorder: runs the forward and the loss of each batch.
         """
-        return None if self.valid is None else self._measure(model, self.valid, most, recorder)
+        if self.valid is None:
+            return None
+        return measure_masked(model, fixed_masks(self.valid, self.masker, self.rows, most), recorder)
 
     def test_scores(self, model: Encoder) -> dict[str, TextScore]:
         """The scores of the test part, whose masks never change."""
         assert self.test is not None
-        masking = "|".join(f"{name}:{value:g}" for name, value in asdict(self.config.masking).items())
-        return self._measure(model, self.test).scores(f"{masking}|length:{self.length}")
+        return _row_scores(model, self.test, self.masker, self.config)
 
-    def _measure(
-        self, model: Encoder, rows: FixedRows, most: int | None = None, recorder: Recorder | None = None
-    ) -> MaskedLoss:
-        return measure_masked(model, fixed_masks(rows, self.masker, self.rows, most), recorder)
+    @classmethod
+    def scores_of(
+        cls, model: Encoder, text: TokenText, vocabulary: TextVocabulary, config: MaskedLMConfig
+    ) -> dict[str, TextScore]:
+        """Of rows whose masks never change."""
+        masker = Masker(config.masking, config.text.length, vocabulary.vocab_size)
+        return _row_scores(model, FixedRows(Documents(text), config.text.length), masker, config)
 
     @torch.inference_mode()
     def samples(self, model: Encoder) -> list[dict[str, str]]:
@@ -107,6 +111,12 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         before = before[len(before) - before[::-1].index(START) :] if START in before else before
         after = after[: after.index(END)] if END in after else after
         return spell(before + after, self.vocabulary).strip("\ufffd")
+
+
+def _row_scores(model: Encoder, rows: FixedRows, masker: Masker, config: MaskedLMConfig) -> dict[str, TextScore]:
+    masking = "|".join(f"{name}:{value:g}" for name, value in asdict(config.masking).items())
+    found = measure_masked(model, fixed_masks(rows, masker, config.rows))
+    return found.scores(f"{masking}|length:{config.text.length}")
 
 
 def masked_loss(model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool, smoothing: float) -> Loss:

@@ -50,8 +50,12 @@ def write_translations(
             : max(1, SAMPLES // len(results))
         ]
     ]
-    scores = add_scores({}, {result.part: result.scores for result in results})
-    write_results(folder, samples, scores | _error_analysis(results, train), weights)
+    write_results(folder, samples, scores_of(results, train), weights)
+
+
+def scores_of(results: list[TestResult], train: Sequence[ParallelText]) -> dict[str, Any]:
+    """What scores.json holds of some translations: scores, averages, and where the errors lie."""
+    return add_scores({}, {result.part: result.scores for result in results}) | _error_analysis(results, train)
 
 
 def add_scores(document: Mapping[str, Any], scores: Mapping[ScoredPart, Mapping[str, Score | Unavailable]]) -> dict[str, Any]:
@@ -86,7 +90,10 @@ def hypotheses_path(folder: Path, part: ScoredPart) -> Path:
 
 
 def _error_analysis(results: list[TestResult], train: Sequence[ParallelText]) -> dict[str, Any]:
-    """Buckets of words by training frequency, of sentences by length: lists or, where there are several, a list a test part."""
+    """Buckets of words by training frequency, of sentences by length: lists or, where there are several, a list a test part.
+
+    Without training text there is no frequency.
+    """
     names = part_names([result.part for result in results])
     frequency: dict[str, Any] = {}
     length: dict[str, Any] = {}
@@ -99,7 +106,8 @@ def _error_analysis(results: list[TestResult], train: Sequence[ParallelText]) ->
                 sentences = bleu_by_length(result.hypotheses, result.references)
                 frequency[names[result.part]] = [bucket.to_json() for bucket in words]
                 length[names[result.part]] = [bucket.to_json() for bucket in sentences]
+    found: dict[str, Any] = {"frequency_buckets": frequency, "length_buckets": length}
     if len(results) == 1:
         (name,) = names.values()
-        return {"frequency_buckets": frequency[name], "length_buckets": length[name]}
-    return {"frequency_buckets": frequency, "length_buckets": length}
+        found = {kind: each[name] for kind, each in found.items()}
+    return found if train else {"length_buckets": found["length_buckets"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.data.batches import Batches, in_order
-from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
+from kilolayer.data.corpora import Corpora, DataConfig, aligned_text, find_corpora, find_test
 from kilolayer.data.encode import encode_text, encode_training
 from kilolayer.data.frequencies import count_targets, frequency_loss
 from kilolayer.data.mixing import Mixture
@@ -21,7 +21,7 @@ from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.data.shapes import Shape
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import PAD, Tokenizers, tokenizers_for
-from kilolayer.errors import OptionError
+from kilolayer.errors import OptionError, unknown
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.generate.config import SearchConfig
@@ -29,10 +29,11 @@ from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.task import Answers, Loss, Task
 from kilolayer.tasks.token_loss import token_loss, token_losses
 from kilolayer.tasks.translation.config import TranslationConfig
-from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, write_translations
+from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, scores_of, write_translations
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,27 @@ class TranslationTask(Task[TranslationConfig]):
         references = [target for pairs in tested.values() for _, target in pairs]
         hypotheses = [line for path in kept.values() for line in read_lines(path)]
         return Answers(references, hypotheses) if len(references) == len(hypotheses) else None
+
+    @classmethod
+    def read_text(
+        cls, config: TranslationConfig, vocabulary: Tokenizers, text: OtherText, cache: Path
+    ) -> Callable[[Any], dict[str, dict[str, Any]]]:
+        """Stems of corpora, as `data.test` names them, or two files, a source and its reference."""
+        task = cls.of_tests(config, vocabulary, find_tests(config, text, cache), cache)
+        return lambda model: scores_of(task.results(model), [])
+
+    @classmethod
+    def of_tests(
+        cls, config: TranslationConfig, vocabulary: Tokenizers, tests: list[ParallelText], cache: Path
+    ) -> TranslationTask:
+        """A task that has test text alone, in some of the run's directions."""
+        directions = [Direction.parse(name) for name in config.data.directions]
+        for test in tests:
+            if test.direction not in directions:
+                raise unknown(test.direction.name, config.data.directions, kind="direction", where="of this run")
+        corpora = Corpora(directions, [], [], tests)
+        corpora.check_held_out()
+        return cls(corpora, vocabulary, cache, config)
 
     @property
     def vocabulary(self) -> Tokenizers:
@@ -155,12 +177,16 @@ class TranslationTask(Task[TranslationConfig]):
 
     def score(self, model: EncoderDecoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Translate the test part; leave translations, scores and samples in a run's folder."""
+        write_translations(folder, self.results(model), self.corpora.train, weights)
+
+    def results(self, model: EncoderDecoder) -> list[TestResult]:
+        """The test part, translated and scored part by part."""
         results = []
         for part in self.corpora.scored_parts:
             pairs = self.corpora.test_of(part)
             answers = self.translate(model, [source for source, _ in pairs], part.direction, self.config.search)
             results.append(TestResult.of(part, pairs, [answer.text for answer in answers]))
-        write_translations(folder, results, self.corpora.train, weights)
+        return results
 
     def translate(
         self, model: EncoderDecoder, lines: Iterable[str], direction: Direction, search: SearchConfig
@@ -188,6 +214,19 @@ class TranslationTask(Task[TranslationConfig]):
         pairs = [pair for text in texts for pair in islice(text.pairs(), most)]
         answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, self.config.search)
         return Bleu().score([answer.text for answer in answers], [target for _, target in pairs]).value
+
+
+def find_tests(config: TranslationConfig, text: OtherText, cache: Path) -> list[ParallelText]:
+    """The test sets that a text names, in the run's directions or in the one that it names."""
+    names = config.data.directions
+    if text.direction is not None and text.direction not in names:
+        raise unknown(text.direction, names, kind="direction")
+    directions = [Direction.parse(name) for name in ([text.direction] if text.direction else names)]
+    if text.source is None or text.reference is None:
+        return find_test(config.data, text.test, directions, cache)
+    if len(directions) > 1:
+        raise OptionError("the run has several directions", fix=f"say which: --direction {names[0]}")
+    return [aligned_text(Path(text.source), Path(text.reference), directions[0])]
 
 
 def _absolute(data: DataConfig) -> DataConfig:

@@ -1,0 +1,36 @@
+"""A text that a run is scored on besides its own test part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kilolayer.errors import OptionError
+
+
+@dataclass(frozen=True)
+class OtherText:
+    """Either `test`, what the task's own test option could name, or `source` and `reference`, two aligned files.
+
+    direction: of a translator with several.
+    """
+
+    test: tuple[str, ...] = ()
+    source: str | None = None
+    reference: str | None = None
+    direction: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.test and (self.source or self.reference):
+            raise OptionError("a test set and a source or reference are both given", fix="remove one of them")
+        if (self.source is None) != (self.reference is None):
+            one, other = ("source", "reference") if self.reference is None else ("reference", "source")
+            raise OptionError(f"a {one} is given without a {other}", fix=f"name the {other} too: its lines are the {one}'s")
+        if not self.test and self.source is None:
+            raise OptionError("no text is named", fix="name a test set, or a source and its reference")
+
+    def files(self, title: str) -> tuple[str, ...]:
+        """What a task takes that reads no pairs of files; title: what its runs are."""
+        if self.source is not None or self.direction is not None:
+            name = "direction" if self.source is None else "source"
+            raise OptionError(f"{name} has no effect on {title}", fix="name files: test")
+        return self.test
