@@ -14,7 +14,8 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["version", "errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert"]
+ORDER = ["version", "errors", "importing", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models"]
+ORDER += ["convert"]
 ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "compare", "reproduce"]
 ORDER += ["cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
