@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kilolayer.probe.forecast import forecast as forecast
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
+    from kilolayer.training.parameter_groups import parameter_groups as parameter_groups
 
 __version__ = VERSION
 
@@ -58,6 +59,7 @@ _HOMES = {
     "freeze_experts": "kilolayer.moe.layer",
     "full_state_dict": "kilolayer.moe.full_state",
     "load_full_state_dict": "kilolayer.moe.full_state",
+    "parameter_groups": "kilolayer.training.parameter_groups",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "run_comparison": "kilolayer.compare.session",
@@ -84,6 +86,7 @@ __all__ = [
     "freeze_experts",
     "full_state_dict",
     "load_full_state_dict",
+    "parameter_groups",
     "recipes",
     "record",
     "reduce_gradients",
