@@ -16,8 +16,8 @@ SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
 ORDER = ["version", "errors", "importing", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models"]
 ORDER += ["convert"]
-ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "compare", "reproduce"]
-ORDER += ["cli"]
+ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs", "compare"]
+ORDER += ["reproduce", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

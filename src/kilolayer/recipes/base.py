@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from kilolayer.config import check
+from kilolayer.config import check, table_of
 from kilolayer.errors import OptionError, shown
 from kilolayer.importing import class_path
 
@@ -370,7 +370,7 @@ class Recipe:
 
     def table(self) -> dict[str, Any]:
         """The recipe as configurations hold it; one of a module of your own is named by its place there."""
-        return {"name": self.table_name(), **self.options()}
+        return {"name": self.table_name(), **table_of(self)}
 
     @classmethod
     def table_name(cls) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +12,35 @@ from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
 from kilolayer.training import checkpoint
+from kilolayer.training.changes import announce, saved_config, state_with
+from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.keeping import Inspector
+from kilolayer.training.last_saved import deleted
 from kilolayer.training.metrics import Metrics, Unwritten, read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.run import Run
 from kilolayer.training.saver import Saver
-from kilolayer.training.schedule import learning_rate
+from kilolayer.training.schedule import learning_rate, warmup_warning
 from kilolayer.training.step import Stepper, StepResult
 from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, catching
+from kilolayer.training.trackers import Tracker, guarded
 from kilolayer.training.trainer import Trainer, Window
 
 
-def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None, stop: Stop | None = None) -> int:
+def train(
+    run: Run,
+    task: Task,
+    resume: bool = False,
+    processes: Processes | None = None,
+    stop: Stop | None = None,
+    trackers: Sequence[Tracker] = (),
+) -> int:
     """Train until the end, until it no longer gets better, or until a signal; return the exit code.
 
     Called by each of several processes; the first alone writes files and the log. stop: of who handles the signals already.
-    A signal that comes before training has begun raises `Stopped`.
+    A signal that comes before training has begun raises `Stopped`. trackers: are started here, and given all metrics; who
+    knows the scores finishes them.
     """
     processes = processes or Processes()
     with (
@@ -37,17 +50,24 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         trainer = Trainer(run, task, processes)
         inspector = Inspector()
         newest = _newest(run, processes, inspector) if resume else None
-        trainer.begin(None if newest is None else checkpoint.load(newest, find=inspector.find_fault))
+        saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault)
+        trainer.begin(saved)
+        lost = _lost(run, saved) if resume else None
         metrics = Unwritten()
         if processes.first:
-            metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard, trainer.validated)
+            followed = guarded(trackers)
+            for each in followed:
+                each.start(run.folder, run.config.table(), trainer.step)
+            metrics = Metrics(run.folder, trainer.step, followed, trainer.validated)
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
         if processes.first:
             _write_reference(run, task, metrics)
-        if resume and newest is None:
-            progress.say("there is no whole checkpoint: the run starts from the beginning")
+        if lost is not None:
+            progress.say(lost)
+        if saved is not None:
+            _tell_changes(trainer, saved, metrics, progress)
         try:
             with stop.at_next_step(), Saver(run.checkpoints, trainer.config.keep, inspector) as saver:
                 processes.step = trainer.step
@@ -58,7 +78,6 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
                 _save(trainer, saver, scheduled=trainer.finished and not trainer.validation_due)
         finally:
             progress.close()
-            metrics.close()
         stopped = processes.largest(stop.signal)
     if stopped:
         progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
@@ -71,6 +90,29 @@ def _write_reference(run: Run, task: Task, metrics: Metrics) -> None:
     known = any(row["kind"] == "reference" for row in read_metrics(run.folder))
     if not known and (found := task.frequency_loss()) is not None:
         metrics.write("reference", 0, frequency_loss=found)
+
+
+def _lost(run: Run, saved: Checkpoint | None) -> str | None:
+    """What is said where the run does not go on from where it has been."""
+    if saved is None:
+        reached = max((row["step"] for row in read_metrics(run.folder)), default=0)
+        before = f", though it had reached step {reached:,}" if reached else ""
+        return f"there is no whole checkpoint: the run starts from the beginning{before}"
+    gone = deleted(run.checkpoints)
+    if gone is None or gone <= saved.step:
+        return None
+    return f"warning: the checkpoint of step {gone:,} is gone: the run goes on from that of step {saved.step:,}"
+
+
+def _tell_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
+    """What the run goes on with and was not begun with. One that was killed before its next checkpoint tells it again."""
+    before = saved_config(saved.state)
+    text = None if before is None else announce(before, trainer.run.config, saved.step)
+    if text is None:
+        return
+    progress.say(text)
+    if not any(row.get("change") and row.get("text") == text for row in read_metrics(trainer.run.folder)):
+        metrics.write("event", saved.step, change=True, text=text)
 
 
 def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:
@@ -163,6 +205,8 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     progress.say(trainer.batches.summary)
     if size > 1:
         progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
+    if (warning := warmup_warning(trainer.config)) is not None:
+        progress.say(warning)
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 
@@ -256,6 +300,6 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
         state = trainer.state()
         if trainer.processes.first:
             place = {"scheduled": scheduled, "regular_before": trainer.regular}
-            saver.save(replace(state, state=state.state | place), trainer.best.step)
+            saver.save(replace(state, state=state.state | place | state_with(trainer.run.config)), trainer.best.step)
         trainer.saved = trainer.step, scheduled
         trainer.regular = trainer.step if scheduled else trainer.regular
