@@ -14,14 +14,9 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["version", "errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert"]
-<<<<<<< HEAD
-ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs"]
+ORDER = ["version", "errors", "importing", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models"]
+ORDER += ["convert", "operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs"]
 ORDER += ["auto_classes", "exporting", "compare", "reproduce", "cli"]
-=======
-ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs", "compare"]
-ORDER += ["reproduce", "cli"]
->>>>>>> face
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

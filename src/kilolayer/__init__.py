@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kilolayer.runs.trained_run import TrainedRun as TrainedRun
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
+    from kilolayer.training.parameter_groups import parameter_groups as parameter_groups
 
 __version__ = VERSION
 
@@ -75,6 +76,7 @@ _HOMES = {
     "load": "kilolayer.runs.load",
     "load_full_state_dict": "kilolayer.moe.full_state",
     "load_model": "kilolayer.models.saved",
+    "parameter_groups": "kilolayer.training.parameter_groups",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "run_comparison": "kilolayer.compare.session",
@@ -112,6 +114,7 @@ __all__ = [
     "load",
     "load_full_state_dict",
     "load_model",
+    "parameter_groups",
     "recipes",
     "record",
     "reduce_gradients",

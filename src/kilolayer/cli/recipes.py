@@ -74,7 +74,9 @@ def _describe(recipe: Recipe, depths: Depths) -> Description:
 
 def _show(recipe: Recipe, described: list[Description]) -> None:
     show_line(f"{recipe.title}\n\n    {recipe.equation}\n")
-    show_line(f"paper: {recipe.paper}\nexpect: {recipe.expect}")
+    for name, text in (("paper", recipe.paper), ("expect", recipe.expect)):
+        if text:
+            show_line(f"{name}: {text}")
     for note in described[0].notes:
         show_line(f"note: {note}")
     texts = help_texts(type(recipe))

@@ -349,11 +349,11 @@ def _plain_recipe(value: Any) -> Any:
     """Its name alone, where its options are as usual."""
     try:
         recipe = recipes.parse(value)
-        usual = recipes.get(recipe.name).options()
+        usual = recipes.get(recipe.table_name()).options()
     except KilolayerError:
         return value
     changed = {name: each for name, each in recipe.options().items() if each != usual.get(name)}
-    return {"name": recipe.name, **changed} if changed else recipe.name
+    return {"name": recipe.table_name(), **changed} if changed else recipe.table_name()
 
 
 def _unused(name: str, members: Iterable[Member]) -> str:

@@ -118,7 +118,11 @@ def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max
 
 def _copy_weights(model: AnyModel, plain: AnyModel) -> None:
     theirs = {name.replace("._orig_mod", ""): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
-    for name, tensor in plain.state_dict(keep_vars=True).items():
+    ours = plain.state_dict(keep_vars=True)
+    foreign = sorted(name for name in theirs.keys() ^ ours.keys() if ".f." in name)
+    if foreign:
+        raise FoldError("a sublayer holds a module that fold does not know", where=foreign[0], fix="merge or remove it first")
+    for name, tensor in ours.items():
         if name in theirs:
             tensor.copy_(theirs[name])
         if isinstance(tensor, nn.Parameter):

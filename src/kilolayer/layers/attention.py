@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.cache import KeyCache
-from kilolayer.layers.mask import Mask
+from kilolayer.layers.mask import Mask, causal_grid
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
@@ -29,13 +32,14 @@ class Attention(nn.Module):
         self.key_width = self.key_heads * self.head_dim
         self.joint_rows = options.dim + 2 * self.key_width if plan.joint_attention else None
 
-    def project(self, x_BLD: Tensor, projection: Projection) -> list[Tensor]:
-        """The parts of a projection, each split into heads: [batch, heads, length, head width]."""
-        parts = projection(x_BLD).split(projection.rows, dim=-1)
-        return [part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts]
+    def split(self, projected_BLD: Tensor, rows: Sequence[int]) -> list[Tensor]:
+        """The parts of a projection, of so many `rows` each, split into heads: [batch, heads, length, head width]."""
+        return [part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected_BLD.split(rows, dim=-1)]
 
     def mix(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
         """softmax(q k^T / sqrt(head width)) v under the mask: [batch, heads, queries, head width]."""
+        if mask.weights is not None:
+            mask.weights.append(attention_weights(query_BHLD, key_BHLD, mask))
         return F.scaled_dot_product_attention(
             query_BHLD,
             key_BHLD,
@@ -51,23 +55,42 @@ class Attention(nn.Module):
         return self.output(self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2)))
 
 
+def attention_weights(query_BHLD: Tensor, key_BHLD: Tensor, mask: Mask) -> Tensor:
+    """softmax(q k^T / sqrt(head width)) under the mask, in fp32 or more: [batch, heads, queries, keys]."""
+    precise = torch.promote_types(query_BHLD.dtype, torch.float32)
+    key_BHLD = key_BHLD.repeat_interleave(query_BHLD.shape[1] // key_BHLD.shape[1], dim=1)
+    scores = query_BHLD.to(precise) @ key_BHLD.to(precise).mT * query_BHLD.shape[-1] ** -0.5
+    if mask.causal:
+        scores = scores.masked_fill(~causal_grid(scores.shape[-2], scores.shape[-1], 0, scores.device), float("-inf"))
+    if mask.values is not None and mask.values.dtype == torch.bool:
+        scores = scores.masked_fill(~mask.values, float("-inf"))
+    elif mask.values is not None:
+        scores = scores + mask.values.to(precise)
+    return scores.softmax(dim=-1)
+
+
 class SelfAttention(Attention):
     """Every position looks at the positions that the mask allows. [batch, length, dim] to the same."""
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__(options, plan)
-        parts = [(Role.QUERY_KEY, options.dim), (Role.QUERY_KEY, self.key_width), (Role.VALUE, self.key_width)]
+        self.rows = (options.dim, self.key_width, self.key_width)
+        parts = list(zip((Role.QUERY_KEY, Role.QUERY_KEY, Role.VALUE), self.rows, strict=True))
         self.query_key_value = Projection(options.dim, parts, plan, self.joint_rows)
 
     def forward(
         self, x: Tensor, mask: Mask, rotation: Rotation | None = None, cache: KeyCache | None = None, past: int | Tensor = 0
     ) -> Tensor:
-        query, key, value = self.project(self.input_shift(x), self.query_key_value)
+        query, key, value = self.project(x)
         if rotation is not None:
             query, key = rotation.rotate_query(query), rotation.rotate_key(key)
         if cache is not None:
             key, value = cache.append(key, value, past)
         return self.finish(self.mix(query, key, value, mask))
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, [batch, their heads, length, head width] each."""
+        return self.split(self.query_key_value(self.input_shift(x)), self.rows)
 
 
 class CrossAttention(Attention):
@@ -75,22 +98,27 @@ class CrossAttention(Attention):
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__(options, plan)
-        parts = [(Role.QUERY_KEY, self.key_width), (Role.VALUE, self.key_width)]
+        self.query_rows, self.rows = (options.dim,), (self.key_width, self.key_width)
+        parts = list(zip((Role.QUERY_KEY, Role.VALUE), self.rows, strict=True))
         self.query = Projection(options.dim, [(Role.QUERY_KEY, options.dim)], plan, self.joint_rows)
         self.key_value = Projection(options.dim, parts, plan, self.joint_rows)
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Mask, cache: KeyCache | None = None) -> Tensor:
         """memory: None where the cache has the keys and values of the source already."""
-        (query,) = self.project(self.input_shift(x), self.query)
+        query = self.project(x)
         key, value = self.project_memory(memory, cache)
         return self.finish(self.mix(query, key, value, mask))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries: [batch, heads, target, head width]."""
+        return self.split(self.query(self.input_shift(x)), self.query_rows)[0]
 
     def project_memory(self, memory: Tensor | None, cache: KeyCache | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, [batch, key heads, source, head width] each; from the cache after the first step."""
         if cache is not None and cache.memory is not None:
             return cache.memory
         assert memory is not None
-        key, value = self.project(memory, self.key_value)
+        key, value = self.split(self.key_value(memory), self.rows)
         if cache is not None:
             cache.memory = (key, value)
         return key, value

@@ -78,6 +78,17 @@ class Cache:
             self.real = torch.cat([before, after], dim=1)
         return self.real
 
+    def advance(self, length: int) -> None:
+        """After all layers have read `length` more entries."""
+        if not self.length:
+            empty = [str(index) for index, layer in enumerate(self.layers, 1) if layer.keys is None]
+            if empty:
+                raise InputError(
+                    f"the attention of layer {', '.join(empty)} has kept no keys and values of what it read",
+                    fix="an attention of your own that decodes step by step calls cache.append(key, value, past)",
+                )
+        self.length += length
+
     def branch(self, parents: Tensor) -> None:
         """From here on, the k-th token of a step continues the branch parents[:, k] of the step before.
 

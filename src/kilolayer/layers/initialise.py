@@ -14,6 +14,8 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from kilolayer.errors import InputError
+
 
 class Noise:
     """Random values for the parameters of one module, keyed by the model's seed and the module's qualified name."""
@@ -74,7 +76,12 @@ def initialise(model: nn.Module, seed: int) -> None:
             module.reset_parameters()
         else:
             owned = [*module._parameters, *module._buffers]
-            assert not owned, f"{type(module).__name__} owns {owned} but cannot fill them: give it a fill method"
+            if owned:
+                raise InputError(
+                    f"a {type(module).__name__} has {', '.join(owned)}, and nothing says how they start",
+                    where=name,
+                    fix="put modules of your own into a model that has its weights, or give them fill(noise)",
+                )
 
 
 def draw_seed() -> int:

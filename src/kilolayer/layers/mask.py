@@ -13,10 +13,12 @@ class Mask:
     """`causal` alone lets SDPA choose its fastest kernel.
 
     `values` broadcasts to [batch, heads, queries, keys]: bool, True where a query may look, or a float bias.
+    `weights`: where each attention under this mask leaves its weights, [batch, heads, queries, keys], if they are asked for.
     """
 
     causal: bool = False
     values: Tensor | None = None
+    weights: list[Tensor] | None = None
 
     def with_bias(self, bias: Tensor) -> Mask:
         """The same view with a float bias [1, heads, queries, keys] on the scores."""
@@ -51,7 +53,7 @@ def self_mask(
     real: bool [batch, past + length], False at padding. segments: int [batch, length], the document of each position.
     """
     if real is None and segments is None:
-        if not causal or (length == 1 and past):
+        if not causal or (past and length == 1):
             return Mask()
         return Mask(values=causal_grid(length, past + length, past, device)) if past else Mask(causal=True)
     if not causal and segments is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from kilolayer.errors import InputError
 from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, Sparsity, make_block
 from kilolayer.layers.cache import Cache, KeyCache
@@ -20,19 +21,25 @@ from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.stream import make_stream, state_of
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.layers.view import Sequences, View, make_view, mask_of_memory, place
-from kilolayer.recipes.base import Depths, Learned, Recipe, Side
+from kilolayer.recipes.base import Depths, Kind, Learned, Recipe, Side
+
+AttentionWeights = tuple[Tensor | None, ...]
+"""[batch, heads, queries, keys] of each layer; None of a layer whose attention is a module of one's own."""
 
 
 @dataclass(frozen=True)
 class StackOutput:
     """states [batch, length, dim], and, on request, the embedded input and the output of each layer.
 
-    routing: how each layer with experts sent its tokens to them; None where there is none.
+    routing: how each layer with experts sent its tokens to them; None where there is none. attention and cross_attention, on
+    request: the weights of each layer.
     """
 
     states: Tensor
     hidden_states: tuple[Tensor, ...] | None = None
     routing: tuple[Routing, ...] | None = None
+    attention: AttentionWeights | None = None
+    cross_attention: AttentionWeights | None = None
 
     @property
     def router_loss(self) -> Tensor:
@@ -78,9 +85,13 @@ class Stack(nn.Module):
     @property
     def product_dtype(self) -> torch.dtype:
         """Of the matrix products, and so of queries, keys and values; the states between layers may be in more."""
-        attention = self.layers()[0].self_attention.f
-        assert isinstance(attention, Attention)
-        return attention.output.weight.dtype
+        attention = self.attention_of_ours()
+        return next(self.blocks.parameters()).dtype if attention is None else attention.output.weight.dtype
+
+    def attention_of_ours(self) -> Attention | None:
+        """The first self-attention that is no module of a user's own; None where there is none."""
+        functions = (block.self_attention.f for block in self.layers())
+        return next((f for f in functions if isinstance(f, Attention)), None)
 
     def layers(self) -> list[Block]:
         """The blocks; of one that torch.compile has wrapped, the block inside."""
@@ -91,13 +102,20 @@ class Stack(nn.Module):
         return [sublayer for block in self.layers() for sublayer in block.sublayers()]
 
     def forward(
-        self, inputs: Sequences, *, memory: Sequences | None = None, cache: Cache | None = None, hidden_states: bool = False
+        self,
+        inputs: Sequences,
+        *,
+        memory: Sequences | None = None,
+        cache: Cache | None = None,
+        hidden_states: bool = False,
+        attention_weights: bool = False,
     ) -> StackOutput:
         """Run the layers over embedded sequences; `memory` is the encoder's output, `cache` what was read before."""
         x, view = self.look(inputs, memory, cache)
-        out = self.run(x, view, cache.layers if cache else None, hidden_states=hidden_states)
+        run = self._run_with_weights if attention_weights else self.run
+        out = run(x, view, cache.layers if cache else None, hidden_states=hidden_states)
         if cache is not None:
-            cache.length += inputs.states.shape[1]
+            cache.advance(inputs.states.shape[1])
         return out
 
     def look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, View]:
@@ -131,6 +149,33 @@ class Stack(nn.Module):
             routing += [layer_routing] if layer_routing is not None else []
         states = self.top(self.stream.end(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
+
+    def _run_with_weights(
+        self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
+    ) -> StackOutput:
+        """As `run`, by the plain layers in every form of a stack, with the weights of their attention."""
+        own: list[Tensor] = []
+        cross: list[Tensor] | None = None
+        seen = replace(view, mask=replace(view.mask, weights=own))
+        if view.memory_mask is not None:
+            cross = []
+            seen = replace(seen, memory_mask=replace(view.memory_mask, weights=cross))
+        out = Stack.run(self, x, seen, caches, hidden_states=hidden_states)
+        return replace(
+            out,
+            attention=self._by_layer(Kind.SELF_ATTENTION, own),
+            cross_attention=None if cross is None else self._by_layer(Kind.CROSS_ATTENTION, cross),
+        )
+
+    def _by_layer(self, kind: Kind, weights: list[Tensor]) -> AttentionWeights:
+        ours = [isinstance(getattr(block, kind).f, Attention) for block in self.layers()]
+        if len(weights) != sum(ours):
+            raise InputError(
+                f"{len(weights)} of {sum(ours)} layers gave the weights of their {kind}",
+                fix="an attention of your own that extends ours gives them by calling its `mix`",
+            )
+        rest = iter(weights)
+        return tuple(next(rest) if present else None for present in ours)
 
     def top(self, x: Tensor) -> Tensor:
         """What the recipe puts on top of the last layer."""

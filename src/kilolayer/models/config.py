@@ -51,8 +51,9 @@ class ModelConfig(LayerOptions):
     """How depth is made trainable: a name, or a table with `name` and its options."""
     pad_id: int | None = bounded(0, least=0, below=2**24)
     """The token id that is padding; absent where nothing is padded."""
-    tie_embeddings: bool | Literal["output"] = True
-    """One table for input and output; in an encoder-decoder for source, target and output, or "output" for the last two."""
+    tie_embeddings: bool | Literal["output"] | None = None
+    """One table for input and output; in an encoder-decoder for source, target and output, or "output" for the last two.
+    Absent: true, but false in a decoder alone, which with one table begins by repeating what it reads."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(dim) at the input."""
     final_norm: bool | None = None
@@ -68,6 +69,8 @@ class ModelConfig(LayerOptions):
 
     def __post_init__(self) -> None:
         adopt(self)
+        if self.tie_embeddings is None:
+            object.__setattr__(self, "tie_embeddings", self.shape != "decoder")
         super().__post_init__()
         self._check_depth()
         self._check_vocabulary()

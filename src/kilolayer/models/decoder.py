@@ -40,7 +40,7 @@ class Decoder(Model):
         activation_dropout: float = 0.0,
         drop_path: float = 0.0,
         pad_id: int | None = 0,
-        tie_embeddings: bool = True,
+        tie_embeddings: bool = False,
         scale_embeddings: bool = True,
         final_norm: bool | None = None,
         moe: MoE | None = None,
@@ -65,6 +65,7 @@ class Decoder(Model):
         segments: Tensor | None = None,
         cache: Cache | None = None,
         hidden_states: bool = False,
+        attention_weights: bool = False,
     ) -> DecoderOutput:
         """Scores of the next token at each position.
 
@@ -72,10 +73,12 @@ class Decoder(Model):
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
         cache: from `new_cache`; the tokens continue what it has read.
+        hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
         """
         inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
-        out = self.decoder(inputs, cache=cache, hidden_states=hidden_states)
-        return DecoderOutput(out.states, self.scores(out.states), out.router_loss, out.hidden_states, out.routing)
+        out = self.decoder(inputs, cache=cache, hidden_states=hidden_states, attention_weights=attention_weights)
+        logits = self.scores(out.states)
+        return DecoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing, out.attention)
 
     def scores(self, states: Tensor) -> Tensor:
         """The decoder's output [batch, length, dim] to [batch, length, vocabulary]."""

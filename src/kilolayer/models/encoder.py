@@ -68,6 +68,7 @@ class Encoder(Model):
         segments: Tensor | None = None,
         places: Tensor | None = None,
         hidden_states: bool = False,
+        attention_weights: bool = False,
     ) -> EncoderOutput:
         """Encode a batch.
 
@@ -75,16 +76,17 @@ class Encoder(Model):
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
         places: int64 [batch, k], positions to score; logits are then [batch, k, vocabulary], of these alone.
+        hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
         """
         inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
         if places is not None:
             self._check_places(places, inputs.states)
-        out = self.encoder(inputs, hidden_states=hidden_states)
+        out = self.encoder(inputs, hidden_states=hidden_states, attention_weights=attention_weights)
         if self.head is not None:
             logits = self.head(out.states, inputs.real)
         else:
             logits = self._scores(out.states if places is None else states_at(out.states, places))
-        return EncoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing)
+        return EncoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing, out.attention)
 
     def _check_places(self, places: Tensor, states: Tensor) -> None:
         if self.embedding is None or self.head is not None:

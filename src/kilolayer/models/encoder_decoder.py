@@ -80,6 +80,7 @@ class EncoderDecoder(Model):
         source_segments: Tensor | None = None,
         target_segments: Tensor | None = None,
         hidden_states: bool = False,
+        attention_weights: bool = False,
     ) -> EncoderDecoderOutput:
         """Scores of the next target token at each target position.
 
@@ -87,15 +88,23 @@ class EncoderDecoder(Model):
         target: int64 [batch, target], shifted right by the caller (it starts with the first token to read, not to predict).
         source_mask, target_mask: bool [batch, length], True at real positions; by default, where ids are not `pad_id`.
         source_segments, target_segments: int [batch, length], the document of each position; given together.
+        hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
         """
         if target is None:
             raise InputError("there is no target", fix="call model(source, target), or model.encode(source)")
         if (source_segments is None) != (target_segments is None):
             raise InputError("source_segments and target_segments belong together", fix="give both or neither")
         inputs = self._read(self.source_embedding or self.embedding, source, embeddings, source_mask, source_segments)
-        encoded = self.encoder(inputs, hidden_states=hidden_states)
+        encoded = self.encoder(inputs, hidden_states=hidden_states, attention_weights=attention_weights)
         memory = replace(inputs, states=encoded.states)
-        decoded = self._decode(target, memory, target_mask, segments=target_segments, hidden_states=hidden_states)
+        decoded = self._decode(
+            target,
+            memory,
+            target_mask,
+            segments=target_segments,
+            hidden_states=hidden_states,
+            attention_weights=attention_weights,
+        )
         return EncoderDecoderOutput(
             decoded.states,
             decoded.logits,
@@ -104,6 +113,9 @@ class EncoderDecoder(Model):
             decoded.hidden_states,
             encoded.hidden_states,
             ((encoded.routing or ()) + (decoded.routing or ())) or None,
+            decoded.attention,
+            decoded.cross_attention,
+            encoded.attention,
         )
 
     def encode(
@@ -114,10 +126,16 @@ class EncoderDecoder(Model):
         return replace(inputs, states=self.encoder(inputs).states)
 
     def decode(
-        self, target: Tensor, memory: Sequences, *, mask: Tensor | None = None, cache: Cache | None = None
+        self,
+        target: Tensor,
+        memory: Sequences,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        attention_weights: bool = False,
     ) -> DecoderOutput:
         """Scores after `target`, int64 [batch, target], which continues what `cache` has read; mask as `target_mask`."""
-        return self._decode(target, memory, mask, cache=cache)
+        return self._decode(target, memory, mask, cache=cache, attention_weights=attention_weights)
 
     def scores(self, states: Tensor) -> Tensor:
         """The decoder's output [batch, target, dim] to [batch, target, vocabulary]."""
@@ -136,11 +154,20 @@ class EncoderDecoder(Model):
         cache: Cache | None = None,
         segments: Tensor | None = None,
         hidden_states: bool = False,
+        attention_weights: bool = False,
     ) -> DecoderOutput:
         inputs = self._read(self.embedding, target, None, mask, segments)
         if inputs.states.shape[0] != memory.states.shape[0]:
             raise InputError(
                 f"{inputs.states.shape[0]} targets for {memory.states.shape[0]} sources", fix="give as many of both"
             )
-        out = self.decoder(inputs, memory=memory, cache=cache, hidden_states=hidden_states)
-        return DecoderOutput(out.states, self.scores(out.states), out.router_loss, out.hidden_states, out.routing)
+        out = self.decoder(inputs, memory=memory, cache=cache, hidden_states=hidden_states, attention_weights=attention_weights)
+        return DecoderOutput(
+            out.states,
+            self.scores(out.states),
+            out.router_loss,
+            out.hidden_states,
+            out.routing,
+            out.attention,
+            out.cross_attention,
+        )

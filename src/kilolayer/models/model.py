@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Self
 
 import torch
@@ -11,6 +12,7 @@ from kilolayer.errors import InputError
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
 from kilolayer.layers.projection import PreciseProjection, Projection
+from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
@@ -19,12 +21,15 @@ from kilolayer.moe.layer import make_sparsity
 from kilolayer.moe.router import Router
 from kilolayer.recipes.base import Side
 
+logger = logging.getLogger(__name__)
+
 
 class Model(nn.Module):
     """A model with a configuration and a seed: together they fix every weight it starts with."""
 
     config: ModelConfig
     seed: int
+    may_lack_calibration: bool
 
     @classmethod
     def from_config(
@@ -50,6 +55,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.seed = draw_seed() if seed is None else seed
+        self.may_lack_calibration = config.recipe.calibration() is not None
         with new_tensors(device, dtype):
             self._allocate()
         if not any(parameter.is_meta for parameter in self.parameters()):
@@ -83,6 +89,16 @@ class Model(nn.Module):
     def stacks(self) -> list[Stack]:
         """The stacks in the order of the forward."""
         return [module for module in self.children() if isinstance(module, Stack)]
+
+    def _warn_uncalibrated(self) -> None:
+        """Say once that training begins with residual scales that no batch has set: all are as they start."""
+        self.may_lack_calibration = False
+        scales = [stack.sublayers()[-1].skip for stack in self.stacks()]
+        if all(isinstance(scale, LearnedScale) and bool((scale.weight == scale.start).all()) for scale in scales):
+            logger.warning(
+                "the recipe %s trains without its calibration: call kilolayer.calibrate(model, batch) before the first step",
+                self.config.recipe.name,
+            )
 
     def _stack(self, side: Side) -> Stack:
         config = self.config
@@ -121,6 +137,8 @@ class Model(nn.Module):
         segments: Tensor | None,
     ) -> Sequences:
         """The embedded batch with its padding; exactly one of `ids` and `embeddings` is given."""
+        if self.may_lack_calibration and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._warn_uncalibrated()
         if (ids is None) == (embeddings is None):
             raise InputError("give token ids or embeddings, one of the two")
         if embeddings is not None:

@@ -21,8 +21,9 @@ HEAD_DIMS = (16, 32, 64, 128)
 
 def can_run_short_attention(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
     """Whether sequences up to `longest` can be attended to here."""
-    fits = longest <= LONGEST and head_dim in HEAD_DIMS
-    return dtype in (torch.bfloat16, torch.float16) and fits and kernels.run_on(device, "short_attention")
+    # The length last: an exported or compiled model has no number there, and would be bound to one.
+    served = dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device, "short_attention")
+    return served and head_dim in HEAD_DIMS and longest <= LONGEST
 
 
 def reference(

@@ -38,16 +38,15 @@ def attention_entropy(model: Model, loss: Loss) -> ByKind:
 
 def _scores(attention: Attention, inputs: tuple[Any, ...]) -> tuple[Tensor, Mask]:
     """q k^T / sqrt(head width), [batch, heads, queries, keys], and the mask on it, from what the attention is called with."""
-    x = attention.input_shift(inputs[0])
     if isinstance(attention, SelfAttention):
-        _, mask, rotation, *_ = inputs
-        query, key, _ = attention.project(x, attention.query_key_value)
+        x, mask, rotation, *_ = inputs
+        query, key, _ = attention.project(x)
         if rotation is not None:
             query, key = rotation.rotate_query(query), rotation.rotate_key(key)
     else:
         assert isinstance(attention, CrossAttention)
-        _, memory, mask, *_ = inputs
-        (query,) = attention.project(x, attention.query)
+        x, memory, mask, *_ = inputs
+        query = attention.project(x)
         key, _ = attention.project_memory(memory)
     key = key.repeat_interleave(attention.heads // attention.key_heads, dim=1)
     return query.float() @ key.float().mT / attention.head_dim**0.5, mask

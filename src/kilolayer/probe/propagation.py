@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import ExpertProjection
@@ -76,17 +75,19 @@ def relative_update(
 
 
 def _matrices(model: Model) -> list[nn.Parameter]:
-    return [projection.weight for stack in model.stacks() for projection in _projections(stack.blocks)]
+    return [weight for stack in model.stacks() for weight in _weights(stack.blocks)]
 
 
-def _projections(module: nn.Module) -> list[Projection | ExpertProjection]:
-    return [part for part in module.modules() if isinstance(part, Projection | ExpertProjection)]
+def _weights(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices of projections, those in modules of a user's own among them."""
+    found = (part.weight for part in module.modules() if isinstance(part, nn.Linear | ExpertProjection))
+    return [weight for weight in found if isinstance(weight, nn.Parameter)]
 
 
 def _layer_norms(stack: Stack) -> list[float]:
     norms: list[float] = []
     for block in stack.blocks:
-        parts = _projections(block.get_submodule("feedforward.f"))
-        gradients = [part.weight.grad.norm() for part in parts if part.weight.grad is not None]
-        norms.append(float(torch.stack(gradients).norm()))
+        weights = _weights(block.get_submodule("feedforward.f"))
+        gradients = [weight.grad.norm() for weight in weights if weight.grad is not None]
+        norms.append(float(torch.stack(gradients).norm()) if gradients else math.nan)
     return norms

@@ -1,14 +1,67 @@
 """How depth is made trainable: one file a recipe.
 
-Each module in this folder registers its recipe when it is imported; a new recipe is a new file.
+Each module in this folder registers its recipe when it is imported; a new recipe is a new file. One of your own, in your own
+file, is a class that extends `Recipe`; see docs/extend.md.
 """
 
 import importlib
 import pkgutil
 
-from kilolayer.recipes.base import DEFAULT, PLAIN, find, get, names, parse
+from kilolayer.config import bounded
+from kilolayer.recipes.base import (
+    EVERY_MATRIX,
+    VALUE_PATH,
+    Anchor,
+    Combination,
+    Constants,
+    Depths,
+    Kind,
+    LayerInput,
+    Learned,
+    Part,
+    PerLayer,
+    Place,
+    Plan,
+    Rates,
+    Recipe,
+    Role,
+    RunningSum,
+    Side,
+    Stream,
+    Top,
+)
+from kilolayer.recipes.registry import DEFAULT, PLAIN, find, get, names, parse, register
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["DEFAULT", "PLAIN", "find", "get", "names", "parse"]
+__all__ = [
+    "DEFAULT",
+    "EVERY_MATRIX",
+    "PLAIN",
+    "VALUE_PATH",
+    "Anchor",
+    "Combination",
+    "Constants",
+    "Depths",
+    "Kind",
+    "LayerInput",
+    "Learned",
+    "Part",
+    "PerLayer",
+    "Place",
+    "Plan",
+    "Rates",
+    "Recipe",
+    "Role",
+    "RunningSum",
+    "Side",
+    "Stream",
+    "Top",
+    "bounded",
+    "find",
+    "get",
+    "names",
+    "parse",
+    "register",
+]

@@ -7,7 +7,8 @@ from math import log, sqrt
 from typing import ClassVar, Literal
 
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side, register
+from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side
+from kilolayer.recipes.registry import register
 
 
 @register

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
-from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Role, Side, register
+from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Role, Side
+from kilolayer.recipes.registry import register
 
 
 @register

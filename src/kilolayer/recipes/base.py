@@ -11,17 +11,20 @@ a second state z beside x, it computes y = N_out( skip * x + b + second_in * z )
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from kilolayer.config import build, check, table_of
-from kilolayer.errors import OptionError, shown, unknown
+from kilolayer.config import check, table_of
+from kilolayer.errors import OptionError, shown
+from kilolayer.importing import class_path
 
 Side = Literal["encoder", "decoder"]
 DEEPEST = 10_000
 """Layers of a stack."""
+WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 class Role(StrEnum):
@@ -259,17 +262,32 @@ class Description:
     notes: tuple[str, ...]
 
 
+def is_built_in(cls: type[Recipe]) -> bool:
+    """Whether a recipe is one of this folder."""
+    return cls.__module__.startswith(f"{__name__.rpartition('.')[0]}.")
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """How a Transformer of a given depth is made trainable. The fields of a subclass are its options."""
+    """How a Transformer of a given depth is made trainable. The fields of a subclass are its options.
 
-    name: ClassVar[str]
+    A recipe of your own has at least a `plan`; the other methods say what else it changes.
+    """
+
+    name: ClassVar[str]  # without one, the class's own: MyRecipe is my_recipe
     title: ClassVar[str]
-    equation: ClassVar[str]
-    paper: ClassVar[str]
-    expect: ClassVar[str]
+    equation: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    expect: ClassVar[str] = ""
     extension: ClassVar[str] = ""
     training: ClassVar[str] = ""  # what `rates` and the scales' own rates change, in words
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = WORD_START.sub("_", cls.__name__).lower()
+        if "title" not in vars(cls):
+            cls.title = cls.__name__
 
     def __post_init__(self) -> None:
         check(self)
@@ -351,57 +369,14 @@ class Recipe:
         return Description(self, depths, encoder, decoder, self.notes(depths))
 
     def table(self) -> dict[str, Any]:
-        """The recipe as configurations hold it."""
-        return {"name": self.name, **table_of(self)}
+        """The recipe as configurations hold it; one of a module of your own is named by its place there."""
+        return {"name": self.table_name(), **table_of(self)}
+
+    @classmethod
+    def table_name(cls) -> str:
+        """By which `find` finds it, in other processes too where its module can be imported."""
+        return cls.name if is_built_in(cls) else class_path(cls) or cls.name
 
     def options(self) -> dict[str, Any]:
         """The options with their values, as `get` takes them."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-
-DEFAULT = "deepnorm"
-PLAIN = "post_ln"  # what a folded model is
-
-_registry: dict[str, type[Recipe]] = {}
-
-
-def register(cls: type[Recipe]) -> type[Recipe]:
-    """Make a recipe known by its name."""
-    assert cls.name not in _registry, cls.name
-    _registry[cls.name] = cls
-    return cls
-
-
-def names() -> list[str]:
-    """The names of all recipes, sorted."""
-    return sorted(_registry)
-
-
-def find(name: str) -> type[Recipe]:
-    """The class of a recipe; an unknown name raises with the nearest one."""
-    if name not in _registry:
-        raise unknown(name, _registry, kind="recipe")
-    return _registry[name]
-
-
-def get(name: str, /, **options: Any) -> Recipe:
-    """The recipe `name`, configured: `get("admin", weight="trainable")`."""
-    return build(find(name), options, where=f"recipe {name}")
-
-
-def parse(value: Any) -> Recipe:
-    """A recipe from what configurations hold: a recipe, its name, or a table of its options, `name` among them."""
-    match value:
-        case Recipe():
-            return value
-        case str():
-            return get(value)
-        case {"name": str(name), **options}:
-            return get(name, **options)
-        case dict() if "name" not in value:
-            return get(DEFAULT, **value)
-        case _:
-            raise OptionError(
-                f"recipe is {shown(value)}",
-                fix="give a name, a table with `name` and options, or kilolayer.recipes.get(name, option=value)",
-            )

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Constants, Depths, Part, Place, Plan, Rates, Recipe, Role, Side, Top, register
+from kilolayer.recipes.base import Constants, Depths, Part, Place, Plan, Rates, Recipe, Role, Side, Top
+from kilolayer.recipes.registry import register
 
 
 @register

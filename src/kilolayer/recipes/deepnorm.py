@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side, register
+from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.registry import register
 
 
 @register

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kilolayer.recipes.base import Combination, Depths, Place, Plan, Recipe, Side, Top, register
+from kilolayer.recipes.base import Combination, Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.registry import register
 
 
 @register

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Place, Plan, Recipe, Side, register
+from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.registry import register
 
 
 @register

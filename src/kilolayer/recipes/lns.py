@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
-from kilolayer.recipes.base import Constants, Depths, PerLayer, Place, Plan, Recipe, Side, Top, register
+from kilolayer.recipes.base import Constants, Depths, PerLayer, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.registry import register
 
 
 @register

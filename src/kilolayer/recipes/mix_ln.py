@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side, Top, register
+from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.registry import register
 
 
 @register

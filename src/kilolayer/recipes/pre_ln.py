@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Depths, Place, Plan, Recipe, Side, Top, register
+from kilolayer.recipes.base import Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.registry import register
 
 
 @register

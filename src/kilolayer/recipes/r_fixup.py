@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Role, Side, Top, register
+from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Role, Side, Top
+from kilolayer.recipes.registry import register
 
 
 @register

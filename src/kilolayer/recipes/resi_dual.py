@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Place, Plan, Recipe, RunningSum, register
+from kilolayer.recipes.base import Place, Plan, Recipe, RunningSum
+from kilolayer.recipes.registry import register
 
 
 @register

@@ -7,7 +7,8 @@ from math import log, sqrt
 from typing import ClassVar
 
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Kind, Place, Plan, Recipe, Side, Top, register
+from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Kind, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.registry import register
 
 
 @register

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side, register
+from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.registry import register
 
 
 @register

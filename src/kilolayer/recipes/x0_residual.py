@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Anchor, Depths, Learned, Place, Plan, Recipe, Side, Top, register
+from kilolayer.recipes.base import Anchor, Depths, Learned, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.registry import register
 
 KEEP_RATE = 0.01  # of the learning rate: the products of all r below a layer scale its state
 

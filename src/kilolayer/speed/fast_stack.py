@@ -146,8 +146,8 @@ class FastStack(Stack):
         if inputs.segments is not None or self.positions.rotary is not None or self.positions.bias is not None:
             return False
         longest = max(inputs.states.shape[1], 0 if memory is None else memory.states.shape[1])
-        head_dim = self.layers()[0].self_attention.f.head_dim
-        return can_run_short_attention(inputs.states.device, self.product_dtype, longest, head_dim)
+        attention, device = self.attention_of_ours(), inputs.states.device
+        return attention is not None and can_run_short_attention(device, self.product_dtype, longest, attention.head_dim)
 
 
 def _run_plain(

@@ -32,6 +32,7 @@ from kilolayer.layers.sublayer import PairSublayer, Sublayer
 from kilolayer.layers.view import View
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.speed.inspection import PARTS as KNOWN
 from kilolayer.speed.int8_product import Int8Product, why_not_int8
 from kilolayer.speed.packed_product import PackedProduct
 
@@ -116,7 +117,8 @@ def _is_known_sublayer(sublayer: Sublayer) -> bool:
     scaled_before_norm = isinstance(sublayer.f, Attention) and not (
         _is_absent(sublayer.f.head_scale) or _is_absent(sublayer.f.inner_norm)
     )
-    return parts | {"branch"} == SUBLAYER_PARTS and function == PARTS.get(type(sublayer.f)) and not scaled_before_norm
+    ours = all(type(module) in KNOWN for module in sublayer.modules())
+    return ours and parts | {"branch"} == SUBLAYER_PARTS and function == PARTS.get(type(sublayer.f)) and not scaled_before_norm
 
 
 class WrittenVocabulary(VocabularyProjection):

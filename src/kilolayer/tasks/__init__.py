@@ -1,15 +1,28 @@
 """A task binds data, model, loss and scores: one folder a task, each of which registers itself when it is imported.
 
-`kilolayer.tasks.register` makes a task of your own known; see docs/tasks.md.
+`kilolayer.tasks.register` makes a task of your own known; see docs/tasks.md. `Task` needs torch and is imported on first use.
 """
 
 import importlib
 import pkgutil
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.tasks.registry import DEFAULT, Headline, Registration, Samples, Verb, get, names, register
+
+if TYPE_CHECKING:
+    from kilolayer.tasks.config import RunConfig as RunConfig
+    from kilolayer.tasks.task import Task as Task
 
 for _module in pkgutil.iter_modules(__path__):
     if _module.ispkg:
         importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["DEFAULT", "Headline", "Registration", "Samples", "Verb", "get", "names", "register"]
+__all__ = ["DEFAULT", "Headline", "Registration", "RunConfig", "Samples", "Task", "Verb", "get", "names", "register"]
+
+_HOMES = {"RunConfig": "kilolayer.tasks.config", "Task": "kilolayer.tasks.task"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -5,20 +5,18 @@ What stands here is read before torch is imported, for the help; a task's code i
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.importing import import_class
 
 DEFAULT = "translation"
 """The task of a configuration that names none."""
 EMBEDDED = Path(__file__).parent / "translation" / "quickstart.toml"
 """The configuration that is trained where none is named, on a corpus that is made for it."""
-PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,11 @@ class Samples:
     line: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Registration:
     """What is known of a task before its code is imported.
+
+    name: by which configurations name it; without one, that of its class, `my_module:MyTask`, and so for task.
 
     summary: what is learned, in a line. title: what a run of it is. usage: how such a run is used, {} its folder. config, task:
     `module:Class` of its configuration and of the task. verbs: words that it adds to the command. evaluation: the module that
@@ -58,12 +58,12 @@ class Registration:
     of, and what the speed of a training counts. run: `module:Class` of what `kl.load` gives, which extends `kl.TrainedRun`.
     """
 
-    name: str
+    name: str = ""
     summary: str
     title: str
     usage: str
     config: str
-    task: str
+    task: str = ""
     verbs: Mapping[str, Verb] = field(default_factory=dict)
     evaluation: str | None = None
     headline: Headline | None = None
@@ -73,24 +73,37 @@ class Registration:
 
     def load_config(self) -> Any:
         """The class of the task's configuration, which extends `RunConfig`."""
-        return imported(self.config)
+        return import_class(self.config, "task")
 
     def load(self) -> Any:
         """The task's class, which extends `Task`."""
-        return imported(self.task)
+        return import_class(self.task, "task")
 
     def load_run(self) -> Any:
         """The class of its runs in Python, which extends `TrainedRun`."""
-        return imported(self.run)
+        return import_class(self.run, "task")
 
 
 _registry: dict[str, Registration] = {}
 
 
-def register(registration: Registration) -> Registration:
-    """Make a task known by its name; the same name again replaces it, as in a notebook that is run twice."""
-    _registry[registration.name] = registration
-    return registration
+AnyTask = TypeVar("AnyTask", bound=Registration | type)
+
+
+def register(task: AnyTask) -> AnyTask:
+    """Make a task known by its name: by its registration, or, as a decorator, by its class, which holds one.
+
+    The same task again replaces it, as in a notebook that is run twice; the name of another task is refused.
+    """
+    own = task if isinstance(task, Registration) else _of_class(task, f"{task.__module__}:{task.__qualname__}")
+    before = _registry.get(own.name)
+    if before is not None and before.task != own.task:
+        owner = "built in" if _is_built_in(before) else f"that of {before.task}"
+        raise OptionError(
+            f"the task {own.name!r} is {owner}", where=own.task, fix='give yours another name: Registration(name="...", ...)'
+        )
+    _registry[own.name] = own
+    return task
 
 
 def names() -> list[str]:
@@ -105,7 +118,7 @@ def get(name: str) -> Registration:
     if name in _registry:
         return _registry[name]
     if ":" in name:
-        return _of_place(name)
+        return _of_class(import_class(name, "task"), name)
     raise unknown(name, _registry, kind="task")
 
 
@@ -114,37 +127,17 @@ def all_of() -> list[Registration]:
     return sorted(_registry.values(), key=lambda each: (each.name != DEFAULT, each.name))
 
 
-def _of_place(place: str) -> Registration:
-    """The registration that a user's class holds."""
-    if not PLACE.fullmatch(place):
-        raise OptionError(
-            f"task is {shown(place)}", fix="a task of your own is named by its module and class: my_module:MyTask"
-        )
-    found = getattr(imported(place), "registration", None)
+def _of_class(cls: Any, path: str) -> Registration:
+    """The registration that a class holds, its name and task those of the class where it says nothing."""
+    found = getattr(cls, "registration", None)
     if not isinstance(found, Registration):
         raise InputError(
-            f"{shown(place)} is no task",
+            f"{shown(path)} is no task",
             where="task",
-            fix="name a class that extends kilolayer.tasks.task.Task, with `registration`",
+            fix="name a class that extends kilolayer.tasks.Task, with `registration = kilolayer.tasks.Registration(...)`",
         )
-    return found
+    return replace(found, name=found.name or path, task=found.task or path)
 
 
-def imported(place: str, kind: str = "task") -> Any:
-    """What a place names, `module:Name`; kind: what it is to be, for the errors."""
-    module, _, name = place.partition(":")
-    try:
-        imported = importlib.import_module(module)
-    except Exception as error:
-        if module.partition(".")[0] == __name__.partition(".")[0]:
-            raise
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            what = f"there is no module {shown(error.name)}"
-            fix = "modules are looked for on the Python path: install it, or set PYTHONPATH to its folder"
-        else:
-            what = f"the module {module!r} cannot be imported: {type(error).__name__}: {error}"
-            fix = f'mend it: python -c "import {module}" tells where it fails'
-        raise InputError(what, where=f"{kind} {shown(place)}", fix=fix) from error
-    if not hasattr(imported, name):
-        raise InputError(f"the module {module!r} has no {name!r}", where=kind, fix="name a class of it: module:Class")
-    return getattr(imported, name)
+def _is_built_in(registration: Registration) -> bool:
+    return registration.task.startswith(f"{__name__.rpartition('.')[0]}.")

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from kilolayer.config import bounded, check
 from kilolayer.errors import OptionError, shown
-from kilolayer.tasks.registry import PLACE
+from kilolayer.importing import CLASS_PATH
 
 EVERY = 1000
 """Steps between validations, and between checkpoints, where nothing else is said."""
@@ -114,7 +114,7 @@ class TrainConfig:
         if self.average > self.keep:
             raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
         for place in self.trackers:
-            if not PLACE.fullmatch(place):
+            if not CLASS_PATH.fullmatch(place):
                 raise OptionError(f"a tracker is {shown(place)}", fix="name its module and class: my_module:MyTracker")
 
     def in_steps(self, epoch: float) -> Self:

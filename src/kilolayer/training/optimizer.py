@@ -13,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.moe.clip import exact_norm
-from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.shard import expert_group
 from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.collectives import sum_over
-from kilolayer.recipes.base import Rates
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.checkpoint import check_alike
-from kilolayer.training.layer_rates import layer_rates
-from kilolayer.training.recipe_rates import recipe_rates
+from kilolayer.training.parameter_groups import trained_weights
 
 if TYPE_CHECKING:
     from kilolayer.operators.update_kernel import UpdateKernel
@@ -320,22 +317,16 @@ def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | Non
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
     """The weights, apart by dtype, by weight decay and eps, and by whether each expert has its own."""
-    experts = {name for name, _ in expert_parameters(model)}
-    by_layer, by_recipe = layer_rates(model, config.layer_decay), recipe_rates(model)
-    members: dict[tuple[torch.dtype, bool, bool, float, float], list[tuple[str, nn.Parameter]]] = {}
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            of_experts = name in experts
-            is_matrix = weight.dim() > (2 if of_experts else 1)
-            rates = by_recipe.get(weight, Rates())
-            decay = rates.decay if is_matrix else 0.0
-            members.setdefault((weight.dtype, is_matrix, of_experts, decay, rates.eps), []).append((name, weight))
+    members: dict[tuple[torch.dtype, bool, bool, float, float], list[tuple[str, nn.Parameter, float]]] = {}
+    for name, weight, factors in trained_weights(model, config.layer_decay):
+        key = (weight.dtype, factors.is_matrix, factors.of_experts, factors.decay, factors.eps)
+        members.setdefault(key, []).append((name, weight, factors.lr))
     return [
         Group(
-            [name for name, _ in few],
-            [weight for _, weight in few],
+            [name for name, _, _ in few],
+            [weight for _, weight, _ in few],
             config.weight_decay * decay,
-            [by_layer.get(weight, 1.0) * by_recipe.get(weight, Rates()).lr for _, weight in few],
+            [rate for _, _, rate in few],
             of_experts,
             eps,
         )

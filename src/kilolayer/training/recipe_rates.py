@@ -67,6 +67,8 @@ def _kinds(module: nn.Module, name: str, weight: nn.Parameter, usual: Part) -> s
     match module:
         case Projection() | ExpertProjection():
             return {role for role, _ in module.parts} if name == "weight" else {Part.BIAS}
+        case nn.Linear():  # in a module of a user's own
+            return {Role.FFN_IN} if name == "weight" else {Part.BIAS}
         case Router() if weight.dim() > 1:
             return {Role.ROUTER}
         case Embedding():

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from kilolayer.config import Table
 from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.files.writing import make_folder
-from kilolayer.tasks.registry import imported
+from kilolayer.importing import import_class
 from kilolayer.tasks.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def find_trackers(config: TrainConfig) -> dict[str, Callable[[], Any]]:
     if config.tensorboard:
         summary_writer()
         found["train.tensorboard"] = TensorBoard
-    return found | {place: imported(place, "train.trackers") for place in config.trackers}
+    return found | {place: import_class(place, "train.trackers") for place in config.trackers}
 
 
 def _made(place: str, make: Callable[[], Any]) -> Tracker:

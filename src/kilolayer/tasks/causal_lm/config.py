@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from kilolayer.config import Table, merge
 from kilolayer.data.documents import TextConfig
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault
@@ -23,11 +22,6 @@ class CausalLMConfig(TextRunConfig):
     """What is learned."""
     text: TextConfig = field(default_factory=TextConfig)
     """Running text, and how much of it is read at once."""
-
-    @classmethod
-    def defaults(cls, table: Mapping[str, Any]) -> Table:
-        # One table for input and output would have the decoder begin by repeating what it reads.
-        return merge(super().defaults(table), {"model": {"tie_embeddings": False}})
 
     def faults(self) -> Iterator[Fault]:
         full = "pad_id has no effect: a language model's batches are full"

@@ -1,0 +1,87 @@
+"""The recipes that are known: those of this folder, and those of users, by name or as `module:Class`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kilolayer.config import build
+from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.importing import import_class
+from kilolayer.recipes.base import Recipe, is_built_in
+
+DEFAULT = "deepnorm"
+PLAIN = "post_ln"  # what a folded model is
+
+AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe])
+_registry: dict[str, type[Recipe]] = {}
+
+
+def register(cls: AnyRecipe) -> AnyRecipe:
+    """Make a recipe known by its name: a decorator. The same class again replaces it, as in a notebook that is run twice.
+
+    A class that is no dataclass yet becomes a frozen one, so that its fields are options. A name that another class has is
+    refused.
+    """
+    made, before = _checked(cls, f"{cls.__module__}:{cls.__qualname__}"), _registry.get(cls.name)
+    if before is not None and (before.__module__, before.__qualname__) != (cls.__module__, cls.__qualname__):
+        owner = "built in" if is_built_in(before) else f"that of {before.__module__}:{before.__qualname__}"
+        raise OptionError(
+            f"the recipe {cls.name!r} is {owner}",
+            where=f"{cls.__module__}:{cls.__qualname__}",
+            fix='give yours another name: name = "..." in the class',
+        )
+    _registry[cls.name] = made
+    return made
+
+
+def names() -> list[str]:
+    """The names of all recipes, sorted."""
+    return sorted(_registry)
+
+
+def find(name: str) -> type[Recipe]:
+    """The class of a recipe, by its name or as `my_module:MyRecipe`; an unknown name raises with the nearest one."""
+    if name in _registry:
+        return _registry[name]
+    if ":" in name:
+        return _checked(import_class(name, "recipe"), name)
+    raise unknown(name, _registry, kind="recipe")
+
+
+def get(name: str, /, **options: Any) -> Recipe:
+    """The recipe `name`, configured: `get("admin", weight="trainable")`."""
+    return build(find(name), options, where=f"recipe {name}")
+
+
+def parse(value: Any) -> Recipe:
+    """A recipe from what configurations hold: a recipe, its name, or a table of its options, `name` among them."""
+    match value:
+        case Recipe():
+            return value
+        case str():
+            return get(value)
+        case {"name": str(name), **options}:
+            return get(name, **options)
+        case dict() if "name" not in value:
+            return get(DEFAULT, **value)
+        case _:
+            raise OptionError(
+                f"recipe is {shown(value)}",
+                fix="give a name, a table with `name` and options, or kilolayer.recipes.get(name, option=value)",
+            )
+
+
+def _checked(cls: Any, path: str) -> Any:
+    """The class, a frozen dataclass; refused where it is no recipe."""
+    if not (isinstance(cls, type) and issubclass(cls, Recipe)):
+        raise InputError(
+            f"{shown(path)} is no recipe", where="recipe", fix="name a class that extends kilolayer.recipes.Recipe"
+        )
+    if cls.plan is Recipe.plan:
+        raise InputError(
+            f"the recipe {shown(path)} has no plan",
+            where="recipe",
+            fix="write `def plan(self, place)` in it, which returns a kilolayer.recipes.Plan",
+        )
+    return cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)

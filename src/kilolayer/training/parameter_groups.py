@@ -1,0 +1,81 @@
+"""What each weight's learning rate, eps and weight decay are multiplied by, for our own optimizer and for any of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from kilolayer.errors import InputError, OptionError
+from kilolayer.moe.layer import expert_parameters
+from kilolayer.recipes.base import Rates
+from kilolayer.training.layer_rates import layer_rates
+from kilolayer.training.recipe_rates import recipe_rates
+
+USUAL_EPS = 1e-8
+"""Of torch's Adam and AdamW."""
+
+
+@dataclass(frozen=True)
+class WeightFactors:
+    """Factors on the options of an optimizer, for one weight; decay is 0 where a weight is not decayed.
+
+    of_experts: whether each expert of a sparse model has its own.
+    """
+
+    lr: float
+    decay: float
+    eps: float
+    is_matrix: bool
+    of_experts: bool
+
+
+def trained_weights(model: nn.Module, layer_decay: float) -> Iterator[tuple[str, nn.Parameter, WeightFactors]]:
+    """Every weight that is trained, by name, with its factors: those of its layer times those that the recipe asks for.
+
+    Matrices and tables are decayed; norms, biases and scales are not.
+    """
+    experts = {name for name, _ in expert_parameters(model)}
+    by_layer, by_recipe = layer_rates(model, layer_decay), recipe_rates(model)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            of_experts = name in experts
+            is_matrix = weight.dim() > (2 if of_experts else 1)
+            rates = by_recipe.get(weight, Rates())
+            lr = by_layer.get(weight, 1.0) * rates.lr
+            yield name, weight, WeightFactors(lr, rates.decay if is_matrix else 0.0, rates.eps, is_matrix, of_experts)
+
+
+def parameter_groups(
+    model: nn.Module, *, lr: float, weight_decay: float = 0.0, layer_decay: float = 1.0, eps: float | None = None
+) -> list[dict[str, Any]]:
+    """The weights of `model` for an optimizer of torch, as `kilolayer train` would train them: `AdamW(parameter_groups(...))`.
+
+    Each group has `params`, `lr` and `weight_decay`, with the factors of the model's recipe, such as CompleteP's, and of its
+    layer: layer_decay is what the learning rate is multiplied by from each layer to the one below it. Matrices and tables are
+    decayed; norms, biases and scales are not. Frozen weights are left out. eps: that of the optimizer; where it is None, only
+    groups for which the recipe changes it have one, times 1e-8.
+    model: one of ours, or a module that holds one, as DistributedDataParallel does.
+    """
+    for name, value, fits in (
+        ("lr", lr, lr > 0),
+        ("weight_decay", weight_decay, weight_decay >= 0),
+        ("layer_decay", layer_decay, 0 < layer_decay <= 1),
+        ("eps", eps, eps is None or eps > 0),
+    ):
+        if not fits:
+            allowed = "lr, eps and layer_decay above 0, weight_decay at least 0, layer_decay at most 1"
+            raise OptionError(f"{name} is {value}", fix=f"allowed: {allowed}")
+    groups: dict[tuple[float, float, float], dict[str, Any]] = {}
+    for _, weight, factors in trained_weights(model, layer_decay):
+        key = (factors.lr, factors.decay, factors.eps)
+        if key not in groups:
+            groups[key] = {"params": [], "lr": lr * factors.lr, "weight_decay": weight_decay * factors.decay}
+            if eps is not None or factors.eps != 1:
+                groups[key]["eps"] = (USUAL_EPS if eps is None else eps) * factors.eps
+        groups[key]["params"].append(weight)
+    if not groups:
+        raise InputError("this model has no weight to train", fix="let some have requires_grad=True")
+    return list(groups.values())

@@ -1,0 +1,221 @@
+"""A recipe in a user's own file: registered, named in configurations, trained, resumed, planned and compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kilolayer as kl
+from kilolayer.cli.main import main
+from kilolayer.compare.comparison import Comparison, _plain_recipe
+from kilolayer.compare.grid import Axis
+from kilolayer.config import build
+from kilolayer.data.grammar import pairs
+from kilolayer.errors import InputError, KilolayerError, OptionError
+from kilolayer.recipes import registry
+
+CODE = '''
+import kilolayer as kl
+
+@kl.recipes.register
+class HalfBranch(kl.recipes.Recipe):
+    """Pre-LN whose branches are multiplied by a number."""
+
+    factor: float = kl.recipes.bounded(0.5, above=0, most=1)
+    """Of each branch."""
+
+    def plan(self, place):
+        return kl.recipes.Plan(pre_norm=True, branch=self.factor)
+
+    def top(self, side, depths):
+        return kl.recipes.Top(norm=True)
+
+
+class Unregistered(HalfBranch):
+    """Found by its path alone."""
+'''
+TINY = [
+    "--model.layers=2",
+    "--model.dim=16",
+    "--model.heads=2",
+    "--model.ffn_dim=32",
+    "--text.length=16",
+    "--batches.tokens=128",
+]
+TINY += ["--train.warmup_steps=2", "--train.device=cpu", "--tokenizer.kind=bytes"]
+SMALL = {"vocab_size": 11, "dim": 8, "heads": 2, "ffn_dim": 12, "layers": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The recipe's file, on the path, and a text."""
+    folder = tmp_path_factory.mktemp("own_recipe")
+    (folder / "half_branch.py").write_text(CODE)
+    (folder / "book.txt").write_text("\n".join(german for _, german in pairs(200, seed=1, unseen=False)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setattr(registry, "_registry", dict(registry._registry))
+        yield folder
+    sys.modules.pop("half_branch", None)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The registry, as it was before the test once this is over."""
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    return registry._registry
+
+
+def typed(*words: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        code = main([str(word) for word in words])
+    return code, out.getvalue(), err.getvalue()
+
+
+def own_class(**members: Any) -> type[kl.recipes.Recipe]:
+    plan = {"plan": lambda self, place: kl.recipes.Plan(out_norm=True)}
+    return type("Mine", (kl.recipes.Recipe,), {"__qualname__": "Mine", **plan, **members})
+
+
+def test_a_cell_of_a_notebook_may_be_run_twice(known: dict[str, Any]) -> None:
+    first, second = (kl.recipes.register(own_class()) for _ in range(2))
+    assert first is not second
+    assert kl.recipes.find("mine") is second
+    assert kl.recipes.names().count("mine") == 1
+    assert kl.Encoder(**SMALL, recipe="mine").config.recipe == second()
+
+
+def test_a_name_that_another_recipe_has_is_refused_with_the_fix(known: dict[str, Any]) -> None:
+    kl.recipes.register(own_class())
+    with pytest.raises(OptionError, match=r"the recipe 'mine' is that of (?s:.*)another name: name ="):
+        kl.recipes.register(own_class(__qualname__="Other"))
+    with pytest.raises(OptionError, match="the recipe 'deepnorm' is built in"):
+        kl.recipes.register(own_class(name="deepnorm"))
+    assert kl.recipes.find("deepnorm").__module__ == "kilolayer.recipes.deepnorm"
+
+
+def test_the_class_gives_name_title_and_options_where_nothing_else_does(known: dict[str, Any]) -> None:
+    class MyBestRecipe(kl.recipes.find("deepnorm")):
+        """DeepNorm with one option more."""
+
+        extra: int = 3
+
+    made = kl.recipes.register(MyBestRecipe)
+    assert (made.name, made.title) == ("my_best_recipe", "MyBestRecipe")
+    assert kl.recipes.get("my_best_recipe", extra=5).options()["extra"] == 5
+    with pytest.raises(KilolayerError, match="extra is 'many'"):
+        kl.recipes.get("my_best_recipe", extra="many")
+
+
+def test_it_is_given_to_constructors_by_its_path_and_computes_what_it_says(folder: Path) -> None:
+    model = kl.Decoder(**SMALL, recipe="half_branch:HalfBranch", pad_id=None, dtype=torch.float64)
+    plain = kl.Decoder(**SMALL, recipe="pre_ln", pad_id=None, dtype=torch.float64)
+    plain.load_state_dict(model.state_dict())
+    for sublayer in plain.decoder.sublayers():
+        sublayer.f.output.weight.data *= 0.5  # biases start at 0
+    tokens = torch.randint(11, (2, 5))
+    torch.testing.assert_close(model(tokens).logits, plain(tokens).logits)
+
+
+def test_a_table_keeps_its_path_and_its_options(folder: Path) -> None:
+    for path in ("half_branch:HalfBranch", "half_branch:Unregistered"):
+        config = build(kl.ModelConfig, {"recipe": {"name": path, "factor": 0.25}})
+        assert config.recipe.table() == {"name": path, "factor": 0.25}
+        assert kl.recipes.parse(config.recipe.table()) == config.recipe
+    assert _plain_recipe({"name": "half_branch:HalfBranch", "factor": 0.5}) == "half_branch:HalfBranch"
+    assert _plain_recipe({"name": "half_branch:HalfBranch", "factor": 1}) == {"name": "half_branch:HalfBranch", "factor": 1}
+
+
+def test_a_run_of_it_is_trained_resumed_planned_and_used(folder: Path) -> None:
+    words = [
+        *TINY,
+        f"--text.train={folder / 'book.txt'}",
+        "--model.recipe=half_branch:HalfBranch",
+        "--model.recipe.factor=0.25",
+    ]
+    (folder / "base.toml").write_text('task = "causal_lm"')
+    code, _, err = typed("train", folder / "base.toml", "--run", folder / "run", *words, "--train.steps=3")
+    assert code == 0, err
+    kept = tomllib.loads((folder / "run/config.toml").read_text())["model"]["recipe"]
+    assert kept == {"name": "half_branch:HalfBranch", "factor": 0.25}
+    assert typed("train", "--resume", folder / "run")[0] == 0
+    assert typed("generate", folder / "run", "--prompt", "Ein")[0] == 0
+    code, out, err = typed("plan", folder / "run/config.toml", "--json")
+    assert code == 0, err
+    assert json.loads(out)
+    assert "HalfBranch" in typed("recipes", "half_branch:HalfBranch")[1]
+
+
+def test_it_is_compared(folder: Path) -> None:
+    (folder / "base.toml").write_text('task = "causal_lm"\n[text]\ntrain = "book.txt"\n')
+    axes = [Axis("model.recipe", ("half_branch:HalfBranch", "pre_ln")), Axis("layers", (2,))]
+    Comparison.make(folder / "comparison", folder / "base.toml", axes)
+    opened = Comparison.open(folder / "comparison")
+    assert [opened.config_of(member).model.recipe.title for member in opened.members] == ["HalfBranch", "Pre-LN"]
+    assert opened.members[0].options["model.recipe"] == "half_branch:HalfBranch"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("deepnrom", "did you mean 'deepnorm'"),
+        ("half_branch:", "recipe is 'half_branch:'"),
+        ("no_such_module:Recipe", "there is no module 'no_such_module'"),
+        ("json:JSONDecoder", "is no recipe"),
+        ("json:Nothing", "has no 'Nothing'"),
+        ("kilolayer.recipes.base:Recipe", "has no plan"),
+    ],
+)
+def test_a_recipe_that_is_none_is_refused(name: str, what: str) -> None:
+    with pytest.raises((InputError, OptionError)) as caught:
+        build(kl.ModelConfig, {"recipe": name})
+    assert what in caught.value.what
+
+
+def test_a_module_that_fails_is_named_as_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_recipe.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="the module 'failing_recipe' cannot be imported: ZeroDivision"):
+        kl.recipes.get("failing_recipe:Recipe")
+
+
+def test_what_a_recipe_and_a_task_are_written_with_is_public_and_needs_no_torch_before_it_is_used() -> None:
+    probe = (
+        "import sys, kilolayer as kl; kl.recipes.Recipe, kl.recipes.Plan, kl.recipes.Learned, kl.tasks.Registration; "
+        "assert 'torch' not in sys.modules; kl.tasks.Task; assert 'torch' in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_class_of_a_task_is_registered_by_the_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kilolayer.tasks import registry as tasks
+
+    monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
+    registration = kl.tasks.Registration(
+        summary="nothing", title="nothing", usage="evaluate {}", config="kilolayer.tasks.causal_lm.config:CausalLMConfig"
+    )
+
+    def define(**members: Any) -> Any:
+        return kl.tasks.register(
+            type("MyTask", (kl.tasks.Task,), {"__module__": __name__, "__qualname__": "MyTask", **members})
+        )
+
+    for _ in range(2):
+        cls = define(registration=registration)
+        assert kl.tasks.get(f"{__name__}:MyTask").task == f"{cls.__module__}:MyTask"
+    with pytest.raises(InputError, match="is no task"):
+        define()
+    with pytest.raises(OptionError, match="the task 'translation' is built in"):
+        define(registration=kl.tasks.Registration(name="translation", summary="", title="", usage="", config="a:B"))
