@@ -1,0 +1,113 @@
+"""What a class of Transformers is to us: when it computes what a model of ours computes, its configuration, its weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from kilolayer.convert.huggingface.weights import Entry
+from kilolayer.errors import InputError, shown
+from kilolayer.models.config import ModelConfig
+from kilolayer.recipes.base import Kind, Place, Plan
+
+EPS = 1e-5
+"""Of torch's LayerNorm, and so of every class that has no option for it."""
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
+"""Ours and theirs."""
+
+
+class ForeignClass(ABC):
+    """One class of Transformers, as a table that is read both ways."""
+
+    model_type: ClassVar[str]
+    """As config.json names it."""
+    architecture: ClassVar[str]
+    """The class with the output table."""
+    options: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Our option, and those of theirs that hold its value; several hold the same."""
+
+    @abstractmethod
+    def misfits(self, config: ModelConfig) -> Iterator[str]:
+        """Why a model does not fit this class; nothing where it does."""
+
+    @abstractmethod
+    def entries(self, config: ModelConfig) -> list[Entry]:
+        """The weights of a model of this configuration, under our names and theirs."""
+
+    @abstractmethod
+    def copies(self, config: ModelConfig) -> dict[str, str]:
+        """Their names for tied tables, each with the name that a file of ours holds it under."""
+
+    def foreign_config(self, config: ModelConfig) -> dict[str, Any]:
+        """The model part of their config.json."""
+        values = {name: value for ours, names in self.options.items() for name, value in self._foreign(config, ours, names)}
+        return {"model_type": self.model_type, "architectures": [self.architecture], **values}
+
+    def own_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `ModelConfig` that their config.json holds; what we have no place for raises."""
+        found = {}
+        for ours, names in self.options.items():
+            values = [theirs[name] for name in names if name in theirs]
+            if not values:
+                continue
+            if any(value != values[0] for value in values):
+                raise InputError(
+                    f"{' and '.join(names)} are {', '.join(map(shown, values))}", where="config.json", fix=f"we have one {ours}"
+                )
+            found[ours] = self._own(ours, values[0])
+        return found
+
+    def _foreign(self, config: ModelConfig, ours: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        value = getattr(config, ours)
+        for name in names:
+            yield name, ACTIVATIONS[value] if ours == "activation" else value
+
+    def _own(self, ours: str, value: Any) -> Any:
+        if ours != "activation":
+            return value
+        known = {theirs: mine for mine, theirs in ACTIVATIONS.items()}
+        if value not in known:
+            raise InputError(
+                f"the activation is {shown(value)}", where="config.json", fix=f"we have {', '.join(sorted(known))} of theirs"
+            )
+        return known[value]
+
+
+def plans_of(config: ModelConfig) -> Iterator[Plan]:
+    """The plan of every sublayer, without how its projections start."""
+    depths = config.depths
+    start: dict[str, Any] = {"gains": {}, "xavier": "normal", "joint_attention": False}
+    for side in depths.sides:
+        kinds = [kind for kind in Kind if kind != Kind.CROSS_ATTENTION or (side == "decoder" and depths.paired)]
+        for layer in range(1, depths.of(side) + 1):
+            for kind in kinds:
+                yield replace(config.recipe.plan(Place(kind, side, layer, depths)), **start)
+
+
+def is_plain(config: ModelConfig, plan: Plan) -> bool:
+    """Whether every sublayer has this plan, and nothing stands between or around the layers that a plain stack has not."""
+    recipe, depths = config.recipe, config.depths
+    tops = [recipe.top(side, depths) for side in depths.sides]
+    return (
+        all(each == plan for each in plans_of(config))
+        and recipe.stream() is None
+        and not any(recipe.input_norm(side, depths) for side in depths.sides)
+        and all(top.norm == plan.pre_norm and not top.shift and not top.scale for top in tops)
+        and recipe.output_factor(config.dim) == 1.0
+    )
+
+
+def shared_misfits(config: ModelConfig) -> Iterator[str]:
+    """What none of the plain classes has a place for."""
+    if config.moe is not None:
+        yield "it has experts"
+    if config.norm != "layer":
+        yield "its norms are RMSNorms"
+    elif config.norm_eps != EPS:
+        yield f"its norm_eps is {config.norm_eps:g}, and theirs is fixed at {EPS:g}"
+    if config.kv_heads not in (None, config.heads):
+        yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
+    if config.activation not in ACTIVATIONS:
+        yield f"its activation is {config.activation}"

@@ -1,0 +1,132 @@
+"""Post-LN translators as `MarianMTModel`: sinusoidal positions, one table for source, target and output, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, shared_misfits
+from kilolayer.convert.huggingface.weights import Entry, linear, norm
+from kilolayer.errors import InputError
+from kilolayer.models.config import ModelConfig
+from kilolayer.recipes.base import Plan, Side
+
+POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+"""Sinusoids, which the class can compute: a file need not hold them."""
+LOGITS_BIAS = "final_logits_bias"
+"""A bias on the scores, [1, vocabulary], that our models do not have."""
+SEQ2SEQ_OPTIONS = {
+    "dim": ("d_model",),
+    "heads": ("encoder_attention_heads", "decoder_attention_heads"),
+    "ffn_dim": ("encoder_ffn_dim", "decoder_ffn_dim"),
+    "activation": ("activation_function",),
+    "dropout": ("dropout",),
+    "attention_dropout": ("attention_dropout",),
+    "activation_dropout": ("activation_dropout",),
+    "pad_id": ("pad_token_id",),
+    "scale_embeddings": ("scale_embedding",),
+}
+
+
+class Marian(ForeignClass):
+    """LN(x + f(x)) in every sublayer, nothing on top."""
+
+    model_type: ClassVar[str] = "marian"
+    architecture: ClassVar[str] = "MarianMTModel"
+    options: ClassVar[Mapping[str, tuple[str, ...]]] = SEQ2SEQ_OPTIONS
+
+    def misfits(self, config: ModelConfig) -> Iterator[str]:
+        if config.shape != "encoder_decoder":
+            yield "it is no encoder-decoder"
+        if not is_plain(config, Plan(out_norm=True)):
+            yield f"its layers are not plain Post-LN: {config.recipe.equation}"
+        if config.positions != "sinusoidal":
+            yield f"its positions are {config.positions}, and Marian's are sinusoidal"
+        if config.pad_id is None:
+            yield "it has no padding token"
+        yield from shared_misfits(config)
+
+    def foreign_config(self, config: ModelConfig) -> dict[str, Any]:
+        tied = config.tie_embeddings
+        return {
+            **super().foreign_config(config),
+            "encoder_layers": config.depths.encoder,
+            "decoder_layers": config.depths.decoder,
+            "vocab_size": config.source_vocab_size or config.vocab_size,
+            "decoder_vocab_size": config.vocab_size,
+            "share_encoder_decoder_embeddings": tied is True,
+            "tie_word_embeddings": bool(tied),
+            "is_encoder_decoder": True,
+        }
+
+    def own_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        source, target = theirs["vocab_size"], theirs.get("decoder_vocab_size") or theirs["vocab_size"]
+        shared = theirs.get("share_encoder_decoder_embeddings", True)
+        tied = theirs.get("tie_word_embeddings", True)
+        if shared and not tied:
+            raise InputError(
+                "source and target share a table that the output does not",
+                where="config.json",
+                fix="our models share one table for all three, or for target and output, or none",
+            )
+        return {
+            "scale_embeddings": False,  # theirs where config.json says nothing
+            **super().own_options(theirs),
+            "shape": "encoder_decoder",
+            "recipe": "post_ln",
+            "encoder_layers": theirs["encoder_layers"],
+            "decoder_layers": theirs["decoder_layers"],
+            "vocab_size": target,
+            "source_vocab_size": None if shared or source == target else source,
+            "tie_embeddings": True if shared else "output" if tied else False,
+        }
+
+    def entries(self, config: ModelConfig) -> list[Entry]:
+        if config.tie_embeddings is True:
+            tables = [Entry("embedding.weight", ("model.shared.weight",))]
+        else:
+            tables = [
+                Entry("source_embedding.weight", ("model.encoder.embed_tokens.weight",)),
+                Entry("embedding.weight", ("model.decoder.embed_tokens.weight",)),
+            ]
+        if not config.tie_embeddings:
+            tables.append(Entry("vocabulary.weight", ("lm_head.weight",)))
+        return tables + seq2seq_entries(config, "out_norm")
+
+    def copies(self, config: ModelConfig) -> dict[str, str]:
+        target = "model.decoder.embed_tokens.weight"
+        if config.tie_embeddings is True:
+            names = ("lm_head.weight", "model.encoder.embed_tokens.weight", target)
+            return dict.fromkeys(names, "model.shared.weight")
+        return {"lm_head.weight": target} if config.tie_embeddings else {}
+
+
+def seq2seq_entries(config: ModelConfig, place: str) -> list[Entry]:
+    """The layers of both stacks, as BART and its relatives name them; place: of the norms, `pre_norm` or `out_norm`."""
+    sides: tuple[Side, ...] = ("encoder", "decoder")
+    return [
+        entry
+        for side in sides
+        for index in range(config.depths.of(side))
+        for entry in layer_entries(f"{side}.blocks.{index}", f"model.{side}.layers.{index}", place, side == "decoder")
+    ]
+
+
+def layer_entries(ours: str, theirs: str, place: str, reads_memory: bool) -> list[Entry]:
+    """One layer as BART and its relatives name it; reads_memory: whether it has cross-attention."""
+    heads = [f"{theirs}.self_attn.{part}_proj" for part in ("q", "k", "v", "out")]
+    found = [
+        *linear(f"{ours}.self_attention.f.query_key_value", *heads[:3]),
+        *linear(f"{ours}.self_attention.f.output", heads[3]),
+        *norm(f"{ours}.self_attention.{place}", f"{theirs}.self_attn_layer_norm"),
+        *linear(f"{ours}.feedforward.f.input", f"{theirs}.fc1"),
+        *linear(f"{ours}.feedforward.f.output", f"{theirs}.fc2"),
+        *norm(f"{ours}.feedforward.{place}", f"{theirs}.final_layer_norm"),
+    ]
+    if reads_memory:
+        query, key, value, output = (f"{theirs}.encoder_attn.{part}_proj" for part in ("q", "k", "v", "out"))
+        found += linear(f"{ours}.cross_attention.f.query", query)
+        found += linear(f"{ours}.cross_attention.f.key_value", key, value)
+        found += linear(f"{ours}.cross_attention.f.output", output)
+        found += norm(f"{ours}.cross_attention.{place}", f"{theirs}.encoder_attn_layer_norm")
+    return found

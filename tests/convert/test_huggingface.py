@@ -1,0 +1,111 @@
+"""Models of ours under the names of Transformers' classes: the same scores there, and the same tensors on the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kilolayer as kl
+from kilolayer.convert.huggingface.foreign_class import ForeignClass
+from kilolayer.convert.huggingface.marian import LOGITS_BIAS, POSITIONS, Marian
+from kilolayer.convert.huggingface.weights import Entry, to_ours, to_theirs
+from kilolayer.errors import InputError
+from kilolayer.models.config import ModelConfig
+
+SMALL: dict[str, Any] = {"vocab_size": 23, "dim": 16, "heads": 2, "ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 3}
+SOURCE = torch.tensor([[5, 7, 9, 11, 3], [6, 8, 3, 0, 0]])
+TARGET = torch.tensor([[2, 4, 6, 8], [2, 5, 7, 9]])
+
+
+def translator(**options: Any) -> kl.EncoderDecoder:
+    torch.manual_seed(0)
+    model = kl.EncoderDecoder(**{**SMALL, "recipe": "post_ln", **options}).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def their_translator(form: ForeignClass, model: kl.EncoderDecoder, unstored: tuple[str, ...] = ()) -> Any:
+    """Their class from our tables; every tensor that it has, but those computed or tied, comes from them."""
+    import transformers
+
+    theirs = form.foreign_config(model.config)
+    config = transformers.AutoConfig.for_model(theirs.pop("model_type"), **theirs)
+    built = getattr(transformers, form.architecture)(config).eval()
+    found = built.load_state_dict(to_theirs(form.entries(model.config), model.state_dict()), strict=False)
+    assert not found.unexpected_keys
+    assert set(found.missing_keys) <= {*form.copies(model.config), *unstored}
+    return built
+
+
+def largest_difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max())
+
+
+@pytest.mark.parametrize("tied", [True, "output", False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_post_ln_translator_scores_the_same_as_marian(tied: Any, activation: str) -> None:
+    other = {"source_vocab_size": 17} if tied is not True else {}
+    model = translator(tie_embeddings=tied, activation=activation, **other)
+    theirs = their_translator(Marian(), model, (*POSITIONS, LOGITS_BIAS))
+    with torch.no_grad():
+        expected = model(SOURCE, TARGET).logits
+        found = theirs(input_ids=SOURCE, attention_mask=(SOURCE != 0).long(), decoder_input_ids=TARGET).logits
+    assert largest_difference(expected, found) < 2e-6
+
+
+@pytest.mark.parametrize("tied", [True, "output", False])
+def test_the_way_back_from_marian_gives_the_same_model(tied: Any) -> None:
+    other = {"source_vocab_size": 17} if tied is not True else {}
+    model, form = translator(tie_embeddings=tied, dropout=0.1, **other), Marian()
+    config = kl.ModelConfig.of("encoder_decoder", form.own_options(form.foreign_config(model.config)))
+    assert config == model.config
+    theirs = their_translator(form, model, (*POSITIONS, LOGITS_BIAS)).state_dict()
+    back = to_ours(form.entries(config), theirs, copies=form.copies(config), unused=(*POSITIONS, LOGITS_BIAS))
+    assert back.keys() == model.state_dict().keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_fused_matrices_are_cut_row_by_row_transposed_and_moved_down() -> None:
+    fused = torch.arange(24.0).reshape(6, 4)
+    cut = Entry("qkv", ("q", "k", "v")).to_theirs(fused)
+    assert torch.equal(cut["k"], fused[2:4])
+    turned = Entry("m", ("t",), transposed=True)
+    assert torch.equal(turned.to_theirs(fused)["t"][:, 1], fused[1])
+    assert torch.equal(turned.to_ours([fused.t()]), fused)
+    moved = Entry("p", ("p",), rows_before=2)
+    assert torch.equal(moved.to_theirs(fused)["p"], torch.cat([torch.zeros(2, 4), fused]))
+    assert torch.equal(moved.to_ours([torch.cat([torch.ones(2, 4), fused])]), fused)
+
+
+def test_a_tensor_that_is_missing_or_left_over_is_named() -> None:
+    entries, whole = [Entry("a", ("x",)), Entry("b", ("y",))], {"x": torch.ones(1), "y": torch.ones(1)}
+    with pytest.raises(InputError, match="tensor y is missing"):
+        to_ours(entries, {"x": whole["x"]}, copies={})
+    with pytest.raises(InputError, match="tensor z has no place"):
+        to_ours(entries, {**whole, "z": whole["x"]}, copies={})
+    assert to_ours(entries, {"x": whole["x"], "tied": whole["y"]}, copies={"tied": "y"}).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"recipe": "pre_ln"}, "not plain Post-LN"),
+        ({"recipe": "deepnorm"}, "not plain Post-LN"),
+        ({"positions": "rotary"}, "positions are rotary"),
+        ({"norm": "rms"}, "RMSNorm"),
+        ({"norm_eps": 1e-6}, "norm_eps is 1e-06"),
+        ({"kv_heads": 1}, "1 heads of keys and values"),
+        ({"activation": "swiglu"}, "activation is swiglu"),
+        ({"moe": kl.MoE(experts=2, top_k=1)}, "experts"),
+    ],
+)
+def test_marian_says_why_a_model_does_not_fit(options: dict[str, Any], reason: str) -> None:
+    config = ModelConfig.of("encoder_decoder", {**SMALL, "recipe": "post_ln", **options})
+    assert any(reason in each for each in Marian().misfits(config))
+    assert not list(Marian().misfits(ModelConfig.of("encoder_decoder", {**SMALL, "recipe": "post_ln"})))
