@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kilolayer.compare.session import compare_runs as compare_runs
     from kilolayer.compare.session import run_comparison as run_comparison
     from kilolayer.convert.fold import fold as fold
+    from kilolayer.convert.huggingface.imported import from_huggingface as from_huggingface
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
     from kilolayer.models.config import ModelConfig as ModelConfig
@@ -56,6 +57,7 @@ _HOMES = {
     "fold": "kilolayer.convert.fold",
     "forecast": "kilolayer.probe.forecast",
     "freeze_experts": "kilolayer.moe.layer",
+    "from_huggingface": "kilolayer.convert.huggingface.imported",
     "full_state_dict": "kilolayer.moe.full_state",
     "load_full_state_dict": "kilolayer.moe.full_state",
     "record": "kilolayer.speed.recorded_step",
@@ -82,6 +84,7 @@ __all__ = [
     "fold",
     "forecast",
     "freeze_experts",
+    "from_huggingface",
     "full_state_dict",
     "load_full_state_dict",
     "recipes",

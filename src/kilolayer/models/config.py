@@ -55,7 +55,7 @@ class ModelConfig(LayerOptions):
     token_types: int | None = bounded(None, least=1, most=2**16)
     """Types of tokens, each with a learned vector at the input; BERT has 2, for the sentences of a pair. Absent: none."""
     output_transform: bool = False
-    """norm(gelu(W x + b)) between an encoder and the scores of its vocabulary, as BERT has it."""
+    """norm(activation(W x + b)) between an encoder and the scores of its vocabulary, as BERT has it."""
     output_bias: bool = False
     """A learned bias on the scores of the vocabulary."""
     final_norm: bool | None = None
@@ -178,6 +178,8 @@ class ModelConfig(LayerOptions):
                 raise OptionError(f"{name} has no effect on a model {absent}", fix="remove it")
         if self.output_transform and self.shape != "encoder":
             raise OptionError(f"output_transform is for encoders, not for the shape {self.shape!r}", fix="remove it")
+        if self.output_transform and self.activation == "swiglu":
+            raise OptionError("output_transform has no gate for swiglu", fix="remove it, or choose another activation")
         if self.vocab_size is not None and self.first_predicted >= self.vocab_size:
             raise OptionError(f"first_predicted is {self.first_predicted}", fix=f"allowed: 0 to {self.vocab_size - 1}")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kilolayer.layers.feedforward import ACTIVATIONS
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
@@ -17,16 +17,17 @@ NEVER = -1e4
 
 
 class OutputTransform(nn.Module):
-    """norm(gelu(W x + b)), before a masked language model's scores (Devlin et al. 2019); W is Xavier's at the start."""
+    """norm(phi(W x + b)), before a masked language model's scores (Devlin et al. 2019); W is Xavier's at the start."""
 
     def __init__(self, options: LayerOptions) -> None:
         super().__init__()
         self.dense = Projection(options.dim, [(Role.HEAD, options.dim)], Plan())
+        self.activation = ACTIVATIONS[options.activation]()
         self.norm = make_norm(True, options.dim, options)
 
     def forward(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to the same."""
-        return self.norm(F.gelu(self.dense(states)))
+        return self.norm(self.activation(self.dense(states)))
 
 
 class ScoreBias(nn.Module):
