@@ -11,7 +11,10 @@ from torch import Tensor
 import kilolayer as kl
 from kilolayer.convert.huggingface.foreign_class import ForeignClass
 from kilolayer.convert.huggingface.marian import LOGITS_BIAS, POSITIONS, Marian
+from kilolayer.convert.huggingface.opt import OPT
+from kilolayer.convert.huggingface.pegasus import Pegasus
 from kilolayer.convert.huggingface.weights import Entry, to_ours, to_theirs
+from kilolayer.convert.spelled_out import spell_out
 from kilolayer.errors import InputError
 from kilolayer.models.config import ModelConfig
 
@@ -22,7 +25,17 @@ TARGET = torch.tensor([[2, 4, 6, 8], [2, 5, 7, 9]])
 
 def translator(**options: Any) -> kl.EncoderDecoder:
     torch.manual_seed(0)
-    model = kl.EncoderDecoder(**{**SMALL, "recipe": "post_ln", **options}).eval()
+    return shaken(kl.EncoderDecoder(**{**SMALL, "recipe": "post_ln", **options}).eval())
+
+
+def decoder(**options: Any) -> kl.Decoder:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 23, "dim": 16, "heads": 2, "ffn_dim": 24, "layers": 3}
+    return shaken(kl.Decoder(**{**sizes, "pad_id": None, **options}).eval())
+
+
+def shaken(model: Any) -> Any:
+    """No bias is 0 and no gain is 1."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
@@ -30,7 +43,7 @@ def translator(**options: Any) -> kl.EncoderDecoder:
     return model
 
 
-def their_translator(form: ForeignClass, model: kl.EncoderDecoder, unstored: tuple[str, ...] = ()) -> Any:
+def their_model(form: ForeignClass, model: kl.EncoderDecoder | kl.Decoder, unstored: tuple[str, ...] = ()) -> Any:
     """Their class from our tables; every tensor that it has, but those computed or tied, comes from them."""
     import transformers
 
@@ -52,7 +65,7 @@ def largest_difference(ours: Tensor, theirs: Tensor) -> float:
 def test_a_post_ln_translator_scores_the_same_as_marian(tied: Any, activation: str) -> None:
     other = {"source_vocab_size": 17} if tied is not True else {}
     model = translator(tie_embeddings=tied, activation=activation, **other)
-    theirs = their_translator(Marian(), model, (*POSITIONS, LOGITS_BIAS))
+    theirs = their_model(Marian(), model, (*POSITIONS, LOGITS_BIAS))
     with torch.no_grad():
         expected = model(SOURCE, TARGET).logits
         found = theirs(input_ids=SOURCE, attention_mask=(SOURCE != 0).long(), decoder_input_ids=TARGET).logits
@@ -65,10 +78,49 @@ def test_the_way_back_from_marian_gives_the_same_model(tied: Any) -> None:
     model, form = translator(tie_embeddings=tied, dropout=0.1, **other), Marian()
     config = kl.ModelConfig.of("encoder_decoder", form.own_options(form.foreign_config(model.config)))
     assert config == model.config
-    theirs = their_translator(form, model, (*POSITIONS, LOGITS_BIAS)).state_dict()
+    theirs = their_model(form, model, (*POSITIONS, LOGITS_BIAS)).state_dict()
     back = to_ours(form.entries(config), theirs, copies=form.copies(config), unused=(*POSITIONS, LOGITS_BIAS))
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_pre_ln_translator_scores_the_same_as_pegasus() -> None:
+    model, form = translator(recipe="pre_ln", activation="gelu"), Pegasus()
+    theirs = their_model(
+        form, model, ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight", LOGITS_BIAS)
+    )
+    with torch.no_grad():
+        expected = model(SOURCE, TARGET).logits
+        found = theirs(input_ids=SOURCE, attention_mask=(SOURCE != 0).long(), decoder_input_ids=TARGET).logits
+    assert largest_difference(expected, found) < 2e-6
+    config = kl.ModelConfig.of("encoder_decoder", form.own_options(form.foreign_config(model.config)))
+    assert config == model.config
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "admin"])
+def test_a_decoder_scores_the_same_as_opt(recipe: str) -> None:
+    model, form = decoder(recipe=recipe, tie_embeddings=recipe == "pre_ln"), OPT()
+    folded = model if recipe == "pre_ln" else kl.fold(model)
+    plain = spell_out(folded, max_length=12)
+    assert not list(form.misfits(plain.config))
+    theirs = their_model(form, plain)
+    tokens = torch.randint(0, 23, (3, 12))
+    with torch.no_grad():
+        expected, found = model(tokens).logits, theirs(input_ids=tokens).logits
+    assert largest_difference(expected, found) < 2e-6
+    assert kl.ModelConfig.of("decoder", form.own_options(form.foreign_config(plain.config))) == plain.config
+
+
+def test_spelling_out_a_folded_translator_leaves_the_scores_as_they_are() -> None:
+    model = translator(recipe="deepnorm", norm_eps=1e-2).double()  # a large eps, so that its change would be seen
+    folded = kl.fold(model)
+    assert folded.config.encoder_first_eps is not None
+    plain = spell_out(folded, max_length=9)
+    assert plain.config.encoder_first_eps is None
+    assert plain.config.positions == "learned"
+    assert not plain.config.scale_embeddings
+    with torch.no_grad():
+        assert largest_difference(model(SOURCE, TARGET).logits, plain(SOURCE, TARGET).logits) < 1e-12
 
 
 def test_fused_matrices_are_cut_row_by_row_transposed_and_moved_down() -> None:
