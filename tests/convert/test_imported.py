@@ -219,10 +219,11 @@ def test_a_model_of_another_kind_of_output_is_refused(tmp_path: Path) -> None:
         kl.from_huggingface(tmp_path)
 
 
+@pytest.mark.slow
 def test_transformers_is_not_imported_and_nothing_is_fetched(tmp_path: Path) -> None:
     spread(GPT2LMHeadModel(gpt2_config(VOCABULARY))).save_pretrained(tmp_path)
     code = (
         "import sys, kilolayer as kl; kl.from_huggingface(sys.argv[1]);"
-        "assert not {'transformers', 'pickle5', 'huggingface_hub'} & set(sys.modules)"
+        "assert not {'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

@@ -149,7 +149,7 @@ class Bert(ForeignClass):
             found += linear("transform.dense", f"{MASKED}.transform.dense")
             found += norm("transform.norm", f"{MASKED}.transform.LayerNorm")
         if config.output_bias:
-            found.append(Entry("output_bias.weight", (f"{MASKED}.bias",)))
+            found.append(Entry("output_bias.weight", (_bias(config),)))
         if not config.tie_embeddings:
             found.append(Entry("vocabulary.weight", (f"{MASKED}.decoder.weight",)))
         return found
@@ -158,5 +158,11 @@ class Bert(ForeignClass):
         return [] if config.head is not None else linear("head.dense", POOLER)
 
     def copies(self, config: ModelConfig) -> dict[str, str]:
+        names = {f"{MASKED}.bias", f"{MASKED}.decoder.bias"} - {_bias(config)}
         table = {f"{MASKED}.decoder.weight": f"{EMBEDDINGS}.word_embeddings.weight"} if config.tie_embeddings else {}
-        return {f"{MASKED}.decoder.bias": f"{MASKED}.bias", **table}
+        return {**dict.fromkeys(names, _bias(config)), **table}
+
+
+def _bias(config: ModelConfig) -> str:
+    """The name of the scores' bias; an output with a table of its own has one of its own too, and the other means nothing."""
+    return f"{MASKED}.bias" if config.tie_embeddings else f"{MASKED}.decoder.bias"

@@ -17,6 +17,7 @@ from kilolayer.convert.huggingface.folder import CONFIG, read_config, read_tenso
 from kilolayer.convert.huggingface.foreign_class import ForeignClass
 from kilolayer.convert.huggingface.gpt2 import GPT2
 from kilolayer.convert.huggingface.marian import Marian
+from kilolayer.convert.huggingface.opt import OPT
 from kilolayer.convert.huggingface.weights import to_ours
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.models.build import build_model
@@ -25,7 +26,7 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 
-FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian())}
+FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT())}
 # Of checkpoints that were made from TensorFlow's.
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
@@ -109,7 +110,9 @@ class Imported:
 
     def spare_weights(self) -> dict[str, Tensor]:
         """Weights that the model has no place for and another may take: BERT's pooler, as the first matrix of a head."""
-        entries = [entry for entry in self.form.spare_entries(self.config) if all(name in self.tensors for name in entry.theirs)]
+        entries = [
+            entry for entry in self.form.spare_entries(self.config) if all(name in self.tensors for name in entry.theirs)
+        ]
         return {entry.ours: entry.to_ours([self.tensors[name] for name in entry.theirs]) for entry in entries}
 
     def _checked(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
