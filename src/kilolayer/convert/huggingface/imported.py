@@ -75,7 +75,7 @@ class Imported:
         found = {}
         for name, tensor in read_tensors(self.folder).items():
             for old, new in OLD_NAMES.items():
-                name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name  # noqa: PLW2901
+                name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
             whole = name.startswith((self.form.prefix, *self.form.outputs))
             found[name if whole else f"{self.form.prefix}{name}"] = tensor
         return found
