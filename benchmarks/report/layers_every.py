@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from kilolayer.cli.train import EMBEDDED
 from kilolayer.config import build, load, merge
 from kilolayer.data.grammar import write_corpus
 from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.registry import EMBEDDED
 from kilolayer.training.metrics import Metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.run import Run, cache_folder, prepare

@@ -140,6 +140,27 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
         raise (error if error.where else error.at(where)) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A configuration as it is given: tables, and those that are laid over them. sources: what both are called in errors."""
+
+    tables: Table
+    over: Table
+    sources: tuple[str, ...]
+
+    @property
+    def merged(self) -> Table:
+        """All of it as one table."""
+        return merge(self.tables, self.over)
+
+    def build(self, cls: type[Config], below: Mapping[str, Any] | None = None) -> Config:
+        """The configuration, over the values `below`; an error says where it comes from."""
+        try:
+            return build(cls, merge(merge(dict(below or {}), self.tables), self.over))
+        except OptionError as error:
+            raise error.at(f"in {' and '.join(self.sources)}") from None
+
+
 def option_places(cls: type[DataclassInstance], section: str = "") -> Iterator[str]:
     """Where each option of a configuration stands: `task`, `model.dim`, `model.moe.experts`."""
     hints = typing.get_type_hints(cls)

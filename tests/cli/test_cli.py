@@ -143,6 +143,17 @@ def test_every_shipped_config_can_be_planned(config: Path, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)["parameters"]["total"] > 0
 
 
+def test_a_plan_says_that_the_warm_up_is_longer_than_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model.dim", "64", "--model.heads", "4", "--model.layers", "2", "--train.steps", "30"]
+    assert main([*words, "--train.warmup_steps", "1000", "--json"]) == 0
+    shown = capsys.readouterr()
+    (warning,) = json.loads(shown.out)["warnings"]
+    assert "the warm-up of 1,000 steps is longer than the run of 30" in warning
+    assert shown.err == f"{warning}\n"
+    assert main([*words, "--train.warmup_steps", "3"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_recipes_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()

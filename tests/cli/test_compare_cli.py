@@ -26,7 +26,9 @@ from kilolayer.config import dump
 from kilolayer.training.run import Run
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "torch._dynamo"])
+SERVER.set_forkserver_preload(
+    ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.runs.begin", "kilolayer.cli.train", "torch._dynamo"]
+)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,16 @@ import torch
 from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
-from kilolayer.cli.train import _new_run
+from kilolayer.cli.configuration import given
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs.begin import new_run
 from kilolayer.tasks import registry, results
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.metrics import read_metrics
+from kilolayer.training.run import Run
 
 
 def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]) -> None:
@@ -197,11 +200,13 @@ def test_several_hypotheses_a_line(trained: tuple[Path, str, str], monkeypatch: 
 @pytest.mark.slow
 def test_the_embedded_default_can_start_from_a_run_of_itself(tmp_path: Path) -> None:
     small = ["--model.encoder_layers=1", "--model.decoder_layers=1"]
-    with _new_run(tmp_path / "first", registry.EMBEDDED, small, Processes()) as first:
+
+    def made(name: str, *typed: str) -> AbstractContextManager[Run]:
+        return new_run(tmp_path / name, given(registry.EMBEDDED, [*small, *typed]), Processes(), is_embedded=True)
+
+    with made("first") as first:
         pass
-    with _new_run(
-        tmp_path / "second", registry.EMBEDDED, ["--train.start_from", str(first.folder), *small], Processes()
-    ) as second:
+    with made("second", "--train.start_from", str(first.folder)) as second:
         assert second.config.table()["data"]["folder"] == str((tmp_path / "second/data").resolve())
         assert second.vocabulary().digest == first.vocabulary().digest
 

@@ -11,7 +11,13 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
-MODULES = ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "kilolayer.cli.translate"]
+MODULES = [
+    "kilolayer.training.loop",
+    "kilolayer.report.page",
+    "kilolayer.runs.begin",
+    "kilolayer.cli.train",
+    "kilolayer.cli.translate",
+]
 SERVER.set_forkserver_preload(MODULES)
 LATE = ["torch._dynamo", "encodings.unicode_escape", "encodings.latin_1"]
 LATE += [f"multiprocessing.{name}" for name in ("dummy", "queues", "synchronize")]

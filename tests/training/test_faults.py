@@ -27,7 +27,7 @@ from kilolayer.training.run import Run, locked
 from kilolayer.training.step import Stepper
 
 SERVER = multiprocessing.get_context("forkserver")  # one process imports torch, the others are forked from it
-MODULES = ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train"]
+MODULES = ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.runs.begin", "kilolayer.cli.train"]
 SERVER.set_forkserver_preload([*MODULES, "torch._dynamo"])  # torch itself imports the last at the first step
 
 POINTS = [

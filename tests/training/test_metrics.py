@@ -17,6 +17,7 @@ from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
 from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.metrics import Metrics
+from kilolayer.training.trackers import TensorBoard
 
 BROKEN = {
     "not UTF-8": b'{"kind": "train", "step": 3, "text": "\xff"}',
@@ -48,7 +49,7 @@ def test_a_broken_line_loses_itself_alone_and_is_named(folder: Path, kind: str, 
     (folder / "metrics.jsonl").write_bytes(b"".join(lines))
     assert [row["step"] for row in read_record(folder).train] == [1, 2, 4, 5, 6, 7, 8, 9]
     assert "Line 3 of metrics.jsonl cannot be read and is left out." in read_record(folder).notes
-    Metrics(folder, 8, tensorboard=False)
+    Metrics(folder, 8)
     assert caplog.messages == [f"{folder / 'metrics.jsonl'}: line 3 of metrics.jsonl cannot be read and is left out"]
     assert (folder / "metrics.jsonl").read_bytes() == b"".join(line(step) for step in (1, 2, 4, 5, 6, 7, 8))
 
@@ -63,7 +64,7 @@ def test_many_broken_lines_are_one_warning(folder: Path) -> None:
 def test_a_last_line_without_an_end_is_no_damage(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(line(10)[:20])
-    Metrics(folder, 9, tensorboard=False)
+    Metrics(folder, 9)
     assert not caplog.messages
     assert (folder / "metrics.jsonl").read_bytes() == b"".join(map(line, range(1, 10)))
 
@@ -89,7 +90,7 @@ def test_what_stands_in_its_place_is_refused_at_once(folder: Path, kind: str) ->
         {"a pipe": os.mkfifo, "a folder": os.mkdir, "a device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
     before = time.monotonic()
     with pytest.raises(InputError) as caught:
-        Metrics(folder, 3, tensorboard=False)
+        Metrics(folder, 3)
     assert caught.value.where == str(path)
     assert any("metrics.jsonl cannot be read" in note for note in read_record(folder).notes)
     assert time.monotonic() - before < 2
@@ -109,13 +110,13 @@ def test_nothing_is_written_through_a_link(folder: Path, tmp_path_factory: pytes
     before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
     if name == "tensorboard":
         with pytest.raises(WriteError, match="symbolic link"):
-            Metrics(folder, 3, tensorboard=True)
+            TensorBoard().start(folder, {}, 3)
     else:
-        Metrics(folder, 3, tensorboard=False).write("train", 4, loss=1.0)
+        Metrics(folder, 3).write("train", 4, loss=1.0)
         (folder / name).unlink()
         (folder / name).symlink_to(target)
         metrics = Metrics.__new__(Metrics)
-        metrics.path, metrics.board = folder / name, None
+        metrics.path, metrics.trackers = folder / name, ()
         with pytest.raises(WriteError):
             metrics.write("train", 4, loss=1.0)
     assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before

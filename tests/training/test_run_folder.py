@@ -131,14 +131,14 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_metrics_are_json_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, 0, tensorboard=False)
+    metrics = Metrics(tmp_path, 0)
     metrics.write("train", 1, loss=float("nan"), nested={"a": [1.5, float("inf")]})
     assert read_metrics(tmp_path) == [{"kind": "train", "step": 1, "loss": None, "nested": {"a": [1.5, None]}}]
 
 
 def test_metrics_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, 0, tensorboard=False)
+    metrics = Metrics(tmp_path, 0)
     for step in range(1, 6):
         metrics.write("train", step, loss=1.0)
-    Metrics(tmp_path, 3, tensorboard=False).write("train", 4, loss=2.0)
+    Metrics(tmp_path, 3).write("train", 4, loss=2.0)
     assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]

@@ -10,7 +10,7 @@ from kilolayer.errors import OptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.tasks.translation.config import TranslationConfig, TranslationTrainConfig
-from kilolayer.training.schedule import learning_rate
+from kilolayer.training.schedule import learning_rate, warmup_warning
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "inverse_sqrt": {},
@@ -108,3 +108,21 @@ def test_a_fall_at_the_end_has_the_room_that_the_warm_up_leaves() -> None:
     assert TrainConfig(**fall, epochs=2, warmup_share=0.1).in_steps(500).steps == 1000
     with pytest.raises(OptionError, match="decay_steps is 900"):
         TrainConfig(**fall, epochs=2, warmup_share=0.1).in_steps(400)
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "constant"])
+def test_a_warm_up_that_the_run_does_not_outlive_is_said(schedule: Any) -> None:
+    def warning(**options: Any) -> str | None:
+        return warmup_warning(TrainConfig(lr=0.5, schedule=schedule, **options))
+
+    said = warning(steps=30, warmup_steps=1000)
+    assert said is not None
+    assert "the warm-up of 1,000 steps is longer than the run of 30" in said
+    assert "ends at 0.015 and never reaches train.lr, 0.5" in said  # 0.5 * 30 / 1000
+    assert warning(steps=30, warmup_steps=29) is None
+    assert warning(epochs=2.0, warmup_steps=10**6) is None  # nobody knows yet how many steps these are
+    assert warning(steps=30, warmup_share=1.0) is None
+    never = warning(steps=30, warmup_steps=30)
+    assert never == (
+        None if schedule == "constant" else f"warning: the warm-up takes all 30 steps, and the {schedule} fall never begins"
+    )

@@ -37,7 +37,9 @@ from kilolayer.training.stop import Stopped, catching
 from kilolayer.training.trainer import Best, Trainer
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.cli.train", "torch._dynamo"])
+SERVER.set_forkserver_preload(
+    ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.runs.begin", "kilolayer.cli.train", "torch._dynamo"]
+)
 FOREVER = 60.0  # much longer than a signal may take
 
 

@@ -9,19 +9,16 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from kilolayer.config import (
-    Config,
     DataclassInstance,
-    Table,
-    build,
+    Given,
     choices_of,
     help_texts,
     load,
-    merge,
     option_places,
     overrides,
     section_of,
 )
-from kilolayer.errors import OptionError, shown
+from kilolayer.errors import shown
 
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -41,15 +38,10 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, typed
 
 
-def read(cls: type[Config], path: Path | None, typed: Sequence[str], below: Table | None = None) -> Config:
-    """The configuration `cls`: the values `below`, then a file, then typed options such as `--model.dim 64`."""
-    file = load(path) if path is not None else {}
-    table = merge(merge(below or {}, file), overrides(typed))
-    try:
-        return build(cls, table)
-    except OptionError as error:
-        sources = [*([str(path)] if path is not None else []), *(["the typed options"] if typed else [])]
-        raise error.at(f"in {' and '.join(sources)}") from None
+def given(path: Path | None, typed: Sequence[str]) -> Given:
+    """The tables of a file, with typed options such as `--model.dim 64` over them."""
+    sources = [*([str(path)] if path is not None else []), *(["the typed options"] if typed else [])]
+    return Given(load(path) if path is not None else {}, overrides(typed), tuple(sources))
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

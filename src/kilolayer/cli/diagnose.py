@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import whole
+from kilolayer.cli.configuration import given, whole
 from kilolayer.cli.output import show_json, show_line, show_table
-from kilolayer.cli.prepared import read_started
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
 from kilolayer.terminal import say
@@ -77,7 +76,9 @@ def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
         return Run.open(options.source)
     if options.at is not None:
         raise OptionError("a configuration has no checkpoints", where="--at", fix="name a run, or remove it")
-    return read_started(options.source, typed)[0]
+    from kilolayer.training.start import read_started
+
+    return read_started(given(options.source, typed))[0]
 
 
 def show(found: Diagnosis) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_options, read, whole
+from kilolayer.cli.configuration import add_options, given, whole
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
-from kilolayer.config import load, merge, overrides, table_of
+from kilolayer.config import table_of
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Description
-from kilolayer.terminal import human_bytes
+from kilolayer.terminal import human_bytes, say
 
 if TYPE_CHECKING:
     from kilolayer.speed.budget import Budget, Work
@@ -54,11 +54,23 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     cost = budget(config, work)
     depths = config.depths
     described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
+    warnings = schedule_warnings(whole)
     if options.json:
-        show_json(as_json(config, cost, described))
+        show_json({**as_json(config, cost, described), "warnings": warnings})
     else:
         show(config, cost, described)
+    for warning in warnings:
+        say(warning)
     return 0
+
+
+def schedule_warnings(config: PlanConfig | RunConfig) -> list[str]:
+    """What is wrong with the learning rates of a run; nothing where a model alone is planned."""
+    if isinstance(config, PlanConfig):
+        return []
+    from kilolayer.training.schedule import warmup_warning
+
+    return [warning for warning in [warmup_warning(config.train)] if warning is not None]
 
 
 def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunConfig:
@@ -66,13 +78,13 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
 
     A run that starts from another one has its model where the configuration says nothing.
     """
-    given = merge(load(path) if path is not None else {}, overrides(typed))
-    if set(given) <= {"model"}:
-        return read(PlanConfig, path, typed)
+    found = given(path, typed)
+    if set(found.merged) <= {"model"}:
+        return found.build(PlanConfig)
     from kilolayer.tasks.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
     from kilolayer.training.start import find_start
 
-    return read(RunConfig, path, typed, find_start(given)[1])
+    return found.build(RunConfig, find_start(found.merged)[1])
 
 
 def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:

@@ -8,23 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import read
-from kilolayer.config import Table, load, merge, overrides
+from kilolayer.cli.configuration import given
 from kilolayer.tasks import registry
 
 if TYPE_CHECKING:
     from kilolayer.tasks.config import RunConfig
     from kilolayer.tasks.task import Task
-    from kilolayer.training.run import Run
-
-
-def read_started(path: Path, typed: list[str], below: Table | None = None) -> tuple[RunConfig, Run | None]:
-    """The configuration of a file, with typed options, over what it takes of the run to start from; and that run."""
-    from kilolayer.tasks.config import RunConfig
-    from kilolayer.training.start import find_start
-
-    start, given = find_start(merge(load(path), overrides(typed)))
-    return read(RunConfig, path, typed, {**given, **(below or {})}), start
 
 
 @contextmanager
@@ -32,11 +21,11 @@ def prepared(path: Path, typed: list[str]) -> Iterator[tuple[RunConfig, Task]]:
     """The configuration as its task resolves it, and its data; those of the embedded default lie in a folder that goes away."""
     from kilolayer.data.grammar import write_corpus
     from kilolayer.training.run import cache_folder, choose_device, prepare
-    from kilolayer.training.start import vocabulary_of
+    from kilolayer.training.start import read_started, vocabulary_of
 
     with TemporaryDirectory() as folder:
         is_embedded = path == registry.EMBEDDED
-        config, start = read_started(path, typed, {"data": {"folder": folder}} if is_embedded else None)
+        config, start = read_started(given(path, typed), {"data": {"folder": folder}} if is_embedded else None)
         choose_device(config.train.device)
         if is_embedded:
             write_corpus(Path(folder))

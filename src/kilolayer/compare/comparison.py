@@ -40,9 +40,9 @@ from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
-from kilolayer.training.metrics import summary_writer
 from kilolayer.training.run import check_new, choose_device, locked
 from kilolayer.training.start import started_config
+from kilolayer.training.trackers import find_trackers
 
 MOST_RUNS = 10_000
 """More than a comparison can have; a slip of the fingers may ask for them."""
@@ -227,8 +227,7 @@ class Comparison:
         try:
             config = started_config(table)
             choose_device(config.train.device)
-            if config.train.tensorboard:
-                summary_writer()
+            find_trackers(config.train)
         except KilolayerError as error:
             raise error.at(f"in the run {member.name}") from None
         return config
@@ -314,7 +313,8 @@ class Comparison:
 
 
 TOLD = (RECIPE, LAYERS, "train.seed")
-UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.tensorboard", "train.log_every", "train.device")
+UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.log_every", "train.device")
+UNTOLD += ("train.tensorboard", "train.trackers")
 """What differs between runs without a difference in what they learn."""
 
 

@@ -72,11 +72,11 @@ class Registration:
 
     def load_config(self) -> Any:
         """The class of the task's configuration, which extends `RunConfig`."""
-        return _imported(self.config)
+        return imported(self.config)
 
     def load(self) -> Any:
         """The task's class, which extends `Task`."""
-        return _imported(self.task)
+        return imported(self.task)
 
 
 _registry: dict[str, Registration] = {}
@@ -115,7 +115,7 @@ def _of_place(place: str) -> Registration:
         raise OptionError(
             f"task is {shown(place)}", fix="a task of your own is named by its module and class: my_module:MyTask"
         )
-    found = getattr(_imported(place), "registration", None)
+    found = getattr(imported(place), "registration", None)
     if not isinstance(found, Registration):
         raise InputError(
             f"{shown(place)} is no task",
@@ -125,7 +125,8 @@ def _of_place(place: str) -> Registration:
     return found
 
 
-def _imported(place: str) -> Any:
+def imported(place: str, kind: str = "task") -> Any:
+    """What a place names, `module:Name`; kind: what it is to be, for the errors."""
     module, _, name = place.partition(":")
     try:
         imported = importlib.import_module(module)
@@ -138,7 +139,7 @@ def _imported(place: str) -> Any:
         else:
             what = f"the module {module!r} cannot be imported: {type(error).__name__}: {error}"
             fix = f'mend it: python -c "import {module}" tells where it fails'
-        raise InputError(what, where=f"task {shown(place)}", fix=fix) from error
+        raise InputError(what, where=f"{kind} {shown(place)}", fix=fix) from error
     if not hasattr(imported, name):
-        raise InputError(f"the module {module!r} has no {name!r}", where="task", fix="name a class of it: module:Class")
+        raise InputError(f"the module {module!r} has no {name!r}", where=kind, fix="name a class of it: module:Class")
     return getattr(imported, name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from kilolayer.config import bounded, check
-from kilolayer.errors import OptionError
+from kilolayer.errors import OptionError, shown
+from kilolayer.tasks.registry import PLACE
 
 EVERY = 1000
 """Steps between validations, and between checkpoints, where nothing else is said."""
@@ -97,6 +98,8 @@ class TrainConfig:
     """Of several processes: seconds after which one that stands still ends the run. Its longest step must be shorter."""
     tensorboard: bool = False
     """Also write TensorBoard files; needs the package tensorboard."""
+    trackers: list[str] = field(default_factory=list)
+    """Classes of yours that are given all metrics, each by its place: ["my_module:MyTracker"]."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -110,6 +113,9 @@ class TrainConfig:
             raise OptionError("patience waits for a better validation than one that is not saved", fix="leave save_best on")
         if self.average > self.keep:
             raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
+        for place in self.trackers:
+            if not PLACE.fullmatch(place):
+                raise OptionError(f"a tracker is {shown(place)}", fix="name its module and class: my_module:MyTracker")
 
     def in_steps(self, epoch: float) -> Self:
         """With nothing told in epochs or shares any more; epoch: the steps of one."""

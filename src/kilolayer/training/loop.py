@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +18,26 @@ from kilolayer.training.norms import LayerNorms
 from kilolayer.training.progress import Progress, Silence
 from kilolayer.training.run import Run
 from kilolayer.training.saver import Saver
-from kilolayer.training.schedule import learning_rate
+from kilolayer.training.schedule import learning_rate, warmup_warning
 from kilolayer.training.step import Stepper, StepResult
 from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, catching
+from kilolayer.training.trackers import Tracker, guarded
 from kilolayer.training.trainer import Trainer, Window
 
 
-def train(run: Run, task: Task, resume: bool = False, processes: Processes | None = None, stop: Stop | None = None) -> int:
+def train(
+    run: Run,
+    task: Task,
+    resume: bool = False,
+    processes: Processes | None = None,
+    stop: Stop | None = None,
+    trackers: Sequence[Tracker] = (),
+) -> int:
     """Train until the end, until it no longer gets better, or until a signal; return the exit code.
 
     Called by each of several processes; the first alone writes files and the log. stop: of who handles the signals already.
-    A signal that comes before training has begun raises `Stopped`.
+    A signal that comes before training has begun raises `Stopped`. trackers: are started here, and given all metrics; who
+    knows the scores finishes them.
     """
     processes = processes or Processes()
     with (
@@ -40,7 +50,10 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
         trainer.begin(None if newest is None else checkpoint.load(newest, find=inspector.find_fault))
         metrics = Unwritten()
         if processes.first:
-            metrics = Metrics(run.folder, trainer.step, trainer.config.tensorboard, trainer.validated)
+            followed = guarded(trackers)
+            for each in followed:
+                each.start(run.folder, run.config.table(), trainer.step)
+            metrics = Metrics(run.folder, trainer.step, followed, trainer.validated)
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _introduce(trainer, progress)
@@ -58,7 +71,6 @@ def train(run: Run, task: Task, resume: bool = False, processes: Processes | Non
                 _save(trainer, saver, scheduled=trainer.finished and not trainer.validation_due)
         finally:
             progress.close()
-            metrics.close()
         stopped = processes.largest(stop.signal)
     if stopped:
         progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
@@ -163,6 +175,8 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     progress.say(trainer.batches.summary)
     if size > 1:
         progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
+    if (warning := warmup_warning(trainer.config)) is not None:
+        progress.say(warning)
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 

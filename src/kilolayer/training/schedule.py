@@ -26,3 +26,17 @@ def learning_rate(config: TrainConfig, step: int) -> float:
             return config.lr - fall * min(1.0, decayed / config.decay_steps)
         case "constant":
             return config.lr
+
+
+def warmup_warning(config: TrainConfig) -> str | None:
+    """What is said where a run ends before its warm-up does; epochs are told in steps when the run is created, not before."""
+    warmup, steps = config.warmup_steps, config.steps
+    if config.epochs is not None or config.warmup_share is not None or warmup < steps:
+        return None
+    falls = config.schedule != "constant"
+    if warmup == steps:
+        return f"warning: the warm-up takes all {steps:,} steps, and the {config.schedule} fall never begins" if falls else None
+    return (
+        f"warning: the warm-up of {warmup:,} steps is longer than the run of {steps:,}: the learning rate ends at "
+        f"{learning_rate(config, steps):.3g} and never reaches train.lr, {config.lr:g}; lower train.warmup_steps"
+    )

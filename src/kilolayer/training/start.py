@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kilolayer.config import Table, build, merge
+from kilolayer.config import Given, Table, build, merge
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import storable
@@ -37,6 +37,12 @@ def find_start(given: Mapping[str, Any]) -> tuple[Run | None, Table]:
     if _other_vocabulary(given.get("tokenizer"), below.get("tokenizer")):
         raise other_vocabulary(start)
     return start, below
+
+
+def read_started(given: Given, below: Table | None = None) -> tuple[RunConfig, Run | None]:
+    """The configuration over what it takes of the run to start from and over `below`; and that run."""
+    start, taken = find_start(given.merged)
+    return given.build(RunConfig, {**taken, **(below or {})}), start
 
 
 def started_config(given: Table) -> RunConfig:

@@ -1,0 +1,83 @@
+"""How a run begins: made in a new folder, or opened in the one that it has, and locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kilolayer.config import Given
+from kilolayer.data.grammar import write_corpus
+from kilolayer.errors import InputError
+from kilolayer.models.build import build_model
+from kilolayer.parallel.processes import Processes
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.task import Task
+from kilolayer.terminal import say
+from kilolayer.training.run import Run, cache_folder, check_fit, check_new, choose_device, in_steps, locked, prepare
+from kilolayer.training.start import other_vocabulary, read_started, vocabulary_of
+from kilolayer.training.trackers import find_trackers
+
+
+@contextmanager
+def old_run(folder: Path) -> Iterator[Run]:
+    """A run that was created before, in its locked folder."""
+    opened = Run.open(folder)
+    with locked(folder):
+        yield opened
+
+
+@contextmanager
+def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
+    """A run in a locked new folder. Everything that can be refused is refused here, before any work.
+
+    is_embedded: the run trains on the embedded corpus, which is written into its folder.
+    """
+    config, start = read_started(given, {"data": {"folder": str(folder / "data")}} if is_embedded else None)
+    _check_means(config, processes)
+    check_new(folder)
+    with locked(folder):
+        if is_embedded:
+            write_corpus(folder / "data")
+        task = prepare(config, cache_folder(), vocabulary_of(start, config))
+        config = in_steps(task.resolve(config), task, processes.size)
+        if start is not None:
+            _check_start(start, task, config)
+            config = replace(config, train=replace(config.train, start_from=str(start.folder)))
+        yield Run.create(folder, config, task.vocabulary)
+
+
+def data_of(run: Run, processes: Processes) -> Task | None:
+    """What the run trains on; None where it is finished."""
+    if (run.folder / "scores.json").exists():
+        if processes.first:
+            again = f"a new run goes on from its weights: --train.start_from {run.folder}"
+            say(f"{run.folder} is finished: nothing to do; {again}")
+        return None
+    _check_means(run.config, processes)
+    return run.task(cache_folder())
+
+
+def _check_start(start: Run, task: Task, config: RunConfig) -> None:
+    """Refuse other tokens and another model than those of the run to start from."""
+    if start.vocabulary().digest != task.vocabulary.digest:
+        raise other_vocabulary(start)
+    there, here = (0 if each.model.moe is None else each.model.moe.experts for each in (start.config, config))
+    if there != here:
+        raise InputError(
+            f"the run to start from has {there or 'no'} experts in a layer, and this one {here or 'none'}",
+            where=str(start.folder),
+            fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model is not made sparse",
+        )
+    theirs, ours = (build_model(each.model, device="meta", seed=0) for each in (start.config, config))
+    check_fit(ours, task.adopt(theirs.state_dict(), ours.state_dict()), start.folder)
+
+
+def _check_means(config: RunConfig, processes: Processes) -> None:
+    """Refuse what this machine does not have, a device for each process or a package, and what these processes cannot do."""
+    processes.check(choose_device(config.train.device))
+    find_trackers(config.train)
+    if processes.group is not None and config.model.moe is not None:
+        processes.group.part(config.model.moe.experts)
+        config.check_sharing()
