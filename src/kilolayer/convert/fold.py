@@ -53,7 +53,9 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
     _check(model)
     # A norm on the embedded input takes the first scale, as every norm takes that of the sublayer behind it.
     normed = model.config.embedding_norm
-    firsts = {stack.side: None if normed else _scale(stack.sublayers()[0]) for stack in model.stacks()}
+    firsts: dict[Side, Tensor | None] = {
+        stack.side: None if normed else _scale(stack.sublayers()[0]) for stack in model.stacks()
+    }
     vectors = any(_number(scale) is None for scale in firsts.values() if scale is not None)
     if vectors and model.embedding is None:
         raise FoldError(
