@@ -62,7 +62,8 @@ def data_of(run: Run, processes: Processes) -> Task | None:
 
 def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
     """Refuse other tokens and another model than those of the start."""
-    if start.vocabulary().digest != task.vocabulary.digest:
+    known = start.vocabulary()
+    if known is not None and known.digest != task.vocabulary.digest:
         raise other_vocabulary(start)
     there, here = (0 if each.moe is None else each.moe.experts for each in (start.model, config.model))
     if there != here:

@@ -1,4 +1,4 @@
-"""What a run may start from: another run, or a model of Hugging Face. Both give tables, a vocabulary and weights."""
+"""What a run may start from: another run, a bare model that was saved, or a model of Hugging Face."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from kilolayer.convert.huggingface.imported import Imported
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.model import Model
+from kilolayer.models.saved import CONFIG as SAVED_CONFIG
+from kilolayer.models.saved import is_saved, load_model
 from kilolayer.tasks.registry import Registration, get
 from kilolayer.tasks.task import Vocabulary
 from kilolayer.training.foreign_vocabulary import ForeignVocabulary, read_vocabulary
@@ -43,8 +46,8 @@ class Origin(Protocol):
         """Refuse a task that cannot start here."""
         ...
 
-    def vocabulary(self) -> Vocabulary:
-        """Whose tokens the weights are meant for."""
+    def vocabulary(self) -> Vocabulary | None:
+        """Whose tokens the weights are meant for; None where that is not known."""
         ...
 
     def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -54,9 +57,12 @@ class Origin(Protocol):
 
 def open_origin(folder: Path) -> Origin:
     """The run or the model in a folder."""
-    if kind_of(folder / "config.toml") != "file" and is_foreign(folder):
-        return ForeignOrigin(Imported.open(storable(folder)))
-    return RunOrigin(Run.open(storable(folder)))
+    folder = storable(folder)
+    if kind_of(folder / SAVED_CONFIG) != "file" and is_foreign(folder):
+        return ForeignOrigin(Imported.open(folder))
+    if is_saved(folder):
+        return SavedOrigin(folder)
+    return RunOrigin(Run.open(folder))
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,45 @@ class RunOrigin:
         return self.run.weights(vocabulary)
 
 
+@dataclass(frozen=True)
+class SavedOrigin:
+    """A bare model that kl.save wrote. It has no vocabulary: what its tokens are is up to the configuration."""
+
+    folder: Path
+
+    @cached_property
+    def saved(self) -> Model:
+        return load_model(self.folder, dtype=torch.float32)
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.saved.config
+
+    @property
+    def tables(self) -> Table:
+        """Padding is as the task has it."""
+        return {"model": {name: value for name, value in table_of(self.model).items() if name != "pad_id"}}
+
+    def check_task(self, task: Registration) -> None:
+        _check_shape(self, task, "a saved model")
+
+    def vocabulary(self) -> None:
+        return None
+
+    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.saved.state_dict()
+
+
+def _check_shape(origin: Origin, task: Registration, what: str) -> None:
+    shape, trained = origin.model.shape, task.load_config().shape
+    if trained not in (None, shape):
+        raise InputError(
+            f"{task.title} cannot start from {what} of the shape {shape!r}",
+            where=f"train.start_from: {origin.folder}",
+            fix=f"name one of the shape {trained!r}, or choose another task",
+        )
+
+
 TABLES = ("embedding.weight", "source_embedding.weight", "vocabulary.weight", "output_bias.weight")
 """Weights with a row for each token."""
 
@@ -122,14 +167,12 @@ class ForeignOrigin:
         return {"model": table_of(self.model), "tokenizer": self.tokens.table}
 
     def check_task(self, task: Registration) -> None:
-        shape, ours = self.imported.config.shape, task.load_config().shape
-        what = self.imported.form.model_type
-        where = f"train.start_from: {self.folder}"
-        if ours not in (None, shape):
-            raise InputError(f"{task.title} cannot start from the type {what!r}, a model of the shape {shape!r}", where=where)
+        _check_shape(self, task, f"a model of the type {self.imported.form.model_type!r},")
         if task.name == "masked_lm" and self.imported.config.head is not None:
             raise InputError(
-                f"{task.title} cannot start from a classifier: it scores no tokens", where=where, fix="name a BertForMaskedLM"
+                f"{task.title} cannot start from a classifier: it scores no tokens",
+                where=f"train.start_from: {self.folder}",
+                fix="name a BertForMaskedLM",
             )
 
     def vocabulary(self) -> Vocabulary:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import safetensors
 from torch import Tensor
 
 from kilolayer.errors import InputError, shown
 from kilolayer.files.paths import kind_of
-from kilolayer.files.reading import open_regular, read_json
+from kilolayer.files.reading import read_json
+from kilolayer.files.tensors import load_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -64,10 +64,4 @@ def _parts(index: Path) -> list[str]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        with open_regular(path), safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-    except safetensors.SafetensorError as error:
-        raise InputError(
-            f"not a safetensors file: {error}", where=str(path), fix="fetch the file again: it may have been cut off"
-        ) from None
+    return load_tensors(path, fix="fetch the file again: it may have been cut off")

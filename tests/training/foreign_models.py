@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-DIM, HEADS, FFN_DIM, LAYERS, LENGTH = 16, 2, 24, 2, 20
+DIM, HEADS, FFN_DIM, LAYERS, LENGTH = 16, 2, 24, 2, 48
 
 
 def bert_config(vocabulary: int, **options: Any) -> BertConfig:
