@@ -53,7 +53,7 @@ def marian_config(vocabulary: int, **options: Any) -> MarianConfig:
     return MarianConfig(
         vocab_size=vocabulary,
         d_model=DIM,
-        max_position_embeddings=LENGTH,
+        max_position_embeddings=128,
         **{**sizes, **usual, "forced_eos_token_id": None, "scale_embedding": True, **options},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
-from small_runs import SMALL, last_checkpoint, record, stop_after, write_corpus
+from small_runs import SMALL, last_checkpoint, stopped_and_resumed, write_corpus
 from torch import Tensor
 
 from kilolayer.cli.main import main
@@ -18,7 +19,8 @@ from kilolayer.config import dump, merge
 from kilolayer.data.masking import inputs_of
 from kilolayer.probe.diagnose import diagnose
 from kilolayer.training.origins import ForeignOrigin, open_origin
-from kilolayer.training.run import Run, cache_folder
+from kilolayer.training.run import Run, cache_folder, in_steps, prepare
+from kilolayer.training.start import start_of, started_config, vocabulary_of
 from kilolayer.training.trainer import Trainer
 
 TASKS = {"gpt2": "causal_lm", "opt": "causal_lm", "bert": "masked_lm", "classifier": "classify", "marian": "translation"}
@@ -59,12 +61,19 @@ def table_of(name: str, made: Made, **sections: Any) -> dict[str, Any]:
     return merge(merge(own, {"train": {"start_from": str(made.folder)}}), sections)
 
 
-def begun(name: str, made: Made, tmp_path: Path, **sections: Any) -> Run:
-    """A run that the command has made of it, with this many steps trained."""
-    path = tmp_path / "config.toml"
-    path.write_text(dump(table_of(name, made, **sections)))
-    assert main(["train", str(path), "--run", str(tmp_path / "run")]) == 0
-    return Run.open(tmp_path / "run")
+def created(name: str, made: Made, folder: Path, **sections: Any) -> Run:
+    """A run that starts there and has not begun."""
+    config = started_config(table_of(name, made, **sections))
+    task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
+    return Run.create(folder, in_steps(task.resolve(config), task), task.vocabulary)
+
+
+def begun(run: Run) -> tuple[Any, Any]:
+    """Its task, and its model before the first step."""
+    task = run.task(cache_folder())
+    trainer = Trainer(run, task)
+    trainer.begin(None)
+    return task, trainer.model.eval()
 
 
 def their_ids(made: Made) -> Tensor:
@@ -84,40 +93,38 @@ def their_loss(name: str, made: Made, parts: Any) -> Tensor:
         logits = model(rows[source].clamp(min=0), attention_mask=mask, decoder_input_ids=read).logits
         return F.cross_entropy(logits[real], rows[labels][real])
     if name == "bert":
-        inputs, labels = inputs_of(parts)
-        # One document a row: theirs has no segments.
-        logits = model(rows[inputs["tokens"]], attention_mask=inputs["mask"].long()).logits
-        logits = logits.gather(1, inputs["places"][..., None].expand(-1, -1, logits.shape[-1]))
-        return F.cross_entropy(logits[labels != 0], rows[labels][labels != 0])
+        return torch.stack(list(masked_losses(model, rows, parts))).mean()
     tokens, labels = parts
     return F.cross_entropy(model(rows[tokens]).logits.flatten(0, 1), rows[labels].flatten())
 
 
-def one_document_a_row(batches: Any) -> Any:
-    """A batch with the masks of each row, and without those rows that hold several documents."""
-    parts = list(next(batches).parts)
-    tokens, mask, segments = parts[:3]
-    single = (segments.max(dim=1).values == 1) & mask.any(dim=1)
-    assert single.sum() > 1
-    return [tokens[single], mask[single], segments[single], parts[3][single], parts[4][single]]
+def masked_losses(model: Any, rows: Tensor, parts: Any) -> Iterator[Tensor]:
+    """Of each hidden token, every document read by itself."""
+    inputs, labels = inputs_of(parts)
+    tokens = inputs["tokens"]
+    segments = inputs.get("segments", inputs.get("mask", torch.ones_like(tokens)).long())
+    for row, places, own in zip(range(len(tokens)), inputs["places"], labels, strict=True):
+        for place, label in zip(places[own != 0].tolist(), own[own != 0].tolist(), strict=True):
+            document = (segments[row] == segments[row, place]).nonzero()[:, 0]
+            logits = model(rows[tokens[row, document]][None]).logits[0, int((document == place).nonzero())]
+            yield F.cross_entropy(logits, rows[label])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "marian"])
 def test_the_first_loss_is_that_of_the_imported_model(name: str, made: dict[str, Made], tmp_path: Path) -> None:
-    run = begun(name, made[name], tmp_path, train={"steps": 1}, text={"length": 48} if name == "bert" else {})
-    task = run.task(cache_folder())
-    trainer = Trainer(run, task)
-    trainer.begin(None)
-    batches = task.training_batches(1)
-    parts = one_document_a_row(batches) if name == "bert" else next(batches).parts
+    task, model = begun(created(name, made[name], tmp_path))
+    parts = next(task.training_batches(1)).parts
     with torch.no_grad():
-        found = task.loss(trainer.model.eval(), parts, hidden_states=False)
+        found = task.loss(model, parts, hidden_states=False)
         expected = their_loss(name, made[name], parts)
     torch.testing.assert_close(found.nll / found.count, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_a_language_model_of_their_vocabulary_predicts_what_is_in_it_alone(made: dict[str, Made], tmp_path: Path) -> None:
-    run = begun("gpt2", made["gpt2"], tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_text(dump(table_of("gpt2", made["gpt2"])))
+    assert main(["train", str(path), "--run", str(tmp_path / "run")]) == 0
+    run = Run.open(tmp_path / "run")
     assert run.config.model.first_predicted == 3
     model = run.load_model(torch.device("cpu"))
     probabilities = model(torch.tensor([[5, 6, 7]])).logits.softmax(dim=-1)
@@ -132,37 +139,29 @@ def test_a_classifier_takes_berts_body_pooler_and_types(made: dict[str, Made], t
     folder = tmp_path / "with a pooler"
     theirs = bert_folder(
         folder,
-        [line for line in (start.corpus / "train.en").read_text().splitlines()],
+        (start.corpus / "train.en").read_text().splitlines(),
         BertForSequenceClassification,
         num_labels=2,
     )
     pair = Made(folder, theirs, start.corpus)
-    sections: dict[str, Any] = {"examples": {"second": "b", "metrics": ["accuracy"]}, "train": {"steps": 1, "epochs": "none"}}
-    run = begun("classifier", pair, tmp_path, **sections)
-    task: Any = run.task(cache_folder())
-    trainer = Trainer(run, task)
-    trainer.begin(None)
+    sections: dict[str, Any] = {"examples": {"second": "b"}}
+    task, model = begun(created("classifier", pair, tmp_path / "run", **sections))
     tokens, _ = next(task.training_batches(1)).parts
     rows = their_ids(pair)
     types = ((tokens == 3).cumsum(dim=1) > 0).long() - ((tokens == 3).cumsum(dim=1) == 1).long() * (tokens == 3).long()
     assert 0 < int(types.sum()) < types.numel()
     with torch.no_grad():
-        found = task.loss(trainer.model.eval(), (tokens, torch.zeros(len(tokens)).long()), hidden_states=False).output.logits
+        found = task.loss(model, (tokens, torch.zeros(len(tokens)).long()), hidden_states=False).output.logits
         expected = theirs(rows[tokens], attention_mask=(tokens != 0).long(), token_type_ids=types).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_run_is_resumed_to_the_bit(made: dict[str, Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = begun("bert", made["bert"], tmp_path / "whole")
-    path = tmp_path / "config.toml"
-    path.write_text(dump(table_of("bert", made["bert"])))
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        assert main(["train", str(path), "--run", str(tmp_path / "broken")]) != 0
-    assert main(["train", "--resume", str(tmp_path / "broken")]) == 0
-    assert record(Run.open(tmp_path / "broken"))["model"] == record(whole)["model"]
+    whole, broken = (created("bert", made["bert"], tmp_path / name) for name in ("whole", "broken"))
+    stopped_and_resumed(whole, broken, monkeypatch)
 
 
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_tokens_are_those_of_their_own_tokenizers(made: dict[str, Made]) -> None:
     from transformers import BertTokenizer, GPT2Tokenizer, MarianTokenizer
 

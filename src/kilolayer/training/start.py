@@ -74,4 +74,5 @@ def _other_vocabulary(given: object, below: object) -> bool:
     try:
         return build(TokenizerConfig, merge(below, given)) != build(TokenizerConfig, below)
     except KilolayerError:
-        return False  # refused where all of the configuration is read
+        # What is no vocabulary at all is refused where all of the configuration is read.
+        return "path" in below
