@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kilolayer.convert.adapt.adapt import adapt as adapt
     from kilolayer.convert.adapt.bake import bake as bake
     from kilolayer.convert.fold import fold as fold
+    from kilolayer.convert.huggingface.imported import from_huggingface as from_huggingface
     from kilolayer.exporting.export import export as export
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
@@ -56,12 +57,9 @@ _HOMES = {
     "Head": "kilolayer.models.head",
     "MoE": "kilolayer.moe.config",
     "ModelConfig": "kilolayer.models.config",
-<<<<<<< HEAD
     "adapt": "kilolayer.convert.adapt.adapt",
     "bake": "kilolayer.convert.adapt.bake",
-=======
     "TrainedRun": "kilolayer.runs.trained_run",
->>>>>>> face
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
@@ -72,6 +70,7 @@ _HOMES = {
     "fold": "kilolayer.convert.fold",
     "forecast": "kilolayer.probe.forecast",
     "freeze_experts": "kilolayer.moe.layer",
+    "from_huggingface": "kilolayer.convert.huggingface.imported",
     "full_state_dict": "kilolayer.moe.full_state",
     "load": "kilolayer.runs.load",
     "load_full_state_dict": "kilolayer.moe.full_state",
@@ -94,12 +93,9 @@ __all__ = [
     "Head",
     "MoE",
     "ModelConfig",
-<<<<<<< HEAD
+    "TrainedRun",
     "adapt",
     "bake",
-=======
-    "TrainedRun",
->>>>>>> face
     "build_model",
     "calibrate",
     "clip_grad_norm_",
@@ -110,6 +106,7 @@ __all__ = [
     "fold",
     "forecast",
     "freeze_experts",
+    "from_huggingface",
     "full_state_dict",
     "load",
     "load_full_state_dict",

@@ -90,7 +90,7 @@ CONTRADICTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder(dim=0), "dim must be at least 1"),
     (lambda: encoder(vocab_size=0), "vocab_size must be at least 1"),
     (lambda: encoder(dropout=1.0), "below 1"),
-    (lambda: encoder(activation="rleu"), r"did you mean 'relu'\?[\s\S]*'relu', 'gelu', 'swiglu'"),
+    (lambda: encoder(activation="rleu"), r"did you mean 'relu'\?[\s\S]*'relu', 'gelu', 'gelu_tanh', 'silu', 'swiglu'"),
     (lambda: encoder(norm="batch"), "'layer', 'rms'"),
     (lambda: encoder(dim=16.0), "allowed: a whole number"),
     (lambda: encoder(pad_id=20), "0 to 19"),
@@ -217,14 +217,15 @@ def test_packed_documents_are_not_decoded_step_by_step() -> None:
 
 def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
     fields = kl.ModelConfig.__dataclass_fields__
+    of_encoders = {"head", "token_types", "output_transform"}
     for cls, absent in (
         (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
-        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size", "head"}),
-        (kl.EncoderDecoder, {"shape", "layers", "head"}),
+        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_encoders),
+        (kl.EncoderDecoder, {"shape", "layers"} | of_encoders),
     ):
         parameters = inspect.signature(cls).parameters
-        of_folded_models = {"encoder_first_eps", "decoder_first_eps"}
-        assert set(parameters) - {"device", "dtype"} == set(fields) - absent - of_folded_models
+        of_converted_models = {"encoder_first_eps", "decoder_first_eps", "first_predicted"}
+        assert set(parameters) - {"device", "dtype"} == set(fields) - absent - of_converted_models
         required = {"vocab_size", "dim", "heads", "ffn_dim", "layers", "encoder_layers", "decoder_layers", "recipe"}
         for name in set(parameters) & set(fields) - required:
             assert parameters[name].default == fields[name].default, name

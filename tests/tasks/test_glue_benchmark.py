@@ -93,7 +93,7 @@ def test_a_fine_tuning_is_what_the_command_trains(glue: ModuleType, folder: Path
         "examples": {"glue": "RTE", "folder": str(folder), "rows": 8, "length": 70},
         "train": {"start_from": str(folder / "start"), "epochs": 2, "lr": 1e-2, "seed": 3, "device": "cpu"},
     }
-    run = created(tmp_path / "run", merge(ClassifyConfig.from_start(start.config), table), start.vocabulary())
+    run = created(tmp_path / "run", merge(ClassifyConfig.from_start(start.config.table()), table), start.vocabulary())
     assert train(run, task_of(run)) == 0
     rows = [row for row in read_metrics(run.folder) if row["kind"] == "valid"]
     assert [{name: row[name] for name in found["epochs"][0]} for row in rows] == found["epochs"]

@@ -51,7 +51,11 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
     learned table. Intermediate hidden states are scaled; outputs are equal. Raises where the recipe has no such form.
     """
     _check(model)
-    firsts: dict[Side, Tensor | None] = {stack.side: _scale(stack.sublayers()[0]) for stack in model.stacks()}
+    # A norm on the embedded input takes the first scale, as every norm takes that of the sublayer behind it.
+    normed = model.config.embedding_norm
+    firsts: dict[Side, Tensor | None] = {
+        stack.side: None if normed else _scale(stack.sublayers()[0]) for stack in model.stacks()
+    }
     vectors = any(_number(scale) is None for scale in firsts.values() if scale is not None)
     if vectors and model.embedding is None:
         raise FoldError(
@@ -85,7 +89,7 @@ def _check(model: AnyModel) -> None:
         plans = [sublayer.plan for sublayer in stack.sublayers()]
         start: dict[str, Any] = {"gains": {}, "xavier": "normal", "joint_attention": False}
         plain = all(replace(plan, skip=1.0, **start) == Plan(out_norm=True) for plan in plans)
-        bare = all(isinstance(part, nn.Identity) for part in (stack.input_norm, stack.output_scale))
+        bare = isinstance(stack.output_scale, nn.Identity) and not recipe.input_norm(stack.side, model.config.depths)
         if not plain or not bare or recipe.stream() is not None:
             raise FoldError(
                 f"the recipe {recipe.name!r} has no exact plain Post-LN form",
@@ -139,6 +143,8 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | 
             own = model.source_embedding
             plain.source_embedding.weight.copy_((own or model.embedding).weight * _or_one(scales["encoder"]))
         plain.embedding.weight.copy_(source_table * _or_one(scales[plain.stacks()[-1].side]))
+        if isinstance(plain, Encoder) and plain.token_types is not None:
+            plain.token_types.weight.mul_(_or_one(scales["encoder"]))
         if plain.vocabulary is not None:
             plain.vocabulary.weight.copy_(source_table if model.vocabulary is None else model.vocabulary.weight)
     for stack, plain_stack in zip(model.stacks(), plain.stacks(), strict=True):
@@ -153,7 +159,7 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | 
 
 
 def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
-    before: nn.Module | None = None
+    before = None if isinstance(plain.input_norm, nn.Identity) else plain.input_norm
     for sublayer, target in zip(stack.sublayers(), plain.sublayers(), strict=True):
         scale = _scale(sublayer)
         norm = target.out_norm

@@ -7,7 +7,7 @@ the order of their ids. Other entries, as "<|endoftext|>", are special tokens, o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,15 @@ BYTE_OF = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for plac
 
 @dataclass(frozen=True)
 class BytePieces:
-    """pieces: in the order of their ids; merges: pairs of pieces, the one to be made first at the front."""
+    """pieces: in the order of their ids; merges: pairs of pieces, the one to be made first at the front.
+
+    ids: those that the files give the pieces. others: entries that no text is cut into, as special tokens, with their ids.
+    """
 
     pieces: list[str]
     merges: list[tuple[str, str]]
+    ids: list[int]
+    others: dict[str, int]
 
 
 def read_byte_pieces(path: Path) -> BytePieces:
@@ -66,7 +71,9 @@ def _of_tokenizer(table: Any, where: str) -> BytePieces:
             raise InputError(what, where=where, fix=FIX)
     # Older files write a merge as one text.
     merges = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
-    return _checked(model.get("vocab"), where, [(f"{where}, merge {number}", each) for number, each in enumerate(merges, 1)])
+    given = _checked(model.get("vocab"), where, [(f"{where}, merge {number}", each) for number, each in enumerate(merges, 1)])
+    added = [each for each in table.get("added_tokens") or [] if isinstance(each.get("id"), int)]
+    return replace(given, others=given.others | {str(each.get("content")): each["id"] for each in added})
 
 
 def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, str]]:
@@ -110,7 +117,9 @@ def _checked(vocabulary: Any, where: str, merges: Sequence[tuple[str, Any]]) -> 
             raise InputError(f"the merge makes {shown(first + second)}, which has no id", where=place, fix=FIX)
         if first + second in SPECIAL:
             raise InputError(f"the merge makes {first + second}, which is a special token", where=place, fix=FIX)
-    return BytePieces(sorted(made, key=vocabulary.__getitem__), pairs)
+    pieces = sorted(made, key=vocabulary.__getitem__)
+    others = {piece: token for piece, token in vocabulary.items() if piece not in made}
+    return BytePieces(pieces, pairs, [vocabulary[piece] for piece in pieces], others)
 
 
 def _pair(place: str, merge: Any) -> tuple[str, str]:

@@ -46,6 +46,8 @@ class BytePieceVocabulary:
     """Byte-level BPE."""
 
     utf8 = False
+    exact = True
+    ends_between = 2
 
     def __init__(self, given: BytePieces) -> None:
         library = import_library()
@@ -124,13 +126,13 @@ def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Byt
     return BytePieceVocabulary.load(built(folder, build) / BYTE_BPE_FILE)
 
 
-def import_library() -> ModuleType:
+def import_library(kind: str = "byte_bpe") -> ModuleType:
     """The package tokenizers; refuses where it is missing."""
     try:
         import tokenizers
     except ImportError:
         raise OptionError(
-            'kind = "byte_bpe" needs the package tokenizers', where="tokenizer", fix="pip install 'kilolayer[bpe]'"
+            f'kind = "{kind}" needs the package tokenizers', where="tokenizer", fix="pip install 'kilolayer[bpe]'"
         ) from None
     return tokenizers
 

@@ -135,17 +135,17 @@ class ExampleBatches:
 
 
 def encode_example(first: str, second: str | None, vocabulary: TextVocabulary, length: int) -> tuple[np.ndarray, bool]:
-    """int64 [tokens]: START a END, or START a END END b END (RoBERTa's form); at most `length`, the longer cut first.
-
-    And whether something was cut.
+    """int64 [tokens]: START a END, or START a END END b END (RoBERTa's form), with one END between for WordPiece (BERT's form);
+    at most `length`, the longer cut first. And whether something was cut.
     """
     a = vocabulary.encode(first.encode())
     if second is None:
         return np.concatenate([[START], a[: length - 2], [END]]), len(a) > length - 2
     b = vocabulary.encode(second.encode())
-    room = length - 4
+    ends = [END] * vocabulary.ends_between
+    room = length - 2 - len(ends)
     kept = min(len(a), max(room - len(b), room - room // 2))
-    return np.concatenate([[START], a[:kept], [END, END], b[: room - kept], [END]]), len(a) + len(b) > room
+    return np.concatenate([[START], a[:kept], ends, b[: room - kept], [END]]), len(a) + len(b) > room
 
 
 def padded_length(tokens: int, most: int) -> int:
@@ -157,6 +157,12 @@ def padded_length(tokens: int, most: int) -> int:
 def real_rows(tokens: Tensor) -> Tensor:
     """bool [rows]: those of int64 [rows, length] that are not padding alone."""
     return tokens[:, 0] != PAD
+
+
+def sentence_types(tokens: Tensor) -> Tensor:
+    """int64 [rows, length]: 0 up to the first END of each row of int64 [rows, length], with it, and 1 behind it."""
+    ends = (tokens == END).long()
+    return (ends.cumsum(dim=1) - ends).clamp(max=1)
 
 
 def _labels(examples: Sequence[Example], classes: Sequence[str]) -> np.ndarray | None:

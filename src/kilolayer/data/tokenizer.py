@@ -21,6 +21,7 @@ import sentencepiece
 from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora
+from kilolayer.data.marian_pieces import read_marian_pieces
 from kilolayer.data.parallel import ParallelText
 from kilolayer.data.piece_trainer import UntrainableError, train_pieces
 from kilolayer.data.text import read_lines
@@ -45,11 +46,12 @@ class TokenizerConfig:
     """`[tokenizer]`: how text is cut into tokens."""
 
     path: str | None = None
-    """A SentencePiece model to use; with kind = "byte_bpe", a tokenizer.json, or the folder of a vocab.json and a merges.txt.
-    Absent: one is trained on the training text."""
-    kind: Literal["unigram", "bpe", "byte_bpe", "bytes"] = "unigram"
+    """A SentencePiece model to use, or the folder of a Marian model's; with kind = "byte_bpe", a tokenizer.json, or the folder
+    of a vocab.json and a merges.txt; with "wordpiece", a tokenizer.json, or the folder of a vocab.txt. Absent: one is trained
+    on the training text."""
+    kind: Literal["unigram", "bpe", "byte_bpe", "wordpiece", "bytes"] = "unigram"
     """How the pieces are chosen: SentencePiece's unigram or bpe, or, for language models, GPT-2's byte_bpe, or bytes: each byte
-    is a token."""
+    is a token. wordpiece is BERT's, for encoders, and is read from a path alone."""
     vocab_size: int = bounded(8000, least=8, most=2**24)
     """Pieces in the vocabulary, special tokens and tags included; 8000 suits tens of thousands of pairs."""
     byte_fallback: bool = True
@@ -65,13 +67,20 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        byte_bpe = self.kind == "byte_bpe"
+        byte_bpe, word_pieces = self.kind == "byte_bpe", self.kind == "wordpiece"
+        if word_pieces and self.path is None:
+            raise OptionError("WordPiece vocabularies are not trained here", fix="set tokenizer.path to one that exists")
         # Byte-level BPE is what normalization = "identity" asks for.
         trained = {"kind", "path", "vocab_size", "sentences"} | (
             {"normalization"} if self.normalization == "identity" else set()
         )
         for name, given, what, used in (
-            ("path", self.path is not None, "a vocabulary that exists", {"path", "kind"} if byte_bpe else {"path"}),
+            (
+                "path",
+                self.path is not None,
+                "a vocabulary that exists",
+                {"path", "kind"} if byte_bpe or word_pieces else {"path"},
+            ),
             ("kind", self.of_bytes, "bytes", {"kind"}),
             ("kind", byte_bpe, "byte-level BPE", trained),
         ):
@@ -201,6 +210,11 @@ class Tokenizers:
         return self.source is self.target
 
     @property
+    def one_table(self) -> bool:
+        """Whether an id means the same piece on both sides, so that one table can serve both."""
+        return self.shared or self.source.pieces == self.target.pieces
+
+    @property
     def digest(self) -> str:
         """What tells vocabularies apart."""
         return hashlib.sha256(self.source.model + self.target.model).hexdigest()
@@ -222,13 +236,22 @@ class Tokenizers:
         return cls(both, both)
 
 
+def load_tokenizers(path: Path) -> Tokenizers:
+    """The SentencePiece model in a file, or those of a Marian model's folder."""
+    if kind_of(path) == "folder":
+        source, target = (Tokenizer(model, where=str(path)) for model in read_marian_pieces(path).models)
+        return Tokenizers(source, source if source.model == target.model else target)
+    both = Tokenizer.load(path)
+    return Tokenizers(both, both)
+
+
 def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> Tokenizers:
     """The vocabularies for some text: the given one, or trained on its training part (synthetic corpora apart), once."""
     if config.path is not None:
-        both = Tokenizer.load(Path(config.path))
+        found = load_tokenizers(Path(config.path))
         for language in corpora.tags:
-            both.tag_id(language)
-        return Tokenizers(both, both)
+            found.source.tag_id(language)
+        return found
     if not config.shared and len(corpora.directions) > 1:
         raise OptionError("two vocabularies cannot serve several directions", where="tokenizer", fix="set shared = true")
     texts = [text for text in corpora.train if not text.synthetic] or corpora.train

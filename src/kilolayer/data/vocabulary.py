@@ -1,6 +1,7 @@
-"""Vocabularies of language models: bytes, SentencePiece pieces, or byte-level BPE's, that give every text back as it was.
+"""Vocabularies of models of text: bytes, SentencePiece pieces, or byte-level BPE's, that give every text back as it was.
 
 Since nothing of the text is lost, a token stands for a fixed number of its bytes, and so a loss can be told in bits per byte.
+BERT's WordPiece, which loses case and spaces, is there for encoders that were trained with it.
 Ids: padding 0, unknown 1, start 2, end 3, as in tokenizer.py.
 """
 
@@ -21,6 +22,7 @@ from kilolayer.data.byte_pieces import BytePieceVocabulary, byte_pieces_for
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
 from kilolayer.data.tokenizer import BYTE_BPE_FILE, END, SHARED_FILE, SPACE, Tokenizer, TokenizerConfig, train_tokenizer
+from kilolayer.data.word_pieces import WordPieceVocabulary
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
 
@@ -30,11 +32,15 @@ PROBE = " a  b\n\nc\t\r\n\u00e9 \ufb01 \u00bd\u2028\u65e5 \U0001f600\n"
 
 
 class TextVocabulary(Protocol):
-    """What language models ask of a vocabulary."""
+    """What models of text ask of a vocabulary."""
 
     vocab_size: int
     utf8: bool
     """Whether text must be UTF-8."""
+    exact: bool
+    """Whether every text comes back from its ids as it was."""
+    ends_between: int
+    """END tokens between the two sentences of a pair: RoBERTa's 2, or BERT's 1."""
     byte_lengths: np.ndarray
     """int64 [vocabulary]: the bytes of text that each token stands for."""
     digest: str
@@ -63,6 +69,8 @@ class ByteVocabulary:
 
     vocab_size = FIRST_BYTE + 256
     utf8 = False
+    exact = True
+    ends_between = 2
     byte_lengths = np.repeat([0, 1], [FIRST_BYTE, 256])
     digest = hashlib.sha256(b"bytes").hexdigest()
 
@@ -84,6 +92,8 @@ class PieceVocabulary:
     """A SentencePiece model that changes nothing."""
 
     utf8 = True
+    exact = True
+    ends_between = 2
 
     def __init__(self, tokenizer: Tokenizer, where: str, fix: str) -> None:
         self.tokenizer = tokenizer
@@ -128,6 +138,9 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
         return ByteVocabulary()
     if config.kind == "byte_bpe":
         return byte_pieces_for(text, config, cache)
+    if config.kind == "wordpiece":
+        assert config.path is not None
+        return WordPieceVocabulary.load(Path(config.path))
     if config.path is not None:
         if Path(config.path).suffix == ".json" or kind_of(Path(config.path)) == "folder":
             raise OptionError(f"{config.path} is no SentencePiece model", where="tokenizer.path", fix='set kind = "byte_bpe"')
@@ -158,6 +171,8 @@ def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:
         return ByteVocabulary()
     if config.kind == "byte_bpe":
         return BytePieceVocabulary.load(folder / BYTE_BPE_FILE)
+    if config.kind == "wordpiece":
+        return WordPieceVocabulary.load(folder / BYTE_BPE_FILE)
     return PieceVocabulary.load(folder / SHARED_FILE, "put the run's own vocabulary back in its place")
 
 

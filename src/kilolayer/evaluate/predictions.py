@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.data.example_batches import EncodedExamples
+from kilolayer.data.example_batches import EncodedExamples, sentence_types
 from kilolayer.evaluate.classification import get_metric
 from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
+from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder import Encoder
 from kilolayer.speed.recorder import Piece, Recorder
 
@@ -50,7 +51,7 @@ def predict(
     """
 
     def scores(tokens: Tensor) -> Tensor:
-        return model(tokens).logits.float()
+        return model(tokens, **types_for(model.config, tokens)).logits.float()
 
     recorder = recorder or Recorder.plain(next(model.parameters()).device)
     recorder.follow(model)
@@ -62,6 +63,11 @@ def predict(
             logits = recorder.run([Piece("scores", scores, batch.parts[:1])], restart=lambda: True)
             found[members] = logits[: len(members)].cpu().numpy()
     return found
+
+
+def types_for(config: ModelConfig, tokens: Tensor) -> dict[str, Tensor]:
+    """The types that a model with several is given with tokens, int64 [rows, length]: the sentence of a pair."""
+    return {"types": sentence_types(tokens)} if (config.token_types or 1) > 1 else {}
 
 
 def measure_labels(scores: np.ndarray, labels: np.ndarray, classes: int, metrics: Sequence[str]) -> LabelLoss:

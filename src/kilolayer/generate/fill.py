@@ -105,4 +105,4 @@ def spell(ids: Sequence[int], vocabulary: TextVocabulary) -> str:
         place = rest.index(vocabulary.vocab_size)
         parts.append(vocabulary.decode(rest[:place]))
         rest = rest[place + 1 :]
-    return MASK.join([*parts, vocabulary.decode(rest)])
+    return (MASK if vocabulary.exact else f" {MASK} ").join([*parts, vocabulary.decode(rest)])

@@ -84,6 +84,33 @@ class VocabularyProjection(nn.Module):
         return scores_of(states, self.weight)
 
 
+class TokenTypes(nn.Module):
+    """x + table[type], as the sentence of a pair that a token stands in; N(0, 1/dim) at the start."""
+
+    def __init__(self, types: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(types, dim))
+
+    def fill(self, noise: Noise) -> None:
+        noise.normal_(self.weight, self.weight.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor, types: Tensor | None = None) -> Tensor:
+        """[batch, length, dim] to the same; types: int64 [batch, length], all 0 where none are given."""
+        if types is None:
+            return x + self.weight[0]
+        if types.dtype != torch.int64 or types.shape != x.shape[:2]:
+            raise InputError(
+                f"types are {types.dtype} of shape {list(types.shape)}",
+                fix=f"give int64 of shape [batch, length], here {list(x.shape[:2])}",
+            )
+        # Reading values back from an accelerator would stall it; there the look-up itself asserts the range.
+        if types.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(bound) for bound in torch.aminmax(types))
+            if low < 0 or high >= len(self.weight):
+                raise InputError(f"types reach from {low} to {high}", fix=f"allowed: 0 to {len(self.weight) - 1}")
+        return x + F.embedding(types, self.weight)
+
+
 def scores_of(states: Tensor, table: Tensor) -> Tensor:
     """states table^T: [..., dim] to [..., vocabulary]; table [vocabulary, dim].
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,7 +22,13 @@ class SwiGLU(nn.Module):
         return F.silu(gate) * value
 
 
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swiglu": SwiGLU}
+ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "silu": nn.SiLU,
+    "swiglu": SwiGLU,
+}
 
 
 class FeedForward(nn.Module):

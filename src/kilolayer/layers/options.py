@@ -8,7 +8,7 @@ from typing import Literal
 from kilolayer.config import bounded, check
 from kilolayer.errors import OptionError
 
-Activation = Literal["relu", "gelu", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 Norm = Literal["layer", "rms"]
 Positions = Literal["sinusoidal", "learned", "rotary", "xpos", "t5", "none"]
 
@@ -26,7 +26,7 @@ class LayerOptions:
     ffn_dim: int = bounded(2048, least=1, most=2**24)
     """Width inside the feed-forward network."""
     activation: Activation = "relu"
-    """Function inside the feed-forward network."""
+    """Function inside the feed-forward network; gelu_tanh is GPT-2's approximation of GELU, silu is also known as swish."""
     norm: Norm = "layer"
     """LayerNorm or RMSNorm, wherever the recipe puts a norm."""
     norm_eps: float = bounded(1e-5, above=0, most=1)

@@ -61,15 +61,17 @@ class Stack(nn.Module):
         *,
         final_norm: bool | None = None,
         first_eps: float | None = None,
+        input_norm: bool = False,
         sparsity: Sparsity | None = None,
         output_factor: float = 1.0,
     ) -> None:
-        """output_factor: on the states, where a vocabulary scores them."""
+        """input_norm: a norm on the embedded input, where the recipe has none; output_factor: on the states, where a vocabulary
+        scores them."""
         super().__init__()
         self.side: Side = side
         top = recipe.top(side, depths)
         self.positions = Positions(options, side)
-        self.input_norm = make_norm(recipe.input_norm(side, depths), options.dim, options)
+        self.input_norm = make_norm(input_norm or recipe.input_norm(side, depths), options.dim, options)
         self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
             make_block(options, recipe, side, layer, depths, sparsity) for layer in range(1, depths.of(side) + 1)

@@ -56,12 +56,23 @@ class ModelConfig(LayerOptions):
     Absent: true, but false in a decoder alone, which with one table begins by repeating what it reads."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(dim) at the input."""
+    embedding_norm: bool = False
+    """A norm on the embedded input, positions included, as BERT has it."""
+    token_types: int | None = bounded(None, least=1, most=2**16)
+    """Types of tokens, each with a learned vector at the input; BERT has 2, for the sentences of a pair. Absent: none."""
+    output_transform: bool = False
+    """norm(activation(W x + b)) between an encoder and the scores of its vocabulary, as BERT has it."""
+    output_bias: bool = False
+    """A learned bias on the scores of the vocabulary."""
     final_norm: bool | None = None
     """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
     moe: MoE | None = None
     """Experts in the place of feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
     head: Head | None = None
     """What reads a whole sequence off an encoder: the table [model.head]. Absent: scores of the vocabulary at each position."""
+    first_predicted: int = bounded(0, least=0, below=2**24)
+    """The lowest token id that is predicted. Those below it, special tokens that the vocabulary of an imported model does not
+    have, get no probability."""
     encoder_first_eps: float | None = bounded(None, above=0, most=1e30)
     """The eps of the encoder's first norm, where a folded model needs its own."""
     decoder_first_eps: float | None = bounded(None, above=0, most=1e30)
@@ -77,7 +88,9 @@ class ModelConfig(LayerOptions):
         self._check_final_norm()
         self._check_norm()
         self._check_experts()
+        self._check_input()
         self._check_head()
+        self._check_output()
         self._check_size()
         self.recipe.check_depths(self.depths)
         self.recipe.check_embeddings(self.scale_embeddings)
@@ -137,7 +150,7 @@ class ModelConfig(LayerOptions):
         changed = [name for name in ("norm", "norm_eps") if getattr(self, name) != default[name]]
         plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]
         normed = any(plan.pre_norm or plan.inner_norm or plan.post_norm or plan.out_norm for plan in plans)
-        if changed and not normed:
+        if changed and not normed and not self.embedding_norm:
             raise OptionError(
                 f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms", fix="remove it"
             )
@@ -157,6 +170,27 @@ class ModelConfig(LayerOptions):
             raise OptionError(
                 "tie_embeddings has no effect: a head stands in the place of the output's table", fix="remove tie_embeddings"
             )
+
+    def _check_input(self) -> None:
+        if self.embedding_norm and any(self.recipe.input_norm(side, self.depths) for side in self.depths.sides):
+            raise OptionError(
+                f"embedding_norm has no effect: the recipe {self.recipe.name!r} has such a norm of its own", fix="remove it"
+            )
+        if self.token_types is not None and self.shape != "encoder":
+            raise OptionError(f"the shape {self.shape!r} has no token types", fix="remove token_types")
+
+    def _check_output(self) -> None:
+        given = {name: bool(getattr(self, name)) for name in ("output_transform", "output_bias", "first_predicted")}
+        for name in (name for name, there in given.items() if there):
+            if self.vocab_size is None or self.head is not None:
+                absent = "without a vocabulary" if self.vocab_size is None else "with a head"
+                raise OptionError(f"{name} has no effect on a model {absent}", fix="remove it")
+        if self.output_transform and self.shape != "encoder":
+            raise OptionError(f"output_transform is for encoders, not for the shape {self.shape!r}", fix="remove it")
+        if self.output_transform and self.activation == "swiglu":
+            raise OptionError("output_transform has no gate for swiglu", fix="remove it, or choose another activation")
+        if self.vocab_size is not None and self.first_predicted >= self.vocab_size:
+            raise OptionError(f"first_predicted is {self.first_predicted}", fix=f"allowed: 0 to {self.vocab_size - 1}")
 
     def _check_size(self) -> None:
         networks = 1 if self.moe is None else self.moe.experts

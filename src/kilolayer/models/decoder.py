@@ -42,6 +42,8 @@ class Decoder(Model):
         pad_id: int | None = 0,
         tie_embeddings: bool = False,
         scale_embeddings: bool = True,
+        embedding_norm: bool = False,
+        output_bias: bool = False,
         final_norm: bool | None = None,
         moe: MoE | None = None,
         device: torch.device | str | None = None,
@@ -55,6 +57,7 @@ class Decoder(Model):
         self.embedding = self._embedding(vocab_size, "decoder")
         self.decoder = self._stack("decoder")
         self.vocabulary = None if config.tie_embeddings else self._vocabulary(vocab_size)
+        self.output_bias = self._output_bias()
 
     def forward(
         self,
@@ -82,7 +85,7 @@ class Decoder(Model):
 
     def scores(self, states: Tensor) -> Tensor:
         """The decoder's output [batch, length, dim] to [batch, length, vocabulary]."""
-        return self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states)
+        return self._finish_scores(self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states))
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for step-by-step decoding of up to `capacity` positions."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.errors import InputError
+from kilolayer.layers.embedding import TokenTypes
 from kilolayer.layers.options import Activation, Norm, Positions
+from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.head import Head
 from kilolayer.models.model import Model
+from kilolayer.models.output import OutputTransform
 from kilolayer.models.outputs import EncoderOutput
 from kilolayer.models.sequence_head import SequenceHead
 from kilolayer.moe.config import MoE
@@ -44,6 +49,10 @@ class Encoder(Model):
         pad_id: int | None = 0,
         tie_embeddings: bool = True,
         scale_embeddings: bool = True,
+        embedding_norm: bool = False,
+        token_types: int | None = None,
+        output_transform: bool = False,
+        output_bias: bool = False,
         final_norm: bool | None = None,
         moe: MoE | None = None,
         head: Head | None = None,
@@ -55,8 +64,11 @@ class Encoder(Model):
     def _allocate(self) -> None:
         config, vocab_size = self.config, self.config.vocab_size
         self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
+        self.token_types = None if config.token_types is None else TokenTypes(config.token_types, config.dim)
         self.encoder = self._stack("encoder")
+        self.transform = OutputTransform(config) if config.output_transform else None
         self.vocabulary = None if vocab_size is None or config.tie_embeddings else self._vocabulary(vocab_size)
+        self.output_bias = self._output_bias()
         self.head = None if config.head is None else SequenceHead(config.dim, config.head)
 
     def forward(
@@ -66,6 +78,7 @@ class Encoder(Model):
         embeddings: Tensor | None = None,
         mask: Tensor | None = None,
         segments: Tensor | None = None,
+        types: Tensor | None = None,
         places: Tensor | None = None,
         hidden_states: bool = False,
         attention_weights: bool = False,
@@ -75,10 +88,11 @@ class Encoder(Model):
         tokens: int64 [batch, length]; or embeddings: [batch, length, dim], taken as they are, positions added.
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
+        types: int64 [batch, length], the type of each token, as the sentence of a pair that it stands in; by default all are 0.
         places: int64 [batch, k], positions to score; logits are then [batch, k, vocabulary], of these alone.
         hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
         """
-        inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
+        inputs = self._typed(self._read(self.embedding, tokens, embeddings, mask, segments), types)
         if places is not None:
             self._check_places(places, inputs.states)
         out = self.encoder(inputs, hidden_states=hidden_states, attention_weights=attention_weights)
@@ -103,10 +117,18 @@ class Encoder(Model):
             if low < 0 or high >= states.shape[1]:
                 raise InputError(f"places reach from {low} to {high}", fix=f"allowed: 0 to {states.shape[1] - 1}")
 
+    def _typed(self, inputs: Sequences, types: Tensor | None) -> Sequences:
+        if self.token_types is not None:
+            return replace(inputs, states=self.token_types(inputs.states, types))
+        if types is not None:
+            raise InputError("this model has no token types", fix="leave types out, or build it with token_types=2")
+        return inputs
+
     def _scores(self, states: Tensor) -> Tensor | None:
-        if self.vocabulary is not None:
-            return self.vocabulary(states)
-        return None if self.embedding is None else self.embedding.scores(states)
+        if self.embedding is None:
+            return None
+        states = states if self.transform is None else self.transform(states)
+        return self._finish_scores(self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states))
 
 
 def states_at(states: Tensor, places: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ class EncoderDecoder(Model):
         pad_id: int | None = 0,
         tie_embeddings: bool | Literal["output"] = True,
         scale_embeddings: bool = True,
+        embedding_norm: bool = False,
+        output_bias: bool = False,
         final_norm: bool | None = None,
         moe: MoE | None = None,
         device: torch.device | str | None = None,
@@ -68,6 +70,7 @@ class EncoderDecoder(Model):
         self.encoder = self._stack("encoder")
         self.decoder = self._stack("decoder")
         self.vocabulary = None if config.tie_embeddings else self._vocabulary(vocab_size)
+        self.output_bias = self._output_bias()
 
     def forward(
         self,
@@ -139,7 +142,7 @@ class EncoderDecoder(Model):
 
     def scores(self, states: Tensor) -> Tensor:
         """The decoder's output [batch, target, dim] to [batch, target, vocabulary]."""
-        return self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states)
+        return self._finish_scores(self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states))
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for step-by-step decoding of up to `capacity` target positions."""

@@ -16,6 +16,7 @@ from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.output import NEVER, ScoreBias
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import make_sparsity
 from kilolayer.moe.router import Router
@@ -30,6 +31,7 @@ class Model(nn.Module):
     config: ModelConfig
     seed: int
     may_lack_calibration: bool
+    output_bias: ScoreBias | None
 
     @classmethod
     def from_config(
@@ -110,6 +112,7 @@ class Model(nn.Module):
             config.depths,
             final_norm=config.final_norm,
             first_eps=config.first_eps(side),
+            input_norm=config.embedding_norm,
             sparsity=make_sparsity(config.moe),
             output_factor=config.recipe.output_factor(config.dim) if scored else 1.0,
         )
@@ -127,6 +130,18 @@ class Model(nn.Module):
     def _vocabulary(self, vocab_size: int) -> VocabularyProjection:
         gain = self.config.recipe.vocabulary_gain()
         return VocabularyProjection(vocab_size, self.config.dim, gain=gain)
+
+    def _output_bias(self) -> ScoreBias | None:
+        size = self.config.vocab_size
+        return ScoreBias(size) if size is not None and self.config.output_bias else None
+
+    def _finish_scores(self, scores: Tensor) -> Tensor:
+        """Scores [..., vocabulary] of a table, with their bias; tokens that are never predicted get no probability."""
+        if self.output_bias is not None:
+            scores = self.output_bias(scores)
+        if self.config.first_predicted:
+            scores[..., : self.config.first_predicted] = NEVER
+        return scores
 
     def _read(
         self,

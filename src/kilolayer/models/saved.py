@@ -66,6 +66,12 @@ def load_model(
     return model.eval()
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds a bare model, and not a run."""
+    path = folder / CONFIG
+    return kind_of(path) == "file" and set(configuration.load(path)) <= {"model", "states_dtype"}
+
+
 def _table_of(model: Model) -> configuration.Table:
     """What config.toml holds; a model that could not be made of it again is refused."""
     if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]

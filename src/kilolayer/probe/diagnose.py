@@ -27,7 +27,7 @@ from kilolayer.training.chosen import Chosen
 from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, choose_device, prepare
-from kilolayer.training.start import started_config, vocabulary_of
+from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,7 @@ def _open(path: Path) -> Run | RunConfig:
 
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
-    start = None if config.train.start_from is None else Run.open(Path(config.train.start_from))
-    task = prepare(config, cache_folder(), vocabulary_of(start, config))
+    task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
     plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": device, "threads": 0}
     config = task.resolve(config)
     with torch.random.fork_rng():

@@ -13,8 +13,8 @@ from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.run import Run, cache_folder, prepare
-from kilolayer.training.start import started_config, vocabulary_of
+from kilolayer.training.run import cache_folder, prepare
+from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 STEPS = 60
 LEVEL = 0.01
@@ -94,8 +94,7 @@ def forecast(
             raise OptionError(f"{name} has a value below 0", where=name, fix="give rates above 0 and whole numbers of steps")
     whole = config if isinstance(config, RunConfig) else started_config(configuration.load(Path(config)))
     if task is None:
-        start = None if whole.train.start_from is None else Run.open(Path(whole.train.start_from))
-        task = prepare(whole, cache_folder(), vocabulary_of(start, whole))
+        task = prepare(whole, cache_folder(), vocabulary_of(start_of(whole), whole))
         whole = task.resolve(whole)
     # So few steps are over before layers would have been compiled.
     trial = Trial(replace(whole, train=replace(whole.train, eager=True)), task)

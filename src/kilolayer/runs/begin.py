@@ -17,6 +17,7 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.terminal import say
 from kilolayer.training.last_saved import all_deleted
+from kilolayer.training.origins import Origin
 from kilolayer.training.run import Run, cache_folder, check_fit, check_new, choose_device, in_steps, locked, prepare
 from kilolayer.training.start import other_vocabulary, read_started, vocabulary_of
 from kilolayer.training.trackers import find_trackers
@@ -63,18 +64,19 @@ def data_of(run: Run, processes: Processes) -> Task | None:
     return run.task(cache_folder())
 
 
-def _check_start(start: Run, task: Task, config: RunConfig) -> None:
-    """Refuse other tokens and another model than those of the run to start from."""
-    if start.vocabulary().digest != task.vocabulary.digest:
+def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
+    """Refuse other tokens and another model than those of the start."""
+    known = start.vocabulary()
+    if known is not None and known.digest != task.vocabulary.digest:
         raise other_vocabulary(start)
-    there, here = (0 if each.model.moe is None else each.model.moe.experts for each in (start.config, config))
+    there, here = (0 if each.moe is None else each.moe.experts for each in (start.model, config.model))
     if there != here:
         raise InputError(
             f"the run to start from has {there or 'no'} experts in a layer, and this one {here or 'none'}",
             where=str(start.folder),
             fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model is not made sparse",
         )
-    theirs, ours = (build_model(each.model, device="meta", seed=0) for each in (start.config, config))
+    theirs, ours = (build_model(each, device="meta", seed=0) for each in (start.model, config.model))
     check_fit(ours, task.adopt(theirs.state_dict(), ours.state_dict()), start.folder)
 
 

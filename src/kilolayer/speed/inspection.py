@@ -31,7 +31,7 @@ PARTS: set[type[nn.Module]] = LAYERS | {
     ),
     *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection, LayerNorm, RMSNorm),
     *(Constant, LayerConstant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
-    *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU),
+    *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU),
 }
 
 

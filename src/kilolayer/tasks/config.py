@@ -65,9 +65,8 @@ class RunConfig:
         return {}
 
     @classmethod
-    def from_start(cls, start: RunConfig) -> Table:
-        """What a run takes of the one that it starts from, where its own configuration says nothing: model and vocabulary."""
-        tables = start.table()
+    def from_start(cls, tables: Table) -> Table:
+        """What a run takes of the tables of what it starts from, where its own configuration says nothing."""
         return {name: tables[name] for name in ("model", "tokenizer") if name in tables}
 
     def __post_init__(self) -> None:

@@ -24,8 +24,8 @@ class TrainConfig:
     epochs: float | None = bounded(None, above=0, most=10**6)
     """Passes over the training data, in the place of steps: the run keeps the steps that they are."""
     start_from: str | None = None
-    """A run whose weights and vocabulary are the start, as in fine-tuning; same model and [tokenizer]. Absent: as the recipe
-    says."""
+    """A run, or a folder of Hugging Face with BERT, GPT-2, Marian or OPT, whose weights and vocabulary are the start, as in
+    fine-tuning; same model and [tokenizer]. Or a folder by kl.save, of weights alone. Absent: as the recipe says."""
     freeze: Literal["none", "experts"] = "none"
     """What stays as it starts: nothing, or experts and their routers; the balance loss still counts."""
     accumulate: int = bounded(1, least=1, most=10**6)

@@ -1,4 +1,4 @@
-"""The run that a configuration starts from, and what it gives where the configuration says nothing."""
+"""What a configuration starts from, and what that gives where the configuration says nothing."""
 
 from __future__ import annotations
 
@@ -9,60 +9,61 @@ from typing import Any
 from kilolayer.config import Given, Table, build, merge
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import InputError, KilolayerError
-from kilolayer.files.paths import storable
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Vocabulary
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.run import Run
+from kilolayer.training.origins import Origin, RunOrigin, open_origin
 
 
-def find_start(given: Mapping[str, Any]) -> tuple[Run | None, Table]:
-    """The run that `train.start_from` of the tables `given` names, and what lies below them: its model and vocabulary."""
+def find_start(given: Mapping[str, Any]) -> tuple[Origin | None, Table]:
+    """What `train.start_from` of the tables `given` names, and what lies below them: its model and vocabulary."""
     train = given.get("train")
     place = train.get("start_from") if isinstance(train, dict) else None
     if not isinstance(place, str) or place == "none":
         return None, {}
     TrainConfig(start_from=place)  # refuses a text that is no path
     task = registry.get(given.get("task", registry.DEFAULT))
-    start = Run.open(storable(Path(place)))
-    known = [task, *map(registry.get, task.load().starts_from)]
-    if start.registration.name not in [each.name for each in known]:
-        raise InputError(
-            f"{task.title} cannot start from {start.registration.title}",
-            where=f"train.start_from: {start.folder}",
-            fix=f"name a run that is {' or '.join(each.title for each in known)}",
-        )
-    below = task.load_config().from_start(start.config)
+    start = open_origin(Path(place))
+    start.check_task(task)
+    below = task.load_config().from_start(start.tables)
     if _other_vocabulary(given.get("tokenizer"), below.get("tokenizer")):
         raise other_vocabulary(start)
     return start, below
 
 
-def read_started(given: Given, below: Table | None = None) -> tuple[RunConfig, Run | None]:
-    """The configuration over what it takes of the run to start from and over `below`; and that run."""
+def read_started(given: Given, below: Table | None = None) -> tuple[RunConfig, Origin | None]:
+    """The configuration over what it takes of its start and over `below`; and that start."""
     start, taken = find_start(given.merged)
     return given.build(RunConfig, {**taken, **(below or {})}), start
 
 
 def started_config(given: Table) -> RunConfig:
-    """The configuration of these tables, over what it takes of the run to start from."""
+    """The configuration of these tables, over what it takes of its start."""
     return build(RunConfig, merge(find_start(given)[1], given))
 
 
-def vocabulary_of(start: Run | None, config: RunConfig) -> Vocabulary | None:
-    """That of the run to start from, where the configuration has the same table: it is the same on other text too."""
-    if start is None or getattr(start.config, "tokenizer", None) != getattr(config, "tokenizer", None):
+def start_of(config: RunConfig) -> Origin | None:
+    """What a configuration starts from."""
+    return None if config.train.start_from is None else open_origin(Path(config.train.start_from))
+
+
+def vocabulary_of(start: Origin | None, config: RunConfig) -> Vocabulary | None:
+    """That of the start, where the configuration has the same table: it is the same on other text too."""
+    if start is None:
         return None
-    return start.vocabulary()
+    table = start.tables.get("tokenizer")
+    theirs = None if table is None else build(TokenizerConfig, table)
+    return start.vocabulary() if theirs == getattr(config, "tokenizer", None) else None
 
 
-def other_vocabulary(start: Run) -> InputError:
-    """The error where the vocabulary is not that of the run to start from."""
+def other_vocabulary(start: Origin) -> InputError:
+    """The error where the vocabulary is not that of the start."""
+    written = f", or write it as in {start.folder / 'config.toml'}" if isinstance(start, RunOrigin) else ""
     return InputError(
-        "the vocabulary is not that of the run to start from",
+        f"the vocabulary is not that of the {'run' if isinstance(start, RunOrigin) else 'model'} to start from",
         where="tokenizer",
-        fix=f"remove [tokenizer], or write it as in {start.folder / 'config.toml'}: the run then takes that vocabulary",
+        fix=f"remove [tokenizer]{written}: the run then takes that vocabulary",
     )
 
 
@@ -73,4 +74,5 @@ def _other_vocabulary(given: object, below: object) -> bool:
     try:
         return build(TokenizerConfig, merge(below, given)) != build(TokenizerConfig, below)
     except KilolayerError:
-        return False  # refused where all of the configuration is read
+        # What is no vocabulary at all is refused where all of the configuration is read.
+        return "path" in below

@@ -21,6 +21,7 @@ from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.dead_stacks import StackWatch
 from kilolayer.training.guard import Guard
 from kilolayer.training.optimizer import Optimizer
+from kilolayer.training.origins import open_origin
 from kilolayer.training.placement import Placement
 from kilolayer.training.routing_meter import RoutingMeter
 from kilolayer.training.run import Run, check_vocabulary, choose_device
@@ -156,9 +157,8 @@ class Trainer:
         if self.config.start_from is None:
             self.calibrate()
             return
-        other = Run.open(Path(self.config.start_from))
-        weights = self.task.adopt(other.weights(self.task.vocabulary), self.model.state_dict())
-        self.placement.load(weights, other.folder)
+        start, own = open_origin(Path(self.config.start_from)), self.model.state_dict()
+        self.placement.load(self.task.adopt(start.weights(self.task.vocabulary, own), own), start.folder)
 
     def state(self) -> Checkpoint:
         """All that a resumed run needs to go on as if it had not stopped."""

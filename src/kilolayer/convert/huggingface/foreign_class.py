@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from kilolayer.convert.huggingface.weights import Entry
 from kilolayer.errors import InputError, shown
 from kilolayer.models.config import ModelConfig
@@ -14,8 +16,10 @@ from kilolayer.recipes.base import Kind, Place, Plan
 
 EPS = 1e-5
 """Of torch's LayerNorm, and so of every class that has no option for it."""
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 """Ours and theirs."""
+OTHER_NAMES = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
+"""Activations that they also call otherwise, and ours."""
 
 
 class ForeignClass(ABC):
@@ -27,6 +31,19 @@ class ForeignClass(ABC):
     """The class with the output table."""
     options: ClassVar[Mapping[str, tuple[str, ...]]]
     """Our option, and those of theirs that hold its value; several hold the same."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Their values where a config.json says nothing."""
+    required: ClassVar[Mapping[str, Any]] = {}
+    """Options of theirs, each with the one value that a model of ours has."""
+    readable: ClassVar[tuple[str, ...]] = ()
+    """Architectures that an import takes."""
+    prefix: ClassVar[str] = "model."
+    """Before the names of all weights but those of outputs; files of the class without an output leave it out."""
+    outputs: ClassVar[tuple[str, ...]] = ("lm_head.",)
+    """How the names of an output's weights begin."""
+    unread: ClassVar[str] = r"(?!)"
+    """A pattern of names that a file may hold and that mean nothing to us."""
 
     @abstractmethod
     def misfits(self, config: ModelConfig) -> Iterator[str]:
@@ -59,6 +76,14 @@ class ForeignClass(ABC):
             found[ours] = self._own(ours, values[0])
         return found
 
+    def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The options of `ModelConfig` that weights under their names decide, and config.json does not."""
+        return {}
+
+    def spare_entries(self, config: ModelConfig) -> list[Entry]:
+        """Weights that a file may hold and that the model has no place for, as the beginning of a head that comes later."""
+        return []
+
     def _foreign(self, config: ModelConfig, ours: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         value = getattr(config, ours)
         for name in names:
@@ -67,8 +92,8 @@ class ForeignClass(ABC):
     def _own(self, ours: str, value: Any) -> Any:
         if ours != "activation":
             return value
-        known = {theirs: mine for mine, theirs in ACTIVATIONS.items()}
-        if value not in known:
+        known = {theirs: mine for mine, theirs in ACTIVATIONS.items()} | OTHER_NAMES
+        if not isinstance(value, str) or value not in known:
             raise InputError(
                 f"the activation is {shown(value)}", where="config.json", fix=f"we have {', '.join(sorted(known))} of theirs"
             )
@@ -101,6 +126,10 @@ def is_plain(config: ModelConfig, plan: Plan) -> bool:
 
 def shared_misfits(config: ModelConfig) -> Iterator[str]:
     """What none of the plain classes has a place for."""
+    if config.embedding_norm:
+        yield "it has a norm on its embeddings"
+    if config.first_predicted:
+        yield f"its first {config.first_predicted} tokens have no probability"
     if config.moe is not None:
         yield "it has experts"
     if config.norm != "layer":

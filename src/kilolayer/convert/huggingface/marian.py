@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, shared_misfits
 from kilolayer.convert.huggingface.weights import Entry, linear, norm
@@ -14,7 +17,7 @@ from kilolayer.recipes.base import Plan, Side
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 """Sinusoids, which the class can compute: a file need not hold them."""
 LOGITS_BIAS = "final_logits_bias"
-"""A bias on the scores, [1, vocabulary], that our models do not have."""
+"""A bias on the scores, [1, vocabulary]; all 0 where a model of ours has none."""
 SEQ2SEQ_OPTIONS = {
     "dim": ("d_model",),
     "heads": ("encoder_attention_heads", "decoder_attention_heads"),
@@ -34,6 +37,31 @@ class Marian(ForeignClass):
     model_type: ClassVar[str] = "marian"
     architecture: ClassVar[str] = "MarianMTModel"
     options: ClassVar[Mapping[str, tuple[str, ...]]] = SEQ2SEQ_OPTIONS
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 58101,
+        "d_model": 1024,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+        "activation_function": "gelu",
+        "dropout": 0.1,
+        "pad_token_id": 58100,
+        "eos_token_id": 0,
+    }
+    required: ClassVar[Mapping[str, Any]] = {
+        "normalize_embedding": False,
+        "normalize_before": False,
+        "add_final_layer_norm": False,
+        "static_position_embeddings": True,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+    }
+    readable: ClassVar[tuple[str, ...]] = ("MarianMTModel", "MarianModel")
+    outputs: ClassVar[tuple[str, ...]] = ("lm_head.", LOGITS_BIAS)
+    unread: ClassVar[str] = "|".join(map(re.escape, POSITIONS))
 
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "encoder_decoder":
@@ -91,7 +119,12 @@ class Marian(ForeignClass):
             ]
         if not config.tie_embeddings:
             tables.append(Entry("vocabulary.weight", ("lm_head.weight",)))
+        if config.output_bias:
+            tables.append(Entry("output_bias.weight", (LOGITS_BIAS,), as_row=True))
         return tables + seq2seq_entries(config, "out_norm")
+
+    def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {"output_bias": LOGITS_BIAS in tensors and bool(tensors[LOGITS_BIAS].any())}
 
     def copies(self, config: ModelConfig) -> dict[str, str]:
         target = "model.decoder.embed_tokens.weight"

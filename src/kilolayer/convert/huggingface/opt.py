@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, shared_misfits
 from kilolayer.convert.huggingface.marian import layer_entries
 from kilolayer.convert.huggingface.weights import Entry, norm
-from kilolayer.errors import InputError
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Plan
 
 ROWS_BEFORE = 2
 """OPT's table of positions begins with two rows that none of its positions has."""
-REQUIRED = {"_remove_final_layer_norm": False, "enable_bias": True, "layer_norm_elementwise_affine": True}
+AFFINE = {"_remove_final_layer_norm": False, "enable_bias": True, "layer_norm_elementwise_affine": True}
 """What our models always are."""
 
 
@@ -35,6 +34,21 @@ class OPT(ForeignClass):
         "tie_embeddings": ("tie_word_embeddings",),
     }
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 50272,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "ffn_dim": 3072,
+        "max_position_embeddings": 2048,
+        "activation_function": "relu",
+        "dropout": 0.1,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+    }
+    required: ClassVar[Mapping[str, Any]] = {**AFFINE, "layerdrop": 0.0}
+    readable: ClassVar[tuple[str, ...]] = ("OPTForCausalLM", "OPTModel")
+
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "decoder":
             yield "it is no decoder"
@@ -48,6 +62,8 @@ class OPT(ForeignClass):
             yield "its embeddings are scaled"
         if config.decoder_first_eps is not None:
             yield "its first norm has an eps of its own"
+        if config.output_bias:
+            yield "it has an output bias"
         yield from shared_misfits(config)
 
     def foreign_config(self, config: ModelConfig) -> dict[str, Any]:
@@ -55,13 +71,10 @@ class OPT(ForeignClass):
             **super().foreign_config(config),
             "num_hidden_layers": config.depths.decoder,
             "do_layer_norm_before": is_plain(config, Plan(pre_norm=True)),
-            **REQUIRED,
+            **AFFINE,
         }
 
     def own_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        for name, value in REQUIRED.items():
-            if theirs.get(name, value) != value:
-                raise InputError(f"{name} is {theirs[name]}", where="config.json", fix="a model of ours has no such form")
         return {
             **super().own_options(theirs),
             "shape": "decoder",

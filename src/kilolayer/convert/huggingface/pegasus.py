@@ -37,6 +37,8 @@ class Pegasus(ForeignClass):
             yield "source, target and output do not share one table, and Pegasus's do"
         if config.pad_id is None:
             yield "it has no padding token"
+        if config.output_bias:
+            yield "it has an output bias"
         yield from shared_misfits(config)
 
     def foreign_config(self, config: ModelConfig) -> dict[str, Any]:

@@ -18,12 +18,14 @@ class Entry:
     theirs: the name; of a matrix that we keep in one piece, the names of its equal parts, row by row.
     transposed: theirs is [inputs, outputs] where ours is [outputs, inputs].
     rows_before: rows that their table has before ours begins.
+    as_row: theirs is [1, n] where ours is [n].
     """
 
     ours: str
     theirs: tuple[str, ...]
     transposed: bool = False
     rows_before: int = 0
+    as_row: bool = False
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
         """Our tensor as theirs."""
@@ -32,10 +34,14 @@ class Entry:
 
     def to_ours(self, tensors: Sequence[Tensor]) -> Tensor:
         """Their tensors, in the order of `theirs`, as ours."""
+        if self.as_row:
+            tensors = [tensor.reshape(-1) for tensor in tensors]
         parts = [(tensor.t() if self.transposed else tensor)[self.rows_before :] for tensor in tensors]
         return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
     def _outwards(self, part: Tensor) -> Tensor:
+        if self.as_row:
+            part = part[None]
         if self.rows_before:
             part = torch.cat([part.new_zeros(self.rows_before, *part.shape[1:]), part])
         return (part.t() if self.transposed else part).contiguous()

@@ -23,6 +23,7 @@ FINE_TUNING: Table = {
     "label_smoothing": 0.0,
     "valid_sentences": 10**9,
 }
+OF_TOKENS = ("tie_embeddings", "output_transform", "output_bias", "first_predicted", "pad_id")
 LR, LR_FROM_SCRATCH, EPOCHS, WARMUP = 3e-5, 3e-4, 5, 0.06
 
 
@@ -40,10 +41,10 @@ class ClassifyConfig(RunConfig):
     """The vocabulary; with train.start_from, that of the run."""
 
     @classmethod
-    def from_start(cls, start: RunConfig) -> Table:
-        """Without what a classifier has in its own way: no output's table, padded batches, outputs that its labels decide."""
-        tables = super().from_start(start)
-        model = {name: value for name, value in tables["model"].items() if name not in ("tie_embeddings", "pad_id")}
+    def from_start(cls, tables: Table) -> Table:
+        """Without what a classifier has in its own way: no scores of tokens, padded batches, outputs that its labels decide."""
+        tables = super().from_start(tables)
+        model = {name: value for name, value in tables["model"].items() if name not in OF_TOKENS}
         model["head"] = {name: value for name, value in model.get("head", {}).items() if name != "outputs"}
         return {**tables, "model": model}
 

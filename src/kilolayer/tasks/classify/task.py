@@ -18,7 +18,7 @@ from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.classification import require_packages
-from kilolayer.evaluate.predictions import LabelLoss, measure_labels, predict
+from kilolayer.evaluate.predictions import LabelLoss, measure_labels, predict, types_for
 from kilolayer.files.writing import write
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.head import Head
@@ -106,11 +106,17 @@ class ClassifyTask(Task[ClassifyConfig]):
         return replace(config, model=model, examples=examples)
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The body of another run, without its output's table; its head too, where it has one of this form."""
+        """The body of another model, without what scores tokens; its head too, where it has one of this form.
+
+        Of an imported model that has the first matrix of a head alone, BERT's pooler, this one is taken.
+        """
         head = {name: tensor for name, tensor in own.items() if name.startswith("head.")}
-        alike = all(name in weights and weights[name].shape == tensor.shape for name, tensor in head.items())
-        body = {name: tensor for name, tensor in weights.items() if name != "vocabulary.weight"}
-        return body if alike else {name: tensor for name, tensor in body.items() if not name.startswith("head.")} | head
+        theirs = {name: weights[name] for name in head if name in weights}
+        alike = theirs.keys() == head.keys() and all(theirs[name].shape == tensor.shape for name, tensor in head.items())
+        if alike or "head.output.weight" not in weights:
+            head |= theirs
+        of_tokens = ("head.", "vocabulary.", "transform.", "output_bias.")
+        return {name: tensor for name, tensor in weights.items() if not name.startswith(of_tokens)} | head
 
     def training_batches(self, seed: int) -> ExampleBatches:
         """Endless shuffled batches of the training examples."""
@@ -123,7 +129,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         parts: tokens int64 [rows, length], rows of padding alone not counted; labels int64 [rows] or fp32 [rows].
         """
         tokens, labels = parts
-        output = model(tokens, hidden_states=hidden_states)
+        output = model(tokens, **types_for(model.config, tokens), hidden_states=hidden_states)
         logits, real = output.logits, real_rows(tokens)
         assert logits is not None
         if not self.classes:
@@ -137,8 +143,9 @@ class ClassifyTask(Task[ClassifyConfig]):
             total = (1 - smoothing) * nll + smoothing * spread
         return Loss(total, nll, real.sum(), output)
 
-    def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (parts[0][real_rows(parts[0])],)
+    def model_inputs(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+        tokens = parts[0][real_rows(parts[0])]
+        return {"tokens": tokens, **types_for(self.config.model, tokens)}
 
     def frequency_loss(self) -> float | None:
         """Of the classes; None where the labels are numbers."""

@@ -47,8 +47,8 @@ class TranslationConfig(RunConfig):
         patient, unvalidated = bool(self.train.patience), self.data.folder is not None and self.data.valid is None
         yield patient and unvalidated, "patience has no effect without a validation part", "train", "set data.valid"
         yield self.tokenizer.of_bytes, "a translator's tokens are not bytes", "tokenizer", 'set kind = "unigram" or "bpe"'
-        byte_bpe = self.tokenizer.kind == "byte_bpe"
-        yield byte_bpe, "a translator has no byte-level BPE", "tokenizer", 'set kind = "unigram" or "bpe"'
+        for kind, name in (("byte_bpe", "byte-level BPE"), ("wordpiece", "WordPiece")):
+            yield self.tokenizer.kind == kind, f"a translator has no {name}", "tokenizer", 'set kind = "unigram" or "bpe"'
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         length = length or 64

@@ -122,8 +122,9 @@ class TranslationTask(Task[TranslationConfig]):
     def resolve(self, config: TranslationConfig) -> TranslationConfig:
         """With the sizes of the vocabularies, absolute paths, and every direction by name."""
         source, target = self.tokenizers.source.vocab_size, self.tokenizers.target.vocab_size
-        sizes = {"vocab_size": target} if self.tokenizers.shared else {"vocab_size": target, "source_vocab_size": source}
-        if not self.tokenizers.shared and config.model.tie_embeddings is True:
+        one = self.tokenizers.one_table
+        sizes = {"vocab_size": target} if one else {"vocab_size": target, "source_vocab_size": source}
+        if not one and config.model.tie_embeddings is True:
             raise OptionError(
                 "one table cannot serve two vocabularies", where="model.tie_embeddings", fix='set it to "output" or false'
             )

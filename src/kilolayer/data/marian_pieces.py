@@ -1,0 +1,129 @@
+"""The vocabulary of a Marian model of Hugging Face: source.spm and target.spm cut text, vocab.json numbers the pieces of both.
+
+Here a SentencePiece model numbers its own pieces. So both models get the pieces of vocab.json, in its order, behind padding,
+unknown, start and end; those that a side does not have are marked as unused, and no text is cut into them. A piece that
+vocab.json does not have, unknown to Marian, is left out: text is cut into others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kilolayer.errors import InputError
+from kilolayer.files.reading import read_bytes, read_json
+
+FILES, NUMBERS = ("source.spm", "target.spm"), "vocab.json"
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5
+"""Kinds of pieces, as SentencePiece numbers them."""
+FIX = "put the files of one MarianTokenizer there: source.spm, target.spm and vocab.json"
+
+
+@dataclass(frozen=True)
+class MarianPieces:
+    """models: source's and target's SentencePiece models with our ids; numbers: vocab.json.
+
+    pieces: in the order of our ids, the four special ones first.
+    """
+
+    models: tuple[bytes, bytes]
+    numbers: dict[str, int]
+    pieces: list[str]
+
+
+def read_marian_pieces(folder: Path) -> MarianPieces:
+    """The three files of a folder."""
+    numbers = read_json(folder / NUMBERS)
+    if not isinstance(numbers, dict) or not all(type(token) is int and token >= 0 for token in numbers.values()):
+        raise InputError("the file is no table from pieces to ids", where=str(folder / NUMBERS), fix=FIX)
+    if len({*numbers.values()}) < len(numbers):
+        raise InputError("two pieces have one id", where=str(folder / NUMBERS), fix=FIX)
+    for name in ("<unk>", "</s>"):
+        if name not in numbers:
+            raise InputError(f"the vocabulary has no {name}", where=str(folder / NUMBERS), fix=FIX)
+    pieces = [*SPECIAL, *sorted(numbers.keys() - {*SPECIAL}, key=numbers.__getitem__)]
+    source, target = (_renumbered(folder / name, pieces) for name in FILES)
+    return MarianPieces((source, target), numbers, pieces)
+
+
+def _renumbered(path: Path, pieces: list[str]) -> bytes:
+    """A SentencePiece model with these pieces in this order."""
+    model = read_bytes(path)
+    try:
+        fields = list(_fields(model))
+        known = dict(_piece(value) for number, value, _ in fields if number == 1)
+    except (ValueError, IndexError, struct.error):
+        raise InputError("not a SentencePiece model", where=str(path), fix=FIX) from None
+    kinds: dict[str, int] = dict(zip(SPECIAL, (CONTROL, UNKNOWN, CONTROL, CONTROL), strict=True))
+    found = []
+    for piece in pieces:
+        score, kind = known.get(piece, (0.0, UNUSED))
+        found.append(_piece_field(piece, score, kinds.get(piece, kind)))
+    return b"".join([*found, *(whole for number, _, whole in fields if number != 1)])
+
+
+# The messages of SentencePiece's sentencepiece_model.proto, in the wire format of protocol buffers: of a model, field 1 is a
+# piece, once for each; of a piece, 1 is its text, 2 its score (fp32), 3 its kind.
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
+    """The fields of a message: number, value, and the bytes of all of it."""
+    place = 0
+    while place < len(data):
+        start = place
+        key, place = _varint(data, place)
+        match key & 7:
+            case 0:
+                value, place = _varint(data, place)
+            case 1:
+                value, place = data[place : place + 8], place + 8
+            case 2:
+                size, place = _varint(data, place)
+                value, place = data[place : place + size], place + size
+            case 5:
+                value, place = data[place : place + 4], place + 4
+            case other:
+                raise ValueError(f"a field of kind {other}")
+        if place > len(data):
+            raise ValueError("cut off")
+        yield key >> 3, value, data[start:place]
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            return value, place
+
+
+def _piece(data: bytes) -> tuple[str, tuple[float, int]]:
+    """The text of a piece, its score and its kind."""
+    text, score, kind = "", 0.0, NORMAL
+    for number, value, _ in _fields(data):
+        if number == 1:
+            text = value.decode()
+        elif number == 2:
+            (score,) = struct.unpack("<f", value)
+        elif number == 3:
+            kind = value
+    return text, (score, kind)
+
+
+def _piece_field(piece: str, score: float, kind: int) -> bytes:
+    text = piece.encode()
+    body = b"\x0a" + _as_varint(len(text)) + text + b"\x15" + struct.pack("<f", score) + b"\x18" + _as_varint(kind)
+    return b"\x0a" + _as_varint(len(body)) + body
+
+
+def _as_varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])

@@ -1,0 +1,154 @@
+"""BERT's WordPiece vocabularies, by the tokenizers library, which is imported when one is used.
+
+Text is normalised as the file says (lower case, say), cut at spaces and punctuation, and each word into the longest pieces that
+the vocabulary has. Case and spaces may not come back. Ids: [PAD] 0, [UNK] 1, [CLS] 2 as the start, [SEP] 3 as the end, then all
+other pieces in the order of their own ids; [MASK] is the id behind the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kilolayer.data.byte_pieces import import_library
+from kilolayer.data.tokenizer import BYTE_BPE_FILE, END, START
+from kilolayer.errors import InputError, shown
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import read_json, read_text
+from kilolayer.files.writing import write
+
+FIRST, MASK = ("[PAD]", "[UNK]", "[CLS]", "[SEP]"), "[MASK]"
+WORDS_FILE, OPTIONS_FILE = "vocab.txt", "tokenizer_config.json"
+FIX = f"put BERT's {BYTE_BPE_FILE}, or its {WORDS_FILE}, in its place"
+# Where text is cut at least: no piece goes over the end of a line.
+SPLITTERS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
+LINES = 4096  # at once: a token takes a hundred bytes of memory until its id is read
+
+
+@dataclass(frozen=True)
+class WordPieces:
+    """table: a tokenizer.json's, with our ids, [MASK] last; ids: those that the file gave, in our order."""
+
+    table: dict[str, Any]
+    ids: list[int]
+
+
+def read_word_pieces(path: Path) -> WordPieces:
+    """What stands in a tokenizer.json, or in a folder that has one or a vocab.txt."""
+    if kind_of(path) != "folder":
+        return _renumbered(read_json(path), str(path))
+    if kind_of(path / BYTE_BPE_FILE) is not None:
+        return _renumbered(read_json(path / BYTE_BPE_FILE), str(path / BYTE_BPE_FILE))
+    if kind_of(path / WORDS_FILE) is None:
+        raise InputError(f"the folder has no {WORDS_FILE}, and no {BYTE_BPE_FILE}", where=str(path), fix=FIX)
+    options = read_json(path / OPTIONS_FILE) if kind_of(path / OPTIONS_FILE) is not None else {}
+    words = read_text(path / WORDS_FILE).removesuffix("\n").split("\n")
+    vocabulary = {word.rstrip("\r"): token for token, word in enumerate(words)}
+    return _renumbered(_table_of(vocabulary, options if isinstance(options, dict) else {}), str(path / WORDS_FILE))
+
+
+def _table_of(vocabulary: dict[str, int], options: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer.json of a list of words, under the options of Transformers' tokenizer_config.json."""
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": options.get("tokenize_chinese_chars", True),
+        "strip_accents": options.get("strip_accents"),
+        "lowercase": options.get("do_lower_case", True),
+    }
+    model = {
+        "type": "WordPiece",
+        "unk_token": FIRST[1],
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": vocabulary,
+    }
+    return {"normalizer": normalizer, "pre_tokenizer": {"type": SPLITTERS[0]}, "model": model}
+
+
+def _renumbered(table: Any, where: str) -> WordPieces:
+    model = table.get("model") if isinstance(table, dict) else None
+    if not isinstance(model, dict) or model.get("type") != "WordPiece" or not isinstance(model.get("vocab"), dict):
+        raise InputError("the file holds no WordPiece vocabulary", where=where, fix=FIX)
+    splitter = table.get("pre_tokenizer") or {}
+    if splitter.get("type") not in SPLITTERS:
+        raise InputError(
+            f"its pre_tokenizer is {shown(splitter.get('type'))}", where=where, fix=f"known: {', '.join(SPLITTERS)}"
+        )
+    added = [each for each in table.get("added_tokens") or [] if isinstance(each, dict)]
+    if texts := [each.get("content") for each in added if not each.get("special")]:
+        raise InputError(f"it adds tokens for ordinary text, as {shown(texts[0])}", where=where, fix=FIX)
+    known = {**{str(each.get("content")): each.get("id") for each in added}, **model["vocab"]}
+    if not all(type(token) is int and token >= 0 for token in known.values()) or len({*known.values()}) < len(known):
+        raise InputError("the vocabulary is no table from pieces to ids", where=where, fix=FIX)
+    if missing := [name for name in (*FIRST, MASK) if name not in known]:
+        raise InputError(f"the vocabulary has no {missing[0]}", where=where, fix=FIX)
+    rest = sorted(known.keys() - {*FIRST, MASK}, key=known.__getitem__)
+    pieces = [*FIRST, *rest, MASK]
+    renumbered = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": table.get("normalizer"),
+        "pre_tokenizer": splitter,
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": model.get("continuing_subword_prefix", "##"), "cleanup": True},
+        "model": {**model, "vocab": {piece: token for token, piece in enumerate(pieces)}},
+    }
+    return WordPieces(renumbered, [known[piece] for piece in pieces])
+
+
+class WordPieceVocabulary:
+    """WordPiece."""
+
+    utf8 = True
+    exact = False
+    ends_between = 1
+
+    def __init__(self, given: WordPieces, where: str = "") -> None:
+        library = import_library("wordpiece")
+        try:
+            self._library = library.Tokenizer.from_str(json.dumps(given.table))
+        except Exception as error:  # the library raises no class of its own
+            raise InputError(f"the tokenizers library cannot read it: {error}", where=where, fix=FIX) from None
+        self._library.add_special_tokens([*FIRST, MASK])
+        self._library.encode_special_tokens = True  # text that spells one is ordinary text
+        self._library.post_processor = library.processors.TemplateProcessing(
+            single=f"{FIRST[START]} $A {FIRST[END]}",
+            pair=f"{FIRST[START]} $A {FIRST[END]} $B:1 {FIRST[END]}:1",
+            special_tokens=[(FIRST[START], START), (FIRST[END], END)],
+        )
+        pieces = list(given.table["model"]["vocab"])
+        self.vocab_size = len(pieces) - 1  # without the mask
+        ordinary = [piece.removeprefix("##") if token > END else "" for token, piece in enumerate(pieces[:-1])]
+        self.byte_lengths = np.array([len(piece.encode()) for piece in ordinary], np.int64)
+        self.digest = hashlib.sha256(self._library.to_str().encode()).hexdigest()
+
+    @classmethod
+    def load(cls, path: Path) -> WordPieceVocabulary:
+        """The vocabulary in a tokenizer.json, or in a folder with one or with a vocab.txt."""
+        import_library("wordpiece")
+        return cls(read_word_pieces(path), str(path))
+
+    def encode(self, data: bytes) -> np.ndarray:
+        """The ids of a text, int64 [tokens], without an end."""
+        lines = data.decode().split("\n")
+        parts = (lines[start : start + LINES] for start in range(0, len(lines), LINES))
+        found = chain.from_iterable(self._library.encode_batch_fast(part, add_special_tokens=False) for part in parts)
+        return np.fromiter(chain.from_iterable(each.ids for each in found), np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids, as the pieces spell it; special tokens leave no trace, and neither do ids out of range."""
+        return self._library.decode([token for token in map(int, ids) if 0 <= token < self.vocab_size])
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
+        write(folder / BYTE_BPE_FILE, self._library.to_str(pretty=True).encode())

@@ -1,0 +1,90 @@
+"""The vocabulary of an imported model with our numbers: padding 0, unknown 1, start 2, end 3, then all other tokens.
+
+What the model has no token for gets a row of its own that is 0 and is never predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kilolayer.config import Table
+from kilolayer.convert.huggingface.imported import Imported
+from kilolayer.data.byte_piece_files import read_byte_pieces
+from kilolayer.data.byte_pieces import BytePieceVocabulary
+from kilolayer.data.marian_pieces import read_marian_pieces
+from kilolayer.data.tokenizer import END, PAD, load_tokenizers
+from kilolayer.data.word_pieces import WordPieceVocabulary, read_word_pieces
+from kilolayer.errors import InputError, shown
+from kilolayer.models.config import ModelConfig
+from kilolayer.tasks.task import Vocabulary
+
+Kind = Literal["byte_bpe", "wordpiece", "marian"]
+KINDS: dict[str, Kind] = {"bert": "wordpiece", "gpt2": "byte_bpe", "opt": "byte_bpe", "marian": "marian"}
+
+
+@dataclass(frozen=True)
+class ForeignVocabulary:
+    """rows: for each of our ids the row of the imported tables; None where they have none, which are the first ids alone."""
+
+    kind: Kind
+    folder: Path
+    rows: list[int | None]
+
+    @property
+    def table(self) -> Table:
+        """As [tokenizer] has it."""
+        return {"path": str(self.folder), **({} if self.kind == "marian" else {"kind": self.kind})}
+
+    def load(self) -> Vocabulary:
+        """The vocabulary itself."""
+        match self.kind:
+            case "byte_bpe":
+                return BytePieceVocabulary.load(self.folder)
+            case "wordpiece":
+                return WordPieceVocabulary.load(self.folder)
+            case "marian":
+                return load_tokenizers(self.folder)
+
+    def renumbered(self, config: ModelConfig) -> ModelConfig:
+        """The model whose tables have a row for each of our ids."""
+        sizes: dict[str, Any] = {"vocab_size": len(self.rows), "pad_id": PAD if config.shape == "encoder_decoder" else None}
+        if config.source_vocab_size is not None:
+            raise InputError(
+                "source and target have vocabularies of their own",
+                where=str(self.folder),
+                fix="the model can be imported, kl.from_huggingface, but no run starts from it",
+            )
+        return replace(config, **sizes, first_predicted=0 if config.head else self.rows.count(None))
+
+
+def read_vocabulary(imported: Imported) -> ForeignVocabulary:
+    """The vocabulary in a folder; each of its tokens must have a row in the tables."""
+    folder, theirs, kind = imported.folder, imported.theirs, KINDS[imported.form.model_type]
+    end = theirs.get("eos_token_id")
+    rows: list[int | None]
+    match kind:
+        case "wordpiece":
+            rows = [*read_word_pieces(folder).ids]
+        case "byte_bpe":
+            pieces = read_byte_pieces(folder)
+            special = [pieces.others.get(name) for name in ("<pad>", "<unk>", "<s>")]
+            # What is never predicted are the first ids: where one is missing, all three are left out.
+            rows = [*(special if None not in special else [None] * END), end, *pieces.ids]
+        case "marian":
+            pieces = read_marian_pieces(folder)
+            start = theirs.get("decoder_start_token_id", theirs.get("pad_token_id"))
+            pad = theirs.get("pad_token_id")
+            # Marian itself reads padding as the start; the row is then that of the start.
+            first = [None if pad == start else pad, pieces.numbers["<unk>"], start, end]
+            rows = [*first, *(pieces.numbers[piece] for piece in pieces.pieces[END + 1 :])]
+    size = imported.config.vocab_size or 0
+    for row in rows:
+        if row is not None and (type(row) is not int or not 0 <= row < size):
+            raise InputError(
+                f"the vocabulary has a token {shown(row)}, and the model {size} tokens",
+                where=str(folder),
+                fix="put the model's own tokenizer beside it, and eos_token_id into config.json",
+            )
+    return ForeignVocabulary(kind, folder, rows)

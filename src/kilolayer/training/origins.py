@@ -1,0 +1,194 @@
+"""What a run may start from: another run, a bare model that was saved, or a model of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kilolayer.config import Table, table_of
+from kilolayer.convert.huggingface.folder import is_foreign
+from kilolayer.convert.huggingface.imported import Imported
+from kilolayer.errors import InputError
+from kilolayer.files.paths import kind_of, storable
+from kilolayer.models.config import ModelConfig
+from kilolayer.models.model import Model
+from kilolayer.models.saved import CONFIG as SAVED_CONFIG
+from kilolayer.models.saved import is_saved, load_model
+from kilolayer.tasks.registry import Registration, get
+from kilolayer.tasks.task import Vocabulary
+from kilolayer.training.foreign_vocabulary import ForeignVocabulary, read_vocabulary
+from kilolayer.training.run import Run
+
+
+class Origin(Protocol):
+    """What `train.start_from` names."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def model(self) -> ModelConfig:
+        """Of the weights."""
+        ...
+
+    @property
+    def tables(self) -> Table:
+        """[model] and [tokenizer], as a configuration has them."""
+        ...
+
+    def check_task(self, task: Registration) -> None:
+        """Refuse a task that cannot start here."""
+        ...
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Whose tokens the weights are meant for; None where that is not known."""
+        ...
+
+    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights; vocabulary: that they will serve; own: those of the model that they are for."""
+        ...
+
+
+def open_origin(folder: Path) -> Origin:
+    """The run or the model in a folder."""
+    folder = storable(folder)
+    if kind_of(folder / SAVED_CONFIG) != "file" and is_foreign(folder):
+        return ForeignOrigin(Imported.open(folder))
+    if is_saved(folder):
+        return SavedOrigin(folder)
+    return RunOrigin(Run.open(folder))
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """A run of ours."""
+
+    run: Run
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.run.config.model
+
+    @property
+    def tables(self) -> Table:
+        return self.run.config.table()
+
+    def check_task(self, task: Registration) -> None:
+        known = [task, *map(get, task.load().starts_from)]
+        if self.run.registration.name not in [each.name for each in known]:
+            raise InputError(
+                f"{task.title} cannot start from {self.run.registration.title}",
+                where=f"train.start_from: {self.folder}",
+                fix=f"name a run that is {' or '.join(each.title for each in known)}",
+            )
+
+    def vocabulary(self) -> Vocabulary:
+        return self.run.vocabulary()
+
+    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.run.weights(vocabulary)
+
+
+@dataclass(frozen=True)
+class SavedOrigin:
+    """A bare model that kl.save wrote. It has no vocabulary: what its tokens are is up to the configuration."""
+
+    folder: Path
+
+    @cached_property
+    def saved(self) -> Model:
+        return load_model(self.folder, dtype=torch.float32)
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.saved.config
+
+    @property
+    def tables(self) -> Table:
+        """Padding is as the task has it."""
+        return {"model": {name: value for name, value in table_of(self.model).items() if name != "pad_id"}}
+
+    def check_task(self, task: Registration) -> None:
+        _check_shape(self, task, "a saved model")
+
+    def vocabulary(self) -> None:
+        return None
+
+    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.saved.state_dict()
+
+
+def _check_shape(origin: Origin, task: Registration, what: str) -> None:
+    shape, trained = origin.model.shape, task.load_config().shape
+    if trained not in (None, shape):
+        raise InputError(
+            f"{task.title} cannot start from {what} of the shape {shape!r}",
+            where=f"train.start_from: {origin.folder}",
+            fix=f"name one of the shape {trained!r}, or choose another task",
+        )
+
+
+TABLES = ("embedding.weight", "source_embedding.weight", "vocabulary.weight", "output_bias.weight")
+"""Weights with a row for each token."""
+
+
+@dataclass(frozen=True)
+class ForeignOrigin:
+    """A folder of Hugging Face, its tokens numbered as ours are."""
+
+    imported: Imported
+
+    @property
+    def folder(self) -> Path:
+        return self.imported.folder
+
+    @cached_property
+    def tokens(self) -> ForeignVocabulary:
+        """The vocabulary's files, and the rows of its tokens."""
+        return read_vocabulary(self.imported)
+
+    @property
+    def model(self) -> ModelConfig:
+        """As the imported one, but for the numbers of its tokens."""
+        return self.tokens.renumbered(self.imported.config)
+
+    @property
+    def tables(self) -> Table:
+        return {"model": table_of(self.model), "tokenizer": self.tokens.table}
+
+    def check_task(self, task: Registration) -> None:
+        _check_shape(self, task, f"a model of the type {self.imported.form.model_type!r},")
+        if task.name == "masked_lm" and self.imported.config.head is not None:
+            raise InputError(
+                f"{task.title} cannot start from a classifier: it scores no tokens",
+                where=f"train.start_from: {self.folder}",
+                fix="name a BertForMaskedLM",
+            )
+
+    def vocabulary(self) -> Vocabulary:
+        return self.tokens.load()
+
+    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = self.imported.weights()
+        for name in TABLES:
+            if name in found:
+                found[name] = self._renumbered(found[name])
+        found |= {name: tensor for name, tensor in self.imported.spare_weights().items() if name in own}
+        # A file may hold fewer bits than the model that trains.
+        return {name: tensor.to(own[name].dtype if name in own else torch.float32) for name, tensor in found.items()}
+
+    def _renumbered(self, table: Tensor) -> Tensor:
+        rows = torch.tensor([-1 if row is None else row for row in self.tokens.rows])
+        found = table[rows.clamp(min=0)]
+        found[rows < 0] = 0
+        return found
