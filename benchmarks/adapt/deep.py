@@ -2,10 +2,10 @@
 
 python benchmarks/adapt/deep.py --out benchmarks/adapt/deep.json
 
-Text: sentences of the embedded grammar, English for BERT and GPT-2, English to German for Marian; a token is a word. Each model is
-trained twice for each seed at the same learning rate: as its class starts it, and after `kl.adapt`. A model is alive if it predicts
-unseen sentences better than the frequencies of single words do; `margin` says by how much. BERT is scored at masked words. Where a
-class has a bias on its scores, it starts at those frequencies.
+Text: sentences of the embedded grammar, English for BERT and GPT-2, English to German for Marian; a token is a word. Each model
+is trained twice for each seed at the same learning rate: as its class starts it, and after `kl.adapt`. A model is alive if it
+predicts unseen sentences better than the frequencies of single words do; `margin` says by how much. BERT is scored at masked
+words. Where a class has a bias on its scores, it starts at those frequencies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_texts() -> Texts:
 
     def rows(pairs: list[Any], side: int) -> Tensor:
         sentences = [[ids[word] for word in pair[side].split()][: LENGTH - 1] + [END] for pair in pairs]
-        return torch.tensor([row + [PAD] * (LENGTH - len(row)) for row in sentences])
+        return torch.tensor([[*row, *[PAD] * (LENGTH - len(row))] for row in sentences])
 
     return Texts((rows(seen, 0), rows(seen, 1)), (rows(unseen, 0), rows(unseen, 1)), len(ids) + 4)
 

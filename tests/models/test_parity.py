@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -12,20 +12,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
-    BertModel,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MarianConfig,
     MarianMTModel,
+    PreTrainedModel,
     T5Config,
 )
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import kilolayer as kl
+from kilolayer.convert.huggingface.bert import Bert
+from kilolayer.convert.huggingface.foreign_class import ForeignClass
+from kilolayer.convert.huggingface.gpt2 import GPT2
+from kilolayer.convert.huggingface.marian import Marian
 from kilolayer.layers.attention import SelfAttention
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask
@@ -84,58 +89,17 @@ def joined(name: str, parts: Iterable[nn.Module], read: Read) -> Tensors:
     return {f"{name}.{kind}": torch.cat([read(getattr(part, kind)) for part in parts]) for kind in ("weight", "bias")}
 
 
-def transposed(name: str, conv: nn.Module, read: Read) -> Tensors:
-    """GPT-2 keeps its matrices as [inputs, outputs]."""
-    return {f"{name}.weight": read(conv.weight).T, f"{name}.bias": read(conv.bias)}
+def in_our_names(form: ForeignClass, config: kl.ModelConfig, theirs: nn.Module, read: Read) -> Tensors:
+    """Their weights, or what is read off them, by the table that imports and exports go by."""
+    named = dict(theirs.named_parameters())
+    return {entry.ours: entry.to_ours([read(named[name]) for name in entry.theirs]) for entry in form.entries(config)}
 
 
-def bert_in_our_names(bert: BertModel, read: Read) -> Tensors:
-    tensors: Tensors = {}
-    for index, layer in enumerate(bert.encoder.layer):
-        block, attention = f"encoder.blocks.{index}", layer.attention
-        qkv = (attention.self.query, attention.self.key, attention.self.value)
-        tensors |= joined(f"{block}.self_attention.f.query_key_value", qkv, read)
-        tensors |= joined(f"{block}.self_attention.f.output", [attention.output.dense], read)
-        tensors |= joined(f"{block}.self_attention.out_norm", [attention.output.LayerNorm], read)
-        tensors |= joined(f"{block}.feedforward.f.input", [layer.intermediate.dense], read)
-        tensors |= joined(f"{block}.feedforward.f.output", [layer.output.dense], read)
-        tensors |= joined(f"{block}.feedforward.out_norm", [layer.output.LayerNorm], read)
-    return tensors
-
-
-def gpt2_in_our_names(gpt2: GPT2LMHeadModel, read: Read) -> Tensors:
-    trunk = gpt2.transformer
-    tensors = {"embedding.weight": read(trunk.wte.weight), "decoder.positions.at_input.weight": read(trunk.wpe.weight)}
-    tensors |= joined("decoder.top_norm", [trunk.ln_f], read)
-    for index, layer in enumerate(trunk.h):
-        block = f"decoder.blocks.{index}"
-        tensors |= joined(f"{block}.self_attention.pre_norm", [layer.ln_1], read)
-        tensors |= transposed(f"{block}.self_attention.f.query_key_value", layer.attn.c_attn, read)
-        tensors |= transposed(f"{block}.self_attention.f.output", layer.attn.c_proj, read)
-        tensors |= joined(f"{block}.feedforward.pre_norm", [layer.ln_2], read)
-        tensors |= transposed(f"{block}.feedforward.f.input", layer.mlp.c_fc, read)
-        tensors |= transposed(f"{block}.feedforward.f.output", layer.mlp.c_proj, read)
-    return tensors
-
-
-def marian_in_our_names(marian: MarianMTModel, read: Read) -> Tensors:
-    tensors = {"embedding.weight": read(marian.model.shared.weight)}
-    for side, stack in (("encoder", marian.model.encoder), ("decoder", marian.model.decoder)):
-        for index, layer in enumerate(stack.layers):
-            block, own = f"{side}.blocks.{index}", layer.self_attn
-            tensors |= joined(f"{block}.self_attention.f.query_key_value", [own.q_proj, own.k_proj, own.v_proj], read)
-            tensors |= joined(f"{block}.self_attention.f.output", [own.out_proj], read)
-            tensors |= joined(f"{block}.self_attention.out_norm", [layer.self_attn_layer_norm], read)
-            tensors |= joined(f"{block}.feedforward.f.input", [layer.fc1], read)
-            tensors |= joined(f"{block}.feedforward.f.output", [layer.fc2], read)
-            tensors |= joined(f"{block}.feedforward.out_norm", [layer.final_layer_norm], read)
-            if side == "decoder":
-                cross = layer.encoder_attn
-                tensors |= joined(f"{block}.cross_attention.f.query", [cross.q_proj], read)
-                tensors |= joined(f"{block}.cross_attention.f.key_value", [cross.k_proj, cross.v_proj], read)
-                tensors |= joined(f"{block}.cross_attention.f.output", [cross.out_proj], read)
-                tensors |= joined(f"{block}.cross_attention.out_norm", [layer.encoder_attn_layer_norm], read)
-    return tensors
+def ours_of(form: ForeignClass, theirs: PreTrainedModel, **options: Any) -> Any:
+    """Our model by their configuration, with their weights."""
+    found = form.own_options(theirs.config.to_dict()) | options
+    config = kl.ModelConfig.of(found["shape"], found)
+    return with_weights(kl.build_model(config), in_our_names(form, config, theirs, value))
 
 
 def llama_attention_in_our_names(attention: LlamaAttention, read: Read) -> Tensors:
@@ -181,81 +145,60 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 # --- Post-LN encoder: BERT ---
 
 
-def bert_and_ours() -> tuple[BertModel, kl.Encoder]:
-    config = BertConfig(
+def bert_config(**options: Any) -> BertConfig:
+    return BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=DIM,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         intermediate_size=FFN_DIM,
         max_position_embeddings=16,
-        hidden_act="gelu",
         layer_norm_eps=1e-3,  # large enough to show where it is added
         attn_implementation="eager",
+        **options,
     )
-    bert = perturbed(BertModel(config, add_pooling_layer=False))
-    ours = kl.Encoder(None, DIM, HEADS, FFN_DIM, LAYERS, "post_ln", activation="gelu", positions="none", norm_eps=1e-3)
-    return bert, with_weights(ours, bert_in_our_names(bert, value))
+
+
+def bert_and_ours() -> tuple[BertForMaskedLM, kl.Encoder]:
+    bert = perturbed(BertForMaskedLM(bert_config()))
+    return bert, ours_of(Bert(), bert, output_transform=True, output_bias=True)
 
 
 def test_post_ln_encoder_is_bert() -> None:
     bert, ours = bert_and_ours()
-    tokens, mask = random_tokens(3, 9), left_padded([9, 5, 2])
+    tokens, mask, types = random_tokens(3, 9), left_padded([9, 5, 2]), torch.randint(2, (3, 9))
     mask[0, 4] = False
-    expected = bert(tokens, attention_mask=mask.long(), output_hidden_states=True)
-    actual = ours(embeddings=bert.embeddings(tokens), mask=mask, hidden_states=True)
-    torch.testing.assert_close(actual.states, expected.last_hidden_state, **FP64)
+    # BERT counts padding among its positions, and ours does not.
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    inputs = {"attention_mask": mask.long(), "token_type_ids": types, "position_ids": places}
+    expected = bert(tokens, **inputs, output_hidden_states=True)
+    actual = ours(tokens, mask=mask, types=types, hidden_states=True)
+    torch.testing.assert_close(actual.logits, expected.logits, **FP64)
     torch.testing.assert_close(actual.hidden_states, tuple(expected.hidden_states), **FP64)
 
 
 def test_post_ln_encoder_has_berts_gradients() -> None:
     bert, ours = bert_and_ours()
-    tokens, mask = random_tokens(3, 9), right_padded([9, 5, 2])
-    direction = torch.randn(3, 9, DIM, dtype=torch.float64) * mask[..., None]
-    embedded = bert.embeddings(tokens).detach()
-    (bert(tokens, attention_mask=mask.long()).last_hidden_state * direction).sum().backward()
-    (ours(embeddings=embedded, mask=mask).states * direction).sum().backward()
-    assert_same_gradients(ours, bert_in_our_names(bert, gradient))
+    tokens, mask, types = random_tokens(3, 9), right_padded([9, 5, 2]), torch.randint(2, (3, 9))
+    direction = torch.randn(3, 9, VOCABULARY, dtype=torch.float64) * mask[..., None]
+    (bert(tokens, attention_mask=mask.long(), token_type_ids=types).logits * direction).sum().backward()
+    (ours(tokens, mask=mask, types=types).logits * direction).sum().backward()
+    assert_same_gradients(ours, in_our_names(Bert(), ours.config, bert, gradient))
 
 
 @pytest.mark.parametrize("outputs", [1, 3], ids=["number", "classes"])
 def test_fine_tuning_has_berts_gradients(outputs: int) -> None:
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=DIM,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=FFN_DIM,
-        max_position_embeddings=16,
-        hidden_act="gelu",
-        num_labels=outputs,
-        attn_implementation="eager",
-    )
-    bert = perturbed(BertForSequenceClassification(config))
-    head = kl.Head(outputs=outputs, dropout=0.1)  # off, as BERT's, outside of training
-    options = {"activation": "gelu", "positions": "none", "norm_eps": config.layer_norm_eps}
-    ours = kl.Encoder(None, DIM, HEADS, FFN_DIM, LAYERS, "post_ln", head=head, **options)  # pyright: ignore[reportArgumentType]
-
-    def in_our_names(read: Read) -> Tensors:
-        tensors = bert_in_our_names(bert.bert, read) | joined("head.dense", [bert.bert.pooler.dense], read)
-        return tensors | joined("head.output", [bert.classifier], read)
-
-    with_weights(ours, in_our_names(value))
+    bert = perturbed(BertForSequenceClassification(bert_config(num_labels=outputs)))
+    ours = ours_of(Bert(), bert, head=kl.Head(outputs=outputs, dropout=0.1))  # off, as BERT's, outside of training
     tokens, mask = random_tokens(3, 9), right_padded([9, 5, 2])
     labels = torch.tensor([0.25, 4.5, 3.0]).double() if outputs == 1 else torch.tensor([2, 0, 1])
     expected = bert(tokens, attention_mask=mask.long(), labels=labels)
     expected.loss.backward()
-    gradients = in_our_names(gradient)
-    of_embeddings = {name: gradient(each) for name, each in bert.bert.embeddings.named_parameters()}
-    bert.zero_grad()
-
-    logits = ours(embeddings=bert.bert.embeddings(tokens), mask=mask).logits
+    logits = ours(tokens, mask=mask).logits
     torch.testing.assert_close(logits, expected.logits, **FP64)
     loss = F.mse_loss(logits[:, 0], labels) if outputs == 1 else F.cross_entropy(logits, labels)
     loss.backward()
-    assert_same_gradients(ours, gradients)
-    found = {name: gradient(each) for name, each in bert.bert.embeddings.named_parameters()}
-    torch.testing.assert_close(found, of_embeddings, **FP64)
+    assert_same_gradients(ours, in_our_names(Bert(), ours.config, bert, gradient))
 
 
 # --- Pre-LN decoder: GPT-2 ---
@@ -269,28 +212,14 @@ def gpt2_and_ours() -> tuple[GPT2LMHeadModel, kl.Decoder]:
         n_layer=LAYERS,
         n_head=HEADS,
         n_inner=FFN_DIM,
-        activation_function="gelu",
+        activation_function="gelu_new",
         layer_norm_epsilon=1e-3,
         bos_token_id=0,
         eos_token_id=0,
         attn_implementation="eager",
     )
     gpt2 = perturbed(GPT2LMHeadModel(config))
-    ours = kl.Decoder(
-        VOCABULARY,
-        DIM,
-        HEADS,
-        FFN_DIM,
-        LAYERS,
-        "pre_ln",
-        activation="gelu",
-        norm_eps=1e-3,
-        positions="learned",
-        max_length=16,
-        pad_id=None,
-        scale_embeddings=False,
-    )
-    return gpt2, with_weights(ours, gpt2_in_our_names(gpt2, value))
+    return gpt2, ours_of(GPT2(), gpt2)
 
 
 def test_pre_ln_decoder_is_gpt2() -> None:
@@ -322,7 +251,7 @@ def test_pre_ln_decoder_has_gpt2s_gradients() -> None:
     tokens = random_tokens(3, 9)
     next_token_loss(gpt2(tokens).logits, tokens).backward()
     next_token_loss(ours(tokens).logits, tokens).backward()
-    assert_same_gradients(ours, gpt2_in_our_names(gpt2, gradient))
+    assert_same_gradients(ours, in_our_names(GPT2(), ours.config, gpt2, gradient))
 
 
 # --- Post-LN encoder-decoder: Marian ---
@@ -362,8 +291,7 @@ def marian_and_ours() -> tuple[MarianMTModel, kl.EncoderDecoder]:
     perturbed(marian)
     for table in places:
         table.weight.data.copy_(precise)
-    ours = kl.EncoderDecoder(VOCABULARY, DIM, HEADS, FFN_DIM, LAYERS, LAYERS - 1, "post_ln", pad_id=PAD)
-    return marian, with_weights(ours, marian_in_our_names(marian, value))
+    return marian, ours_of(Marian(), marian)
 
 
 def padded_pairs() -> tuple[Tensor, Tensor]:
@@ -412,7 +340,7 @@ def test_post_ln_encoder_decoder_has_marians_gradients() -> None:
     logits = marian(source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
     next_token_loss(logits, target).backward()
     next_token_loss(ours(source, target).logits, target).backward()
-    assert_same_gradients(ours, marian_in_our_names(marian, gradient))
+    assert_same_gradients(ours, in_our_names(Marian(), ours.config, marian, gradient))
 
 
 # --- Rotary grouped-query attention, SwiGLU and RMSNorm: Llama ---

@@ -50,9 +50,13 @@ def test_a_baked_model_is_plain_and_the_same_function(title: str, recipe: str | 
     assert list(model.state_dict()) == list(plain.state_dict())
     assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    own = {name for name, module in model.named_modules() if getattr(module, "eps", 0) != getattr(_module(plain, name), "eps", 0)}
+    own = {
+        name for name, module in model.named_modules() if getattr(module, "eps", 0) != getattr(_module(plain, name), "eps", 0)
+    }
     assert own == set(report.own_eps)
-    assert len(own) == (0 if title in ("BERT", "RoBERTa", "BART") or recipe != "deepnorm" else 2 if title in ("nn.Transformer", "Marian") else 1)
+    assert len(own) == (
+        0 if title in ("BERT", "RoBERTa", "BART") or recipe != "deepnorm" else 2 if title in ("nn.Transformer", "Marian") else 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_a_part_is_adapted_and_the_whole_is_baked() -> None:
 
 
 def test_a_copy_is_baked_alone() -> None:
-    model = torch_encoder().eval()
+    model: Any = torch_encoder().eval()
     kl.adapt(model, "deepnorm", seed=1)
     other = copy.deepcopy(model)
     states = run(model)[0]

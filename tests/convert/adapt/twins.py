@@ -73,9 +73,7 @@ def _stack_twins(stack: ForeignStack, ours: Any) -> Iterator[Twin]:
         pairs = [(added.inner_norm, own.f.inner_norm), (added.post_norm, own.post_norm), (added.input_norm, ours.input_norm)]
         if theirs.heads:
             pairs.append((added.head_scale, own.f.head_scale))
-        for name in ("branch", "skip"):
-            if list(getattr(added, name).parameters()):
-                pairs.append((getattr(added, name), getattr(own, name)))
+        pairs += [(getattr(added, name), getattr(own, name)) for name in ("branch", "skip")]
         for one, other in pairs:
             if list(one.parameters()):
                 yield from _module_twins(one, other)

@@ -2,8 +2,8 @@
 
     N(skip x + branch N_post(f(in_scale N_pre(x))))
 
-A Pre-LN class has N_pre, a Post-LN class N. Where skip is a number a, N(a x + b) = N(x + b / a) with eps / a^2, so that the branch
-alone is scaled. Where it is learned, the state is multiplied by it before the sublayer and divided by it where f reads.
+A Pre-LN class has N_pre, a Post-LN class N. Where skip is a number a, N(a x + b) = N(x + b / a) with eps / a^2, so that the
+branch alone is scaled. Where it is learned, the state is multiplied by it before the sublayer and divided by it where f reads.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def obstacle(
     if recipe.calibration() is not None:
         return Obstacle(
             "its residual scales are measured on a batch (`calibration`), which is done for models of Kilolayer alone",
-            fix='use its form without data: kl.recipes.get("admin", start="closed")',
+            fix=f'use its form without data: kl.recipes.get("{recipe.name}", start="closed")',
         )
     if recipe.output_factor(width) != 1:
         return Obstacle(

@@ -70,9 +70,7 @@ def _bert(layer: Any) -> list[ForeignSublayer]:
 
 
 def _bart_attention(kind: Kind, attention: Any, norm: nn.Module) -> ForeignSublayer:
-    matrices = attention_matrices(
-        attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, cross=kind is CROSS
-    )
+    matrices = attention_matrices(attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, cross=kind is CROSS)
     return ForeignSublayer(kind, attention, attention.out_proj, norm, matrices, attention.num_heads)
 
 

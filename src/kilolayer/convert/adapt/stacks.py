@@ -65,9 +65,7 @@ def find(model: nn.Module) -> ForeignModel:
         if layout_of(module) is not None:
             lists.setdefault(name.rpartition(".")[0], []).append(module)
     if not lists:
-        raise InputError(
-            f"{type(model).__name__} holds no layer of a class that is known", fix=f"known: {', '.join(KNOWN)}"
-        )
+        raise InputError(f"{type(model).__name__} holds no layer of a class that is known", fix=f"known: {', '.join(KNOWN)}")
     stacks = tuple(_stack(model, name, layers) for name, layers in lists.items())
     for side in ("encoder", "decoder"):
         names = [stack.name or type(model).__name__ for stack in stacks if stack.side == side]

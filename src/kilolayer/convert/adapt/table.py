@@ -17,11 +17,17 @@ TORCH_DECODERS = ("nn.TransformerDecoder", "nn.TransformerDecoder, norm_first")
 
 
 def rows() -> dict[str, Recipe]:
-    """The recipes of the table by what is typed; those that fit with an option alone are there with it too."""
-    found = {name: recipes.get(name) for name in recipes.names() if name != "complete_p"}
-    found['admin, start="closed"'] = recipes.get("admin", start="closed")
-    found["complete_p, base_width=dim"] = recipes.get("complete_p", base_width=WIDTH)
-    return dict(sorted(found.items()))
+    """The recipes of the table by what is typed; those that fit with an option alone are there with it."""
+    found: dict[str, Recipe] = {}
+    for name in recipes.names():
+        recipe = recipes.get(name)
+        if "base_width" in recipe.options():
+            found[f"{name}, base_width=dim"] = recipes.get(name, base_width=WIDTH)
+        else:
+            found[name] = recipe
+        if recipe.calibration() is not None:
+            found[f'{name}, start="closed"'] = recipes.get(name, start="closed")
+    return found
 
 
 def answer(title: str, recipe: Recipe) -> str:
