@@ -170,7 +170,7 @@ def test_hostile_names_of_directions_are_escaped(tmp_path: Path) -> None:
 
 
 def test_warnings_are_in_words(page: Page) -> None:
-    assert "1 step was skipped" in page.text
+    assert "without a trace in the model: 1 step." in page.text
     assert "Step 57: skipped: gradient is not finite" in page.text
     assert "WARNING 3 pairs were longer than 256 tokens <cut>" in page.text
 
@@ -286,7 +286,7 @@ def test_many_of_everything_is_cut_short_in_words(tmp_path: Path) -> None:
     (made / "samples.json").write_text(json.dumps(SAMPLES * 50))
     (made / "log.txt").write_text("a\n" * 1000)
     shown = page_of(made)
-    assert "100 steps were skipped" in shown.text
+    assert "without a trace in the model: 100 steps." in shown.text
     assert "60 more in log.txt and metrics.jsonl." in shown.text
     assert "70 more in samples.json." in shown.text
     assert "The last 60 lines" in shown.text

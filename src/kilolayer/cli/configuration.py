@@ -18,6 +18,7 @@ from kilolayer.config import (
     load,
     merge,
     option_places,
+    override,
     overrides,
     section_of,
 )
@@ -44,7 +45,7 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def read(cls: type[Config], path: Path | None, typed: Sequence[str], below: Table | None = None) -> Config:
     """The configuration `cls`: the values `below`, then a file, then typed options such as `--model.dim 64`."""
     file = load(path) if path is not None else {}
-    table = merge(merge(below or {}, file), overrides(typed))
+    table = override(cls, merge(below or {}, file), overrides(typed))
     try:
         return build(cls, table)
     except OptionError as error:
@@ -81,7 +82,11 @@ def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], s
     """The options of a configuration, in a verb's help and among the names that its mistakes are compared with."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = describe_options(cls, section)
-    parser.set_defaults(typed_names=[f"--{place}" for place in option_places(cls, section) if "." in place])
+    places = [*option_places(cls, section)]
+    parser.set_defaults(
+        typed_names=[f"--{place}" for place in places if "." in place],
+        file_names=[f"--{place}" for place in places if "." not in place],
+    )
 
 
 def describe_options(cls: type[DataclassInstance], section: str = "", known: Collection[str] = ()) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.cli.configuration import add_precision, whole
 from kilolayer.cli.lines import together, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
-from kilolayer.errors import OptionError, unknown
-from kilolayer.terminal import say
+from kilolayer.cli.search_flags import SAMPLING, add_search_flags, search_of
+from kilolayer.errors import OptionError
+from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
     from kilolayer.generate.config import SearchConfig
@@ -20,21 +21,17 @@ if TYPE_CHECKING:
     from kilolayer.training.run import Run
 
 PROMPTS_AT_ONCE = 64
-SAMPLING = ("temperature", "top_k", "top_p", "seed", "samples")
 SEPARATOR = "---"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
+    parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a language model")
     parser.add_argument("--prompt", metavar="TEXT", help="what to continue; without it, each line of standard input")
     parser.add_argument("--max-tokens", type=whole(1, 10**6), default=256, metavar="N", help="most tokens to write [256]")
-    parser.add_argument("--greedy", action="store_true", help="the most probable token each time, in the place of sampling")
-    parser.add_argument("--temperature", type=float, help="divides the scores: below 1 safer, above 1 more varied [1]")
-    parser.add_argument("--top-k", type=whole(1, 2**24), metavar="N", help="sample from the N most probable tokens [all]")
-    parser.add_argument("--top-p", type=float, metavar="P", help="from the fewest tokens that have this probability together")
+    add_search_flags(parser, SAMPLING)
     parser.add_argument("--samples", type=whole(1, 10_000), metavar="N", help="continuations of each prompt [1]")
-    parser.add_argument("--seed", type=whole(0, 2**63 - 1), help="the same seed and prompt give the same text [0]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to write [auto]")
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -42,15 +39,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Continue the prompts; a single continuation is shown as it is written."""
-    if typed:
-        raise unknown(
-            typed[0].partition("=")[0], ["--temperature", "--top-k", "--top-p", "--samples", "--max-tokens", "--seed"]
-        )
     from kilolayer.training.run import Run, choose_device
 
     opened = Run.open(options.run, ["causal_lm"])
+    search = _search(options, typed)
     model = opened.load_reader(choose_device(options.device), options.precision)
-    writer = Writer(opened, _search(options), model)
+    writer = Writer(opened, search, model)
     typed_texts = typed_lines() if options.prompt is None else iter([typed_argument(options.prompt, "--prompt")])
     prompts = (each.text for each in typed_texts)
     results = (result for some in together(prompts, PROMPTS_AT_ONCE) for result in writer.results(some))
@@ -61,8 +55,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     else:
         _print_all(results)
     if writer.cut:
-        beginning = f"the beginning of {writer.cut} prompts was" if writer.cut > 1 else "the beginning of the prompt was"
-        say(f"{beginning} not read: the model reads {writer.context} tokens at once")
+        say(f"of {counted(writer.cut, 'prompt')} the beginning was not read: the model reads {writer.context} tokens at once")
     return 0
 
 
@@ -123,18 +116,11 @@ class Writer:
         return tokens
 
 
-def _search(options: argparse.Namespace) -> SearchConfig:
-    from kilolayer.generate.config import SearchConfig
-
-    given = {name: value for name in SAMPLING if (value := getattr(options, name)) is not None}
-    if options.greedy and given:
-        flag = f"--{next(iter(given)).replace('_', '-')}"
-        raise OptionError(f"{flag} has no effect with --greedy", where="in the typed options", fix="remove one of them")
+def _search(options: argparse.Namespace, typed: list[str]) -> SearchConfig:
+    if options.greedy and options.samples is not None:
+        raise OptionError("--samples has no effect with --greedy", where="in the typed options", fix="remove one of them")
     length = {"max_length_factor": 0.0, "max_length_extra": options.max_tokens}
-    try:
-        return SearchConfig(method="greedy" if options.greedy else "sample", n_best=given.pop("samples", 1), **given, **length)
-    except OptionError as error:
-        raise error.at("in the typed options") from None
+    return search_of(options, typed, {"method": "sample"}, {"n_best": options.samples or 1, **length})
 
 
 def _print_all(results: Iterator[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.cli.lines import together, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import InputError, unknown
-from kilolayer.terminal import say
+from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
     from kilolayer.models.model import Model
@@ -21,6 +21,7 @@ LINES_AT_ONCE = 1024
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
+    parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a classifier")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the matrix products [fp32]")
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             if sys.stdin.isatty():
                 sys.stdout.flush()
     if labeller.cut:
-        say(f"{labeller.cut} lines were longer than examples.length tokens and were cut")
+        say(f"{counted(labeller.cut, 'line')} longer than examples.length tokens: cut")
     return 0
 
 

@@ -17,7 +17,7 @@ from kilolayer.cli.prepared import read_started
 from kilolayer.config import option_places
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks import registry
-from kilolayer.terminal import leave_stdout, say, speaks, under_torchrun
+from kilolayer.terminal import command, how_to_reach, leave_stdout, say, speaks, under_torchrun
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 def _how_to_go_on(folder: Path) -> str:
     if (folder / "config.toml").exists():
-        return f"stopped by a signal; go on with: kilolayer train --resume {folder}"
+        return f"stopped by a signal; go on with: {command()} train --resume {folder}"
     return "stopped by a signal: nothing was begun that could be resumed; the same command starts anew"
 
 
@@ -208,7 +208,10 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> No
     show_scores(scores)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
-    say(f"next: kilolayer {task.usage.format(run.folder)}, or your own text: kilolayer train --help")
+    say(f"next: {command()} {task.usage.format(run.folder)}")
+    say(f"or your own text: {command()} train --help")
+    if (reach := how_to_reach()) is not None:
+        say(reach)
     if len(tests) == 1 and (headline := task.headline) is not None:
         (entry,) = tests.values()
         if "value" in (score := entry.get(headline.key, {})):

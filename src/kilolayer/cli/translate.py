@@ -12,33 +12,33 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kilolayer.cli.configuration import add_options, add_precision
+from kilolayer.cli.configuration import add_precision
 from kilolayer.cli.output import write_text
-from kilolayer.config import Table, build, merge, overrides, table_of
+from kilolayer.cli.search_flags import SAMPLING, add_search_flags, search_of
+from kilolayer.config import table_of
 from kilolayer.errors import OptionError, unknown
-from kilolayer.terminal import LiveLine, say
+from kilolayer.terminal import LiveLine, counted, say
 
 if TYPE_CHECKING:
     from kilolayer.data.tokenizer import Tokenizers
     from kilolayer.generate.translate import Translation
 
+LIMITS = ("max_length_factor", "max_length_extra", "max_source_length", "batch_tokens", "window")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    from kilolayer.generate.config import SearchConfig
-
-    add_options(parser, SearchConfig, "search")
+    parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of a run with several directions")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")
     add_precision(parser)
-    parser.add_argument("--n-best", action="store_true", help="all hypotheses: number of the line, score, text, by tabs")
+    add_search_flags(parser, ("beam", "length_penalty", *SAMPLING, "n_best", *LIMITS))
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Translate standard input."""
     from kilolayer.data.tokenizer import Tokenizers
-    from kilolayer.generate.config import SearchConfig
     from kilolayer.generate.translate import translate_lines
     from kilolayer.models.encoder_decoder import EncoderDecoder
     from kilolayer.tasks.translation.config import TranslationConfig
@@ -47,12 +47,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     opened = Run.open(options.run, ["translation"])
     assert isinstance(opened.config, TranslationConfig)
-    table = overrides(typed)
-    if any(section != "search" for section in table):
-        raise unknown(next(iter(table)), ["search"], kind="section", where="options are typed as --search.NAME VALUE")
-    search = build(SearchConfig, merge(_applicable(table_of(opened.config.search), table), table.get("search", {})), "search")
-    if search.n_best > 1 and not options.n_best:
-        raise OptionError(f"n_best={search.n_best} has no effect on plain output", fix="add --n-best")
+    search = search_of(options, typed, {**table_of(opened.config.search), "n_best": 1})
     tokenizers = Tokenizers.load(opened.folder)
     prefix = _tag(opened.config.data.directions, options.direction, tokenizers)
     model = opened.load_reader(choose_device(options.device), options.precision)
@@ -60,11 +55,13 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     source = Input(sys.stdin.buffer)
     answers = translate_lines(model, SidedTokenizer(tokenizers), source.lines(), search, prefix=prefix)
     try:
-        cut = _print_answers(answers, source, options.n_best)
+        cut = _print_answers(answers, source, options.n_best is not None)
     finally:
         source.live.clear()
     if cut:
-        say(f"{cut} lines were longer than search.max_source_length tokens and were cut")
+        say(f"{counted(cut, 'line')} longer than --max-source-length tokens: cut")
+    if source.undecoded:
+        say(f"{counted(source.undecoded, 'line')} with bytes that are no UTF-8: each stands as U+FFFD in what was translated")
     return 0
 
 
@@ -97,15 +94,6 @@ def _tag(directions: list[str], chosen: str | None, tokenizers: Tokenizers) -> l
     return [tokenizers.source.tag_id(Direction.parse(chosen).target)]
 
 
-def _applicable(settings: Table, typed: Table) -> Table:
-    """The run's settings without those of its own method, where another method was typed."""
-    from kilolayer.generate.config import OPTIONS_OF
-
-    method = typed.get("search", {}).get("method", settings["method"])
-    foreign = {name for other, names in OPTIONS_OF.items() if other != method for name in names}
-    return {name: value for name, value in settings.items() if name not in foreign}
-
-
 class Input:
     """Lines to translate, and on a terminal how many of them are done: with their speed and, of a file, the time left."""
 
@@ -116,17 +104,22 @@ class Input:
         self.start = time.monotonic()
         self.waiting: deque[int] = deque()
         """The bytes of each line that was read and not answered: a search reads a window of lines ahead."""
-        self.lines_done = self.bytes_done = 0
+        self.lines_done = self.bytes_done = self.undecoded = 0
 
     def lines(self) -> Iterator[str]:
-        """The lines, split at line feeds alone; bytes that are no UTF-8 become U+FFFD."""
+        """The lines, split at line feeds alone; bytes that are no UTF-8 become U+FFFD, and their lines are counted."""
         from kilolayer.data.text import byte_lines
 
         for line in byte_lines(self.stream, "standard input"):
             if self.live.due:
                 self.live.show(self.state())
             self.waiting.append(len(line))
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError:
+                self.undecoded += 1
+                yield line.decode("utf-8", errors="replace")
 
     def answered(self) -> None:
         """The first line that waits has its answer, which is about to be printed."""
@@ -138,7 +131,7 @@ class Input:
     def state(self) -> str:
         """How far it is."""
         seconds = time.monotonic() - self.start
-        text = f"{self.lines_done:,} lines, {self.lines_done / seconds:,.1f} lines/s"
+        text = f"{counted(self.lines_done, 'line')}, {self.lines_done / seconds:,.1f} lines/s"
         if not self.size or not self.bytes_done:
             return text
         share = min(self.bytes_done / self.size, 1.0)

@@ -24,6 +24,7 @@ from kilolayer.report.numbers import show_number
 from kilolayer.report.panels import Panel
 from kilolayer.report.table import Table
 from kilolayer.report.templating import asset, template
+from kilolayer.terminal import counted
 
 STILL = 2  # pictures of curves without a script
 BIGGER = 1.5  # pixels of a screen for a point of the grid's picture
@@ -65,7 +66,7 @@ def _stills(axis: Axis, metrics: Sequence[str], curves: Sequence[Mapping[str, Se
         title = title_of(metric)
         looks = [axis.looks[look] for look in axis.places]
         drawn = [Curve(of_run[metric], look) for of_run, look in zip(curves, looks, strict=True) if metric in of_run]
-        described = f"{title} of {len(drawn)} runs by step, coloured by {axis.title}"
+        described = f"{title} of {counted(len(drawn), 'run')} by step, coloured by {axis.title}"
         svg = curves_plot(f"still-{place}", drawn, x_label="step", y_label=title, description=described)
         panels.append(Panel(svg, f"{title[:1].upper()}{title[1:]}, coloured by {axis.title}"))
     return panels

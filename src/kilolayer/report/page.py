@@ -19,6 +19,7 @@ from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.scores_section import scores_section
 from kilolayer.report.table import Table
 from kilolayer.report.templating import template
+from kilolayer.terminal import counted
 
 SHOWN_EVENTS, SHOWN_SAMPLES, SHOWN_LOG = 40, 30, 60
 
@@ -63,7 +64,7 @@ def _progress(record: Record) -> str:
     if not record.train:
         return "No training step is recorded yet."
     last = record.train[-1]
-    parts = [f"{int(last['step']):,} steps"]
+    parts = [counted(int(last["step"]), "step")]
     if math.isfinite(epoch := number(last, "epoch")):
         parts.append(f"{epoch:.3g} epochs")
     if math.isfinite(seconds := number(last, "seconds")):
@@ -91,9 +92,7 @@ def _warnings(record: Record) -> Warnings:
     first = [*_model_faults(record), *record.notes]
     skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
     if skipped:
-        first.append(
-            f"{len(skipped)} {'step was' if len(skipped) == 1 else 'steps were'} skipped and left no trace in the model."
-        )
+        first.append(f"Skipped, without a trace in the model: {counted(len(skipped), 'step')}.")
     events = [_event(entry) for entry in record.event if "dead" not in entry]
     events += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
     is_clean = not first and not events and bool(record.train)

@@ -12,6 +12,7 @@ from kilolayer.report.figure import Series
 from kilolayer.report.plots import line_plot
 from kilolayer.report.record import Entry, Record, number
 from kilolayer.report.table import Table
+from kilolayer.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -69,4 +70,4 @@ def _curve(name: str, entries: Sequence[Entry], key: str, label: str, descriptio
 def _clipping(train: Sequence[Entry]) -> str:
     """How often the gradient was clipped; every entry counts the steps since the one before."""
     clipped = sum(count for entry in train if math.isfinite(count := number(entry, "clipped")))
-    return f"Clipped in {int(clipped):,} of {int(train[-1]['step']):,} steps." if clipped else ""
+    return f"Clipped in {int(clipped):,} of {counted(int(train[-1]['step']), 'step')}." if clipped else ""

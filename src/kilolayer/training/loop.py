@@ -10,6 +10,7 @@ from pathlib import Path
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
+from kilolayer.terminal import counted
 from kilolayer.training import checkpoint
 from kilolayer.training.keeping import Inspector
 from kilolayer.training.metrics import Metrics, Unwritten, read_metrics
@@ -162,7 +163,7 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
-        progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
+        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} a step")
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 

@@ -7,7 +7,7 @@ register(
         name="classify",
         summary="the class of one or two sentences, or a number, by an encoder with a head",
         title="a classifier",
-        usage="predict {} < lines",
+        usage='predict {} <<< "a sentence"',
         config="kilolayer.tasks.classify.config:ClassifyConfig",
         task="kilolayer.tasks.classify.task:ClassifyTask",
         verbs={"predict": Verb("a classifier labels the sentences of each line", "kilolayer.cli.predict")},

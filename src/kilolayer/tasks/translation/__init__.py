@@ -7,7 +7,7 @@ register(
         name="translation",
         summary="translation between languages, by an encoder-decoder",
         title="a translator",
-        usage="translate {} < text",
+        usage='translate {} <<< "a sentence"',
         config="kilolayer.tasks.translation.config:TranslationConfig",
         task="kilolayer.tasks.translation.task:TranslationTask",
         verbs={"translate": Verb("lines in, lines out, in order", "kilolayer.cli.translate")},
