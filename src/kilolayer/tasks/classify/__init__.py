@@ -17,6 +17,7 @@ register(
             "Sample predictions",
             {"first": "sentence", "second": "second sentence", "label": "label", "prediction": "prediction"},
             "{first} {second}\n    {prediction} (label: {label})",
+            compared=("label", "prediction"),
         ),
     )
 )

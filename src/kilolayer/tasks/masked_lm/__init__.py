@@ -17,6 +17,7 @@ register(
             "Sample texts",
             {"masked": "what the model reads", "text": "the text", "filled": "what the model fills in"},
             "{masked}\n-> {filled}\n",
+            compared=("text", "filled"),
         ),
     )
 )

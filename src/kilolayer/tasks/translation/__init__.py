@@ -17,6 +17,7 @@ register(
             "Sample translations",
             {"source": "source", "reference": "reference", "hypothesis": "hypothesis"},
             "{source}\n    {hypothesis}\n    {reference} (reference)",
+            compared=("reference", "hypothesis"),
         ),
     )
 )
