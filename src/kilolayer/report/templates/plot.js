@@ -70,13 +70,19 @@ function show(value, digits = 5) {
   return value.toLocaleString("en", { maximumSignificantDigits: much >= 1e4 ? 21 : digits, maximumFractionDigits: 20 });
 }
 
+function short(value, digits) {
+  // For the side of an axis: 2M.
+  if (Math.abs(value) < 1e6 || Math.abs(value) >= 1e15) return show(value, digits);
+  return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: Math.min(digits, 6) });
+}
+
 function evenTicks(low, high, count) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
   const found = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9 && found.length < 50; n++) found.push(n * step);
   const digits = Math.max(1, Math.ceil(Math.log10(Math.max(Math.abs(low), Math.abs(high)) / step) + 1));
-  return found.map((at) => ({ at, text: show(Math.abs(at) < step / 1e6 ? 0 : at, Math.min(digits, 12)) }));
+  return found.map((at) => ({ at, text: short(Math.abs(at) < step / 1e6 ? 0 : at, Math.min(digits, 12)) }));
 }
 
 function ticks(low, high, count, isLog) {
@@ -88,7 +94,7 @@ function ticks(low, high, count, isLog) {
     if (leads.length === 1 && power % every) continue;
     for (const lead of leads) {
       const at = power + Math.log10(lead);
-      if (at >= low && at <= high) found.push({ at, text: show(+(lead + "e" + power), 3) });
+      if (at >= low && at <= high) found.push({ at, text: power > 5 ? `${lead}e${power}` : short(+(lead + "e" + power), 3) });
     }
   }
   return found;
@@ -158,7 +164,7 @@ function makePlot(chart, source) {
     pen.textAlign = "center";
     pen.textBaseline = "top";
     let last = -Infinity;
-    for (const { at, text } of ticks(view.x0, view.x1, Math.max(3, width / 100), source.logX())) {
+    for (const { at, text } of ticks(view.x0, view.x1, Math.max(4, width / 70), source.logX())) {
       const px = toPixelX(at), half = pen.measureText(text).width / 2;
       stroke(pen, px, margin.top, px, bottom);
       if (px - half < last + 8 || px + half > size.width) continue;
@@ -248,6 +254,11 @@ function makePlot(chart, source) {
     });
   }
 
+  function isInView({ run, place }) {
+    const x = source.curves()[run].x[place];
+    return x >= view.x0 && x <= view.x1;
+  }
+
   function drawAbove() {
     const pen = canvasOf(above);
     if (marked && isOn(marked.run)) {
@@ -255,7 +266,7 @@ function makePlot(chart, source) {
         drawCurve(pen, marked.run, 5, ink("paper"));
         drawCurve(pen, marked.run, 2.6, seen(source.look(marked.run).colour));
       });
-      if (marked.place !== null) {
+      if (marked.place !== null && isInView(marked)) {
         const curve = source.curves()[marked.run];
         pen.fillStyle = ink("ink");
         dot(pen, curve.x[marked.place], curve.y[marked.place], 4.5);
