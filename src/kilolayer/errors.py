@@ -26,6 +26,32 @@ class OptionError(KilolayerError, ValueError):
     """An option has a value that is not allowed, or contradicts another."""
 
 
+class IdleOptionError(OptionError):
+    """An option has no effect beside others, or contradicts them.
+
+    idle, beside: the names of the option and of those others, within the table that `where` tells. either: they are ways to
+    say the same thing, so that any of them may stand for all.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", idle: str = "", beside: tuple[str, ...] = (), either: bool = False
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.idle, self.beside, self.either = idle, beside, either
+
+    def at(self, where: str) -> Self:
+        found = super().at(where)
+        found.idle, found.beside, found.either = self.idle, self.beside, self.either
+        return found
+
+    def below(self, table: str) -> Self:
+        """The same error with names that begin in the table above."""
+        found = self.at("")
+        found.idle, *beside = (f"{table}.{name}" for name in (self.idle, *self.beside))
+        found.beside = tuple(beside)
+        return found
+
+
 class UnknownOptionError(OptionError, TypeError):
     """A name that is not an option; Python's own error for it is a TypeError."""
 
@@ -108,8 +134,10 @@ def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str
     valid = sorted(set(valid))
     if not valid:
         return UnknownOptionError(f"unknown {kind} {shown(name)}", where=where, fix=f"there is no {kind} here: remove it")
+    ending = [each for each in valid if each.endswith(f"_{name}")]
+    meant = " or ".join(map(repr, ending if len(ending) == 2 else [nearest(name, valid)]))
     return UnknownOptionError(
-        f"unknown {kind} {shown(name)}; did you mean {nearest(name, valid)!r}?",
+        f"unknown {kind} {shown(name)}; did you mean {meant}?",
         where=where,
         fix=f"valid: {', '.join(valid)}",
     )

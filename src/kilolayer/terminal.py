@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 
 REFRESH_SECONDS = 1.0
 # Control characters (escape sequences begin with one), those that turn the direction of text, and halves of characters.
@@ -25,6 +26,32 @@ def human_bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:,.1f} {unit}"
     return f"{number:.0f} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """A count with its noun: 1 line, 2,000 lines, 3 batches."""
+    ending = "es" if noun.endswith(("s", "sh", "ch", "x")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
+def command() -> str:
+    """How this command is typed again in the same shell: by its name alone where the shell finds it, else as it was started."""
+    from shutil import which  # the help is shown without it
+
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py" and started.parent.name == "kilolayer":
+        return f"{Path(sys.executable).name} -m kilolayer"
+    if started.name != "kilolayer" or which("kilolayer") is not None:
+        return "kilolayer"
+    return str(started)
+
+
+def how_to_reach() -> str | None:
+    """What puts the command on the shell's path, where it was started from an environment that is not active."""
+    activate = Path(sys.argv[0]).parent / "activate"
+    if "/" not in command() or not activate.exists():
+        return None
+    return f"`source {activate}` once in a shell, and the command there is kilolayer"
 
 
 def say(text: str) -> None:

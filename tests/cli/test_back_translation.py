@@ -31,7 +31,7 @@ files = "test"
 """
 
 
-@pytest.mark.parametrize("method", ["sample", pytest.param("beam", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["--temperature 1", pytest.param("--beam 5", marks=pytest.mark.slow)])
 def test_back_translated_text_is_tagged_and_the_rest_is_shown_twice(
     method: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,7 +39,7 @@ def test_back_translated_text_is_tagged_and_the_rest_is_shown_twice(
     code, _, err = quietly("train", config, "--run", tmp_path / "reverse", "--data.directions", '["de-en"]', *TINY)
     assert code == 0, err
     monolingual = "".join(f"{line}\n" for line in (folder / "train.de").read_text(encoding="utf-8").splitlines()[:30])
-    code, lines, err = translate(monkeypatch, monolingual.encode(), tmp_path / "reverse", "--search.method", method)
+    code, lines, err = translate(monkeypatch, monolingual.encode(), tmp_path / "reverse", *method.split())
     assert (code, len(lines)) == (0, 30), err
     (folder / "bt.de").write_text(monolingual, encoding="utf-8")
     (folder / "bt.en").write_text("".join(f"{line or '.'}\n" for line in lines), encoding="utf-8")

@@ -237,13 +237,13 @@ def test_bad_prompts_options_and_runs_are_told_in_three_lines(
     assert (code, out, len(err.splitlines())) == (2, "", 3)
     assert "standard input, line 2, byte 1" in err
     for words, what in {
-        ("--temperature", "0"): "temperature is 0",
+        ("--temperature", "0"): "--greedy takes the most probable",
         ("--top-p", "1.5"): "top_p is 1.5",
         ("--top-k", "0"): "--top-k: must be 1 to",
         ("--seed", "-1"): "--seed: must be 0 to",
         ("--samples", "0"): "--samples: must be 1 to",
         ("--max-tokens", "0"): "--max-tokens: must be 1 to",
-        ("--greedy", "--temperature", "0.5"): "--temperature has no effect with --greedy",
+        ("--greedy", "--temperature", "0.5"): "--temperature and --greedy ask for different searches",
     }.items():
         assert what in refused("generate", of_bytes, "--prompt", "x", *words)[0]
     assert "did you mean '--top-k'" in quietly("generate", of_bytes, "--top-q", "3")[2]

@@ -67,7 +67,7 @@ def test_a_terminal_sees_progress_and_the_output_stays_as_it_is(
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         monkeypatch.setattr(sys, "stderr", stderr)
         monkeypatch.setattr("kilolayer.terminal.REFRESH_SECONDS", 0.0)
-        assert main(["translate", str(trained[0]), "--search.window", "3"]) == 0
+        assert main(["translate", str(trained[0]), "--window", "3"]) == 0
         shown.append(stderr.getvalue())
         outputs.append(sys.stdout.getvalue())  # pyright: ignore
     assert shown[0] == ""

@@ -144,7 +144,7 @@ def test_patterns_of_directions() -> None:
 @pytest.mark.parametrize(
     ("files", "options", "words"),
     [
-        ({"train__en": "a\nb\n", "train__de": "A\n"}, {}, ["2 and 1 lines", "train.en", "train.de"]),
+        ({"train__en": "a\nb\n", "train__de": "A\n"}, {}, ["2 lines and 1 line", "train.en", "train.de"]),
         ({"train__en": "", "train__de": ""}, {}, ["the file is empty", "train.en"]),
         ({"train__en": "a\n"}, {}, ["no text for en-de", "train.de", "there is train.en"]),
         ({}, {"directions": ["en-xx"]}, ["no text for en-xx", "train.xx"]),
@@ -211,7 +211,7 @@ def test_files_that_change_after_the_check_are_still_refused(tmp_path: Path) -> 
     write(tmp_path, train__en="a\nb\n", train__de="A\nB\n")
     (text,) = find_corpora(DataConfig(folder=str(tmp_path), directions=["en-de"])).train
     write(tmp_path, train__de="A\n")
-    with pytest.raises(InputError, match="2 and 1 lines"):
+    with pytest.raises(InputError, match="2 lines and 1 line"):
         list(text.pairs())
 
 

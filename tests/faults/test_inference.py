@@ -69,7 +69,7 @@ def test_odd_input_has_an_answer_or_an_error(tmp_path: Path, finished: Callable[
 def test_a_beam_wider_than_the_vocabulary_and_a_direction_that_is_not_there(
     tmp_path: Path, finished: Callable[..., Path]
 ) -> None:
-    wide = ["--search.method", "beam", "--search.beam", "500"]
+    wide = ["--beam", "500"]
     code, out, err = answers("translation", tmp_path, b"the dog\n", finished, *wide)
     assert code == 0, err
     assert out.count("\n") == 1

@@ -67,7 +67,7 @@ def norms(step: int, layers: int = 4) -> dict[str, Any]:
 
 
 def test_a_run_shows_every_norm_by_layer_and_step() -> None:
-    found = depth_section([norms(step) for step in (1, 10, 20)])
+    found = depth_section([Record("run", layers=[norms(step) for step in (1, 10, 20)])])
     assert [panel.title for panel in found.pictures] == [
         "Gradient norm by layer and step",
         "Update norm by layer and step",
@@ -83,16 +83,16 @@ def test_a_run_shows_every_norm_by_layer_and_step() -> None:
 
 def test_a_language_model_has_one_stack() -> None:
     entries = [{"step": step, "gradient": {"decoder": WELL}} for step in (1, 10)]
-    (panel,) = depth_section(entries).pictures
+    (panel,) = depth_section([Record("run", layers=entries)]).pictures
     assert panel.svg is not None
     assert "encoder layer" not in panel.svg
 
 
 def test_a_single_measurement_is_shown_over_depth_alone() -> None:
-    found = depth_section([norms(1)])
+    found = depth_section([Record("run", layers=[norms(1)])])
     assert (found.pictures, len(found.profiles)) == ([], 6)
-    assert "<details open><summary>Norms over depth at one step</summary>" in render(Record("run", layers=[norms(1)]))
-    assert "Depth</h2>" not in render(Record("run"))
+    assert "By layer and step" not in render(Record("run", layers=[norms(1)]))
+    assert "Norms by layer</h2>" not in render(Record("run"))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from kilolayer.report import experts_section as section
 from kilolayer.report.experts_section import expert_faults, experts_section, experts_summary
 from kilolayer.report.page import render
+from kilolayer.report.panel import Panel
 from kilolayer.report.record import Record
 
 EVEN = [0.25, 0.25, 0.25, 0.25]
@@ -97,10 +98,11 @@ def test_choices_were_dropped_in_as_many_lines_as_the_loads_are_of() -> None:
 def test_the_dropped_share_is_drawn_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     from_zero: dict[str, bool] = {}
 
-    def note(name: str, *_: Any, **options: Any) -> None:
+    def note(name: str, title: str, *_: Any, **options: Any) -> Panel:
         from_zero[name] = options.get("from_zero", False)
+        return Panel(None, title)
 
-    monkeypatch.setattr(section, "line_plot", note)
+    monkeypatch.setattr(section, "chart_panel", note)
     page(entry(10, EVEN))
     assert from_zero["dropped"]
 

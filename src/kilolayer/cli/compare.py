@@ -14,7 +14,7 @@ from kilolayer.config import overrides
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import kind_of, resolve
 from kilolayer.tasks import registry
-from kilolayer.terminal import say
+from kilolayer.terminal import command, counted, say
 
 if TYPE_CHECKING:
     from kilolayer.compare.comparison import Comparison
@@ -63,7 +63,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     _show(table, verdicts)
     left = [result for result in comparison.results() if result.outcome.kind in ("waiting", "unfinished")]
     if left and comparison.base is not None:
-        say(f"{len(left)} runs are not finished; go on with: kilolayer compare {comparison.folder}")
+        are = "is" if len(left) == 1 else "are"
+        say(f"{counted(len(left), 'run')} {are} not finished; go on with: {command()} compare {comparison.folder}")
     say(f"page: {comparison.folder / 'comparison.html'}")
     return 0
 

@@ -73,7 +73,11 @@ def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], s
     """The options of a configuration, in a verb's help and among the names that its mistakes are compared with."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = describe_options(cls, section)
-    parser.set_defaults(typed_names=[f"--{place}" for place in option_places(cls, section) if "." in place])
+    places = [*option_places(cls, section)]
+    parser.set_defaults(
+        typed_names=[f"--{place}" for place in places if "." in place],
+        file_names=[f"--{place}" for place in places if "." not in place],
+    )
 
 
 def describe_options(cls: type[DataclassInstance], section: str = "", known: Collection[str] = ()) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kilolayer.cli.configuration import Flags, whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError, shown, unknown
-from kilolayer.terminal import say
+from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
     from kilolayer.evaluate.shots.examples import Examples
@@ -75,7 +75,8 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
             keep(run.folder, found, chosen.table())
             scores += found
             if found[0].cut:
-                say(f"of {found[0].cut:,} questions the beginning was not read: the model reads {length:,} tokens at once")
+                cut = counted(found[0].cut, "question")
+                say(f"of {cut} the beginning was not read: the model reads {length:,} tokens at once")
     _show(scores, as_json=options.json)
     return 0
 
@@ -113,7 +114,7 @@ def _default_folder() -> Path:
 
 def _about(examples: Examples, shots: int, limit: int | None) -> str:
     count = len(examples.asked.questions[:limit])
-    return f"{examples.set.name}: {count:,} questions after {shots} examples{' each' if shots else ''}"
+    return f"{examples.set.name}: {counted(count, 'question')} after {counted(shots, 'example')}{' each' if shots else ''}"
 
 
 def _show(scores: list[ShotScore], *, as_json: bool) -> None:

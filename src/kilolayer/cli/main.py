@@ -18,7 +18,7 @@ from typing import NoReturn
 from kilolayer import terminal
 from kilolayer.cli.configuration import split_typed
 from kilolayer.config import load
-from kilolayer.errors import KilolayerError, OptionError, file_fault, unknown
+from kilolayer.errors import KilolayerError, OptionError, file_fault, shown, unknown
 from kilolayer.tasks import registry
 from kilolayer.tasks.registry import Verb
 from kilolayer.version import VERSION
@@ -27,7 +27,7 @@ OWN_VERBS = {
     "train": "from text files to a scored model, in a run folder",
     "compare": "the same task under every combination of options: runs side by side, a table, a page",
     "evaluate": "a run's scores with their signatures; significance against other runs",
-    "report": "one page of a run: curves, scores, norms by layer, samples",
+    "report": "one page of a run, or of several: norms by layer, curves, scores, samples",
     "export": "a trained run as a folder for Transformers or CTranslate2",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "forecast": "from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives",
@@ -37,6 +37,8 @@ OWN_VERBS = {
     "recipes": "the list; one recipe's equation, constants and source",
 }
 LONGEST_MESSAGE, LONGEST_LINE = 500, 2000
+UNREAD = "unrecognized arguments: "
+"""How argparse begins to tell of words that no argument takes."""
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 PEER_GONE = re.compile("connection (closed|reset|refused)|broken pipe|remote process exited", re.IGNORECASE)
 
@@ -45,7 +47,13 @@ class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are reported as every other mistake of the user."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(message[:LONGEST_MESSAGE], where="in the typed options", fix=f"see: {self.prog} --help")
+        fix = f"see: {self.prog} --help"
+        if message.startswith(UNREAD):
+            word = message.removeprefix(UNREAD)[:LONGEST_MESSAGE]
+            message = f"{self.prog} takes nothing called {shown(word)}"
+            if self.get_default("reads_lines"):
+                fix = f"it reads lines from standard input: {self.prog} RUN < {word}"
+        raise OptionError(message[:LONGEST_MESSAGE], where="in the typed options", fix=fix)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,6 +157,12 @@ def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:
         flag = word.partition("=")[0]
         if not word.startswith("--") or flag in valid:
             continue
+        if flag in (parser.get_default("file_names") or []):
+            raise OptionError(
+                f"{flag} cannot be typed",
+                where="in the typed options",
+                fix=f"write it first in a file, {flag[2:]} = ..., and type the file: {parser.prog} CONFIG.toml",
+            )
         if meant := [name for name in parser.get_default("typed_names") or [] if name.endswith(f".{flag[2:]}")]:
             raise OptionError(f"unknown option {flag!r}", fix=f"options of a table are typed with its name: {', '.join(meant)}")
         raise unknown(flag, valid)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.cli.lines import at_once, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import unknown
-from kilolayer.terminal import say
+from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
     from kilolayer.runs.classifier import Prediction
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
+    parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a classifier")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the matrix products [fp32]")
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if options.json:
         show_json(tables)
     if cut:
-        say(f"{cut} lines were longer than examples.length tokens and were cut")
+        say(f"{counted(cut, 'line')} longer than examples.length tokens: cut")
     return 0
 
 

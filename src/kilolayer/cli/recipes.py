@@ -10,8 +10,8 @@ from typing import Any
 from kilolayer import recipes
 from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
-from kilolayer.config import choices_of, help_texts, overrides
-from kilolayer.errors import OptionError, unknown
+from kilolayer.config import Table, choices_of, help_texts, overrides
+from kilolayer.errors import OptionError
 from kilolayer.recipes.base import DEEPEST, Depths, Description, Recipe
 
 PAIRS = ((6, 6), (18, 18), (50, 50), (100, 100), (500, 500), (60, 12))
@@ -20,7 +20,7 @@ SINGLES = (12, 24, 100, 1000)
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; its options are typed as --recipe.NAME VALUE")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; its options are typed as --model.recipe.NAME VALUE")
     parser.add_argument("--encoder-layers", type=whole(0, DEEPEST), metavar="N", help="depth of the encoder")
     parser.add_argument("--decoder-layers", type=whole(0, DEEPEST), metavar="M", help="depth of the decoder")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -28,15 +28,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the list or one recipe."""
-    table = overrides(typed)
-    if any(section != "recipe" for section in table):
-        raise unknown(next(iter(table)), ["recipe"], kind="section", where="options are typed as --recipe.NAME VALUE")
+    typed_options = _typed_options(typed)
     if options.name is None:
         if typed or options.encoder_layers is not None or options.decoder_layers is not None:
             raise OptionError("an option without a recipe", fix="name the recipe first: kilolayer recipes NAME")
         _list(options.json)
         return 0
-    recipe = recipes.get(options.name, **table.get("recipe", {}))
+    recipe = recipes.get(options.name, **typed_options)
     if options.encoder_layers is None and options.decoder_layers is None:
         depths = [Depths(*pair) for pair in PAIRS] + [Depths(encoder=layers) for layers in SINGLES]
         depths += [Depths(decoder=layers) for layers in SINGLES]
@@ -48,6 +46,17 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     else:
         _show(recipe, described)
     return 0
+
+
+def _typed_options(typed: list[str]) -> Table:
+    """The options of the recipe, typed as `plan` and `train` take them."""
+    match overrides(typed) or {"model": {"recipe": {}}}:
+        case {"model": {"recipe": dict(table), **others}, **tables} if not others and not tables:
+            return table
+        case _:
+            pass
+    fix = "options of the recipe are typed as --model.recipe.NAME VALUE"
+    raise OptionError(f"unexpected option {typed[0].partition('=')[0]!r}", where="in the typed options", fix=fix)
 
 
 def _list(as_json: bool) -> None:
@@ -83,7 +92,7 @@ def _show(recipe: Recipe, described: list[Description]) -> None:
     hints = typing.get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
         allowed = f" ({', '.join(choices)})" if (choices := choices_of(hints[field.name])) else ""
-        show_line(f"option: --recipe.{field.name} {texts.get(field.name, '')}{allowed} [{getattr(recipe, field.name)}]")
+        show_line(f"option: --model.recipe.{field.name} {texts.get(field.name, '')}{allowed} [{getattr(recipe, field.name)}]")
     show_line()
     names = list(dict.fromkeys(name for each in described for side in each.depths.sides for name in getattr(each, side)))
     rows = [

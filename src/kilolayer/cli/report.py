@@ -1,30 +1,38 @@
-"""kilolayer report: one self-contained page of a run."""
+"""kilolayer report: one self-contained page of a run, or of several."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from kilolayer.cli.output import show_line
 from kilolayer.errors import InputError, unknown
-from kilolayer.files.paths import kind_of
+from kilolayer.files.paths import kind_of, resolve
 from kilolayer.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder; several: one page of all")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page [report.html in the run, or above several]")
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Write report.html, say where it is, and what is wrong with the model."""
-    from kilolayer.report.page import write_report
+    """Write the page, say where it is, and what is wrong with the models."""
+    from kilolayer.report.page import write_joint_report, write_report
 
     if typed:
         raise unknown(typed[0], ["--help"])
-    if kind_of(options.run / "config.toml") is None:
-        raise InputError("this is not a run", where=str(options.run), fix="name a folder that `kilolayer train` made")
-    report = write_report(options.run)
+    for each in options.runs:
+        if kind_of(each / "config.toml") is None:
+            raise InputError("this is not a run", where=str(each), fix="name a folder that `kilolayer train` made")
+    runs = list({resolve(each): each for each in options.runs}.values())
+    if len(runs) == 1 and options.out is None:
+        report = write_report(runs[0])
+    else:
+        above = Path(os.path.commonpath([resolve(each).parent for each in runs]))
+        report = write_joint_report(runs, options.out or above / "report.html")
     show_line(str(report.path))
     for warning in report.warnings:
         say(warning)

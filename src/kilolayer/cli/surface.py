@@ -16,7 +16,7 @@ from kilolayer.cli.prepared import prepared
 from kilolayer.errors import InputError, OptionError, shown, unknown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.writing import make_folder
-from kilolayer.terminal import LiveLine, say
+from kilolayer.terminal import LiveLine, counted, say
 
 if TYPE_CHECKING:
     import torch
@@ -185,7 +185,7 @@ def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options
     path = Saved.of(subject.run.checkpoints, _start(subject))
     if len(path.paths) == 0 or len(path.steps) < FEWEST:
         raise InputError(
-            f"the path has {len(path.paths)} whole checkpoints, and a plane needs more",
+            f"the path has {counted(len(path.paths), 'whole checkpoint')}, and a plane needs more",
             where=str(subject.run.checkpoints),
             fix="train with more of them: --train.save_every 50 --train.keep 1000",
         )

@@ -14,7 +14,7 @@ from kilolayer.cli.output import show_json, show_line, show_samples, show_scores
 from kilolayer.config import option_places, overrides
 from kilolayer.errors import OptionError
 from kilolayer.tasks import registry
-from kilolayer.terminal import leave_stdout, say
+from kilolayer.terminal import command, how_to_reach, leave_stdout, say
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
@@ -104,7 +104,10 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> No
     show_scores(scores)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
-    say(f"next: kilolayer {task.usage.format(run.folder)}, or your own text: kilolayer train --help")
+    say(f"next: {command()} {task.usage.format(run.folder)}")
+    say(f"or your own text: {command()} train --help")
+    if (reach := how_to_reach()) is not None:
+        say(reach)
     if len(tests) == 1 and (headline := task.headline) is not None:
         (entry,) = tests.values()
         if "value" in (score := entry.get(headline.key, {})):

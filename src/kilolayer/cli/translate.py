@@ -12,26 +12,25 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kilolayer.cli.configuration import add_options, add_precision
+from kilolayer.cli.configuration import add_precision
 from kilolayer.cli.output import write_text
-from kilolayer.config import overrides
-from kilolayer.errors import OptionError, unknown
-from kilolayer.terminal import LiveLine, say
+from kilolayer.cli.search_flags import SAMPLING, add_search_flags, typed_search
+from kilolayer.terminal import LiveLine, counted, say
 
 if TYPE_CHECKING:
     from kilolayer.generate.translate import Translation
 
+LIMITS = ("max_length_factor", "max_length_extra", "max_source_length", "batch_tokens", "window")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    from kilolayer.generate.config import SearchConfig
-
-    add_options(parser, SearchConfig, "search")
+    parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of a run with several directions")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")
     add_precision(parser)
-    parser.add_argument("--n-best", action="store_true", help="all hypotheses: number of the line, score, text, by tabs")
+    add_search_flags(parser, ("beam", "length_penalty", *SAMPLING, "n_best", *LIMITS))
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -40,20 +39,18 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.training.run import Run
 
     translator = Translator(Run.open(options.run, ["translation"]), device=options.device, precision=options.precision)
-    table = overrides(typed)
-    if any(section != "search" for section in table):
-        raise unknown(next(iter(table)), ["search"], kind="section", where="options are typed as --search.NAME VALUE")
-    search = translator.search(**table.get("search", {}))
-    if search.n_best > 1 and not options.n_best:
-        raise OptionError(f"n_best={search.n_best} has no effect on plain output", fix="add --n-best")
+    method = {"method": "greedy"} if options.greedy else {}
+    search = typed_search(options, typed, translator.search, **method)
     source = Input(sys.stdin.buffer)
     answers = translator.translations(source.lines(), search, direction=options.direction)
     try:
-        cut = _print_answers(answers, source, options.n_best)
+        cut = _print_answers(answers, source, options.n_best is not None)
     finally:
         source.live.clear()
     if cut:
-        say(f"{cut} lines were longer than search.max_source_length tokens and were cut")
+        say(f"{counted(cut, 'line')} longer than --max-source-length tokens: cut")
+    if source.undecoded:
+        say(f"{counted(source.undecoded, 'line')} with bytes that are no UTF-8: each stands as U+FFFD in what was translated")
     return 0
 
 
@@ -83,17 +80,22 @@ class Input:
         self.start = time.monotonic()
         self.waiting: deque[int] = deque()
         """The bytes of each line that was read and not answered: a search reads a window of lines ahead."""
-        self.lines_done = self.bytes_done = 0
+        self.lines_done = self.bytes_done = self.undecoded = 0
 
     def lines(self) -> Iterator[str]:
-        """The lines, split at line feeds alone; bytes that are no UTF-8 become U+FFFD."""
+        """The lines, split at line feeds alone; bytes that are no UTF-8 become U+FFFD, and their lines are counted."""
         from kilolayer.data.text import byte_lines
 
         for line in byte_lines(self.stream, "standard input"):
             if self.live.due:
                 self.live.show(self.state())
             self.waiting.append(len(line))
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError:
+                self.undecoded += 1
+                yield line.decode("utf-8", errors="replace")
 
     def answered(self) -> None:
         """The first line that waits has its answer, which is about to be printed."""
@@ -105,7 +107,7 @@ class Input:
     def state(self) -> str:
         """How far it is."""
         seconds = time.monotonic() - self.start
-        text = f"{self.lines_done:,} lines, {self.lines_done / seconds:,.1f} lines/s"
+        text = f"{counted(self.lines_done, 'line')}, {self.lines_done / seconds:,.1f} lines/s"
         if not self.size or not self.bytes_done:
             return text
         share = min(self.bytes_done / self.size, 1.0)

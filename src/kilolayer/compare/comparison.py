@@ -320,8 +320,10 @@ UNTOLD += ("train.tensorboard", "train.trackers")
 
 def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None = None) -> Table:
     """The tables that all runs share; the embedded default is trained on a corpus in the comparison's own folder."""
-    base = merge(configuration.load(config or registry.EMBEDDED), nested(options or {}))
-    return merge({"data": {"folder": str(folder / "data")}}, base) if config is None else base
+    below = configuration.load(config or registry.EMBEDDED)
+    if config is None:
+        below = merge(below, {"data": {"folder": str(folder / "data")}})
+    return configuration.override(RunConfig, below, nested(options or {}))
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Setting:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from kilolayer.config import Table, merge, toml_value
+from kilolayer.config import Table, merge, override, toml_value
 from kilolayer.errors import OptionError, shown
+from kilolayer.tasks.config import RunConfig
 
 RECIPE, LAYERS, SEED, RUN = "model.recipe", "layers", "train.seed", "run"
 Setting = dict[str, Any]
@@ -109,20 +110,16 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
-    """The tables of a run: those of the base with the values of a setting. A depth or a recipe replaces the base's whole."""
+    """The tables of a run: those of the base with the values of a setting, which wins. A recipe replaces the base's whole."""
     table = dict(base)
-    model = dict(table["model"]) if isinstance(table.get("model"), Mapping) else {}
     options = {name: value for name, value in setting.items() if name != LAYERS}
     if LAYERS in setting:
-        for name in ("layers", "encoder_layers", "decoder_layers"):
-            model.pop(name, None)
         depths = _depths(setting[LAYERS])
         names = ("model.layers",) if len(depths) == 1 else ("model.encoder_layers", "model.decoder_layers")
         options |= dict(zip(names, depths, strict=True))
-    if RECIPE in setting:
-        model.pop("recipe", None)
-    table |= {"model": model} if "model" in table else {}
-    return merge(table, nested(options))
+    if RECIPE in setting and isinstance(model := table.get("model"), Mapping):
+        table["model"] = {name: value for name, value in model.items() if name != "recipe"}
+    return override(RunConfig, table, nested(options))
 
 
 def nested(options: Mapping[str, Any]) -> Table:

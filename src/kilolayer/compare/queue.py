@@ -24,7 +24,7 @@ from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_text
 from kilolayer.files.writing import make_folder
-from kilolayer.terminal import LiveLine, say
+from kilolayer.terminal import LiveLine, counted, say
 from kilolayer.training.run import holder_of, locked
 from kilolayer.training.stop import Stop, Stopped, catching
 
@@ -106,7 +106,8 @@ class _Queue:
 
     def run(self, seconds: float | None) -> int:
         end = None if seconds is None else time.monotonic() + seconds
-        self.say(f"{self.total} of {len(self.comparison.members)} runs are to be trained, at most {self.most} side by side")
+        every = counted(len(self.comparison.members), "run")
+        self.say(f"to be trained: {self.total} of {every}, at most {self.most} side by side")
         try:
             while (self.waiting or self.running) and not self.stop.signal and (end is None or time.monotonic() < end):
                 if not self._start_next():

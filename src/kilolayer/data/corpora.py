@@ -19,7 +19,7 @@ from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
 from kilolayer.data.text import SUFFIXES
-from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.errors import IdleOptionError, InputError, OptionError, shown, unknown
 from kilolayer.files.paths import kind_of
 
 SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -116,12 +116,23 @@ class DataConfig:
     def __post_init__(self) -> None:
         check(self)
         if self.folder is not None and self.manifest is not None:
-            raise OptionError("folder and manifest are both given", fix="remove one of them")
+            raise IdleOptionError(
+                "folder and manifest are both given",
+                fix="remove one of them",
+                idle="folder",
+                beside=("manifest",),
+                either=True,
+            )
         if self.manifest is not None:
             untouched = DataConfig()
             for name in ("languages", "train", "valid", "test", "columns", "synthetic", "upsample"):
                 if getattr(self, name) != getattr(untouched, name):
-                    raise OptionError(f"{name} has no effect with a manifest", fix="remove it, or say it in the manifest")
+                    raise IdleOptionError(
+                        f"{name} has no effect with a manifest",
+                        fix="remove it, or say it in the manifest",
+                        idle=name,
+                        beside=("manifest",),
+                    )
 
 
 @dataclass(frozen=True)
@@ -245,7 +256,12 @@ def expand(names: Sequence[str], languages: Sequence[str]) -> list[Direction]:
 
 def _matches(side: str, languages: Sequence[str]) -> list[str]:
     if side != "*" and side not in languages:
-        raise unknown(side, languages, kind="language", where="in directions")
+        listed = ", ".join(f'"{each}"' for each in (side, *languages))
+        raise OptionError(
+            f"languages does not list {side!r}, which stands beside a * in directions",
+            where="data",
+            fix=f"add it: languages = [{listed}]",
+        )
     return list(languages) if side == "*" else [side]
 
 

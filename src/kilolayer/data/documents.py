@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
-from kilolayer.errors import InputError, OptionError
+from kilolayer.errors import IdleOptionError, InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.reading import open_regular, parse_json, read_json, unreadable
 
@@ -46,7 +46,13 @@ class DocumentsConfig:
         check(self)
         for part in ("valid", "test"):
             if getattr(self, f"{part}_share") and getattr(self, part):
-                raise OptionError(f"{part} and {part}_share are both given", fix="remove one of them")
+                raise IdleOptionError(
+                    f"{part} and {part}_share are both given",
+                    fix="remove one of them",
+                    idle=f"{part}_share",
+                    beside=(part,),
+                    either=True,
+                )
         if self.valid_share + self.test_share >= 1:
             raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
 
@@ -63,7 +69,12 @@ class TextConfig(DocumentsConfig):
         if self.stride is not None and self.stride > self.length:
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
         if self.stride is not None and not self.test and not self.test_share:
-            raise OptionError("stride has no effect without a test part", fix="set test or test_share, or remove it")
+            raise IdleOptionError(
+                "stride has no effect without a test part",
+                fix="set test or test_share, or remove it",
+                idle="stride",
+                beside=("test", "test_share"),
+            )
 
 
 AnyText = TypeVar("AnyText", bound=DocumentsConfig)

@@ -34,10 +34,19 @@ def encode_text(
     folder = built(cache / f"pairs-{key}", lambda draft: _write(text, tokenizers, draft, tagged, filters))
     pairs = TokenPairs(folder)
     if not len(pairs):
-        raise InputError(
-            f"no pair is left: {pairs.report}", where=" and ".join(map(str, text.files)), fix="loosen data.filters"
-        )
+        raise _nothing_left(text, pairs.report)
     return pairs
+
+
+def _nothing_left(text: ParallelText, report: FilterReport | None) -> InputError:
+    where = " and ".join(map(str, text.files))
+    blank = [all(not pair[side].strip() for pair in text.pairs()) for side in (0, 1)]
+    if not any(blank):
+        return InputError(f"no pair is left: {report}", where=where, fix="loosen data.filters")
+    sides = [side for side, is_blank in zip(("source", "target"), blank, strict=True) if is_blank]
+    if len(text.files) == 2:
+        where = " and ".join(str(path) for path, is_blank in zip(text.files, blank, strict=True) if is_blank)
+    return InputError(f"every {' and every '.join(sides)} is empty", where=where, fix="fill in the text: one sentence a line")
 
 
 def encode_training(corpora: Corpora, tokenizers: Tokenizers, config: DataConfig, cache: Path) -> Mixture:

@@ -15,6 +15,7 @@ from kilolayer.data.batches import check_position
 from kilolayer.data.example_file import Example
 from kilolayer.data.tokenizer import END, PAD, START
 from kilolayer.data.vocabulary import TextVocabulary
+from kilolayer.terminal import counted
 
 PACE = 16  # tokens between the lengths of short batches
 SHORT = 64
@@ -116,7 +117,8 @@ class ExampleBatches:
     def summary(self) -> str:
         """What was read, and how it is batched."""
         cut = f", {self.examples.cut:,} cut to {self.examples.length}" if self.examples.cut else ""
-        return f"{len(self.examples):,} examples, {len(self.examples.tokens):,} tokens{cut}; batches of {self.rows}"
+        read = f"{counted(len(self.examples), 'example')}, {counted(len(self.examples.tokens), 'token')}"
+        return f"{read}{cut}; batches of {self.rows}"
 
     def state(self) -> dict[str, int | str]:
         """The position, as JSON holds it: `load_state` continues with the batch that would come next."""

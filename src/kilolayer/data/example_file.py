@@ -15,6 +15,7 @@ from kilolayer.data.glue import Columns, Kind
 from kilolayer.data.text import READERS, read_lines
 from kilolayer.errors import InputError, OptionError, nearest, shown
 from kilolayer.files.reading import parse_json
+from kilolayer.terminal import counted
 
 Fields = Mapping[str | int, Any]
 """What a line holds, by the names or the numbers of the columns."""
@@ -95,7 +96,7 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
             yield number, dict(zip(keys, values, strict=True))
         elif not skip_broken:
             raise InputError(
-                f"the line has {len(values)} columns, and the first line names {len(keys)}",
+                f"the line has {counted(len(values), 'column')}, and the first line names {len(keys)}",
                 where=f"{path}, line {number}",
                 fix="columns are parted by one tab each, without quotes: mend the line",
             )

@@ -13,7 +13,7 @@ from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
 from kilolayer.data.example_file import ExampleFile, read_example_file
 from kilolayer.data.glue import LAYOUTS, Columns, GlueName, Kind, Part, find_glue
-from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.errors import IdleOptionError, InputError, OptionError, shown
 from kilolayer.files.paths import storable
 
 MetricName = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
@@ -66,7 +66,9 @@ class ExamplesConfig:
                 fix=f"allowed: {', '.join(METRICS[self.layout_kind])}",
             )
         if self.classes and self.layout_kind == "number":
-            raise OptionError("classes have no effect where labels are numbers", fix="remove them")
+            raise IdleOptionError(
+                "classes have no effect where labels are numbers", fix="remove them", idle="classes", beside=("kind", "glue")
+            )
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise OptionError(f"classes are {shown(self.classes)}", fix="name at least two, each once")
 
@@ -93,7 +95,12 @@ class ExamplesConfig:
 
     def _check_columns(self) -> None:
         if self.folder is not None:
-            raise OptionError("folder has no effect without glue", fix='remove it, or name the task: glue = "CoLA"')
+            raise IdleOptionError(
+                "folder has no effect without glue",
+                fix='remove it, or name the task: glue = "CoLA"',
+                idle="folder",
+                beside=("glue", "train"),
+            )
         columns = [self.first, self.label, *([] if self.second is None else [self.second])]
         if len({type(column) for column in columns}) > 1:
             raise OptionError(f"columns are {shown(columns)}", fix="give all of them names, or all of them numbers")
@@ -105,7 +112,13 @@ class ExamplesConfig:
         default = {each.name: each.default for each in fields(self)}
         changed = [name for name in own if getattr(self, name) != default[name]]
         if changed:
-            raise OptionError(f"{changed[0]} has no effect: glue = {self.glue!r} says it", fix="remove it")
+            raise IdleOptionError(
+                f"{changed[0]} has no effect: glue = {self.glue!r} says it",
+                fix="remove it",
+                idle=changed[0],
+                beside=("glue",),
+                either=True,
+            )
 
 
 @dataclass(frozen=True)

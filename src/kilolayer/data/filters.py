@@ -11,6 +11,7 @@ import numpy as np
 
 from kilolayer.config import bounded, check
 from kilolayer.errors import InputError, OptionError
+from kilolayer.terminal import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class FilterReport:
     def __str__(self) -> str:
         rules = {"empty": self.empty, "duplicates": self.duplicate, "too long": self.too_long, "length ratio": self.ratio}
         removed = ", ".join(f"{rule} {count:,}" for rule, count in rules.items() if count)
-        return f"kept {self.kept:,} of {self.read:,} pairs" + (f" (removed: {removed})" if removed else "")
+        return f"kept {self.kept:,} of {counted(self.read, 'pair')}" + (f" (removed: {removed})" if removed else "")
 
 
 def drop_empty(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import count_lines, read_lines
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.reading import open_regular, read_json
+from kilolayer.terminal import counted
 
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 LINES_AT_ONCE = 50_000
@@ -91,7 +92,7 @@ def count_filled(path: Path) -> int:
 def misaligned(source: Path, lines: int, target: Path, others: int) -> InputError:
     """The error for two sides with different counts of lines."""
     return InputError(
-        f"the two sides are not aligned: {lines:,} and {others:,} lines",
+        f"the two sides are not aligned: {counted(lines, 'line')} and {counted(others, 'line')}",
         where=f"{source} and {target}",
         fix="line n of one file must translate line n of the other: find where they part",
     )
@@ -112,7 +113,7 @@ def _columns(path: Path, count: int) -> Iterator[list[str]]:
         if len(cells) != count:
             kinds = 'two texts with data.columns = ["en", "de"], or language, language, text, text'
             raise InputError(
-                f"{len(cells)} columns, and not {count}", where=f"{path}, line {number}", fix=f"a line has {kinds}"
+                f"{counted(len(cells), 'column')}, and not {count}", where=f"{path}, line {number}", fix=f"a line has {kinds}"
             )
         yield cells
 

@@ -15,7 +15,10 @@ from kilolayer.errors import InputError
 from kilolayer.files.reading import open_regular
 
 BOM = b"\xef\xbb\xbf"
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 CHUNK = 1 << 20
+LOOKED_AT = 400
+"""Bytes at the start of a text that tell UTF-16."""
 LONGEST_LINE = 1 << 26
 """Bytes; a file of one endless line, a few megabytes when compressed, would fill all memory."""
 READERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".xz": lzma.LZMAFile}
@@ -35,8 +38,10 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def byte_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    """The lines of a stream, with their ends; one that is too long raises with the stream's name and its number."""
+    """The lines of a stream, with their ends; one that is too long, and UTF-16, raise with the stream's name."""
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
+        if number == 1:
+            _refuse_utf_16(line, name)
         if len(line) > LONGEST_LINE:
             raise InputError(
                 f"the line has more than {LONGEST_LINE:,} bytes", where=f"{name}, line {number}", fix="break it into sentences"
@@ -49,6 +54,8 @@ def count_lines(path: Path) -> int:
     lines, last = 0, b"\n"
     with open_file(path) as stream:
         while chunk := stream.read(CHUNK):
+            if not lines:
+                _refuse_utf_16(chunk[:LOOKED_AT], str(path))
             lines, last = lines + chunk.count(b"\n"), chunk[-1:]
     return lines + (last != b"\n")
 
@@ -67,6 +74,23 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
             raise InputError(
                 f"the file cannot be decompressed: {error}", where=str(path), fix="fetch or compress it again"
             ) from None
+
+
+def _refuse_utf_16(start: bytes, name: str) -> None:
+    """Raise where a text starts as UTF-16 does: by its byte order mark, or with a NUL in nearly every second place."""
+    start = start[:LOOKED_AT]
+    kind = "UTF-16" if start.startswith(UTF_16_MARKS) else None
+    if kind is None and len(start) >= 8:
+        pairs = len(start) // 2
+        low, high = start[0 : 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
+        kind = "UTF-16LE" if high > 0.7 * pairs and not low else "UTF-16BE" if low > 0.7 * pairs and not high else None
+    if kind is not None:
+        file = name if name != "standard input" else "FILE"
+        raise InputError(
+            "the text is UTF-16, and text is read as UTF-8",
+            where=name,
+            fix=f"convert it: iconv -f {kind} -t UTF-8 {file} > NEW",
+        )
 
 
 def _decode(line: bytes, path: Path, number: int) -> str:

@@ -25,7 +25,7 @@ from kilolayer.data.marian_pieces import read_marian_pieces
 from kilolayer.data.parallel import ParallelText
 from kilolayer.data.piece_trainer import UntrainableError, train_pieces
 from kilolayer.data.text import read_lines
-from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.errors import IdleOptionError, InputError, OptionError, unknown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import write
@@ -86,7 +86,13 @@ class TokenizerConfig:
         ):
             for field in dataclasses.fields(self):
                 if given and field.name not in used and getattr(self, field.name) != field.default:
-                    raise OptionError(f"{field.name} has no effect on {what}", fix=f"remove it, or {name}")
+                    raise IdleOptionError(
+                        f"{field.name} has no effect on {what}",
+                        fix=f"remove it, or {name}",
+                        idle=field.name,
+                        beside=(name,),
+                        either=True,
+                    )
         if byte_bpe and self.vocab_size < LEAST_BYTE_BPE:
             raise OptionError(
                 f"vocab_size is {self.vocab_size}",

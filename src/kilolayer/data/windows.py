@@ -18,6 +18,7 @@ from kilolayer.data.batches import check_position
 from kilolayer.data.token_text import TokenText
 from kilolayer.data.tokenizer import PAD
 from kilolayer.errors import InputError
+from kilolayer.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Windows:
         self._count = (len(text) - length) // length
         if self._count < rows:
             raise InputError(
-                f"a batch takes {rows} windows of {length} tokens, and the training text has {max(self._count, 0)}",
+                f"a batch takes {counted(rows, 'window')} of {length} tokens, and the training text has {max(self._count, 0)}",
                 where=str(text),
                 fix="give more text, or lower batches.tokens or text.length",
             )

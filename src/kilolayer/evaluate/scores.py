@@ -340,7 +340,7 @@ def check_aligned(hypotheses: Lines, references: Lines) -> None:
     """Raise unless there is one reference for each hypothesis, and at least one."""
     if len(hypotheses) != len(references):
         raise InputError(
-            f"{len(hypotheses)} hypotheses stand against {len(references)} references",
+            f"hypotheses and references differ in number: {len(hypotheses):,} and {len(references):,}",
             fix="give one reference for each line that was translated, in the same order",
         )
     if not hypotheses:

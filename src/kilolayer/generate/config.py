@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kilolayer.config import bounded, check
-from kilolayer.errors import OptionError
+from kilolayer.errors import IdleOptionError, OptionError
 
 Method = Literal["greedy", "beam", "sample"]
 OPTIONS_OF: dict[Method, tuple[str, ...]] = {
@@ -21,13 +22,14 @@ class SearchConfig:
     """The method, its options, and how much is read and decoded at once."""
 
     method: Method = "beam"
-    """greedy: the best token at each step; beam: the best of several hypotheses; sample: drawn at random."""
+    """greedy: the best token at each step; beam: the best of several hypotheses; sample: drawn at random.
+    Absent: the method whose options are given, or beam."""
     beam: int | None = bounded(None, least=1, most=10_000)
     """Hypotheses that a beam search keeps open for each sentence. Absent: 5."""
     length_penalty: float | None = bounded(None, least=0, most=1000)
     """A beam search ranks by log-probability / length^this, the end counted in the length. Absent: 1."""
     temperature: float | None = bounded(None, above=0, most=1e6)
-    """Sampling divides the scores by this: below 1 safer, above 1 more varied; for 0, use method greedy. Absent: 1."""
+    """Sampling divides the scores by this: below 1 safer, above 1 more varied; for 0, use greedy. Absent: 1."""
     top_k: int | None = bounded(None, least=1, most=2**24)
     """Sampling draws from this many most probable tokens. Absent: from all."""
     top_p: float | None = bounded(None, above=0, most=1)
@@ -46,6 +48,12 @@ class SearchConfig:
     """Most source tokens decoded at once, padding and hypotheses counted; one sentence is decoded in any case."""
     window: int = bounded(1024, least=1, most=10**7)
     """Lines read ahead and sorted by length before they are decoded; 1 answers line by line."""
+
+    @classmethod
+    def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The table with the method that its options belong to, where it names none."""
+        asked = [method for method, names in OPTIONS_OF.items() if any(table.get(name, "none") != "none" for name in names)]
+        return {"method": asked[0], **table} if asked else table
 
     def __post_init__(self) -> None:
         check(self)
@@ -73,6 +81,10 @@ class SearchConfig:
         for method, names in OPTIONS_OF.items():
             for name in names:
                 if method != self.method and getattr(self, name) is not None:
-                    raise OptionError(
-                        f"{name} has no effect with method {self.method!r}", fix=f"remove it, or use method = {method!r}"
+                    raise IdleOptionError(
+                        f"{name} has no effect with method {self.method!r}",
+                        fix=f"remove it, or use method = {method!r}",
+                        idle=name,
+                        beside=("method", *OPTIONS_OF[self.method]),
+                        either=True,
                     )

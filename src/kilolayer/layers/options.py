@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kilolayer.config import bounded, check
-from kilolayer.errors import OptionError
+from kilolayer.errors import IdleOptionError, OptionError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 Norm = Literal["layer", "rms"]
@@ -81,9 +81,11 @@ class LayerOptions:
                     fix="set max_length to the longest sequence that the model will read",
                 )
         elif self.max_length is not None:
-            raise OptionError(
+            raise IdleOptionError(
                 f"max_length={self.max_length} has no effect with {self.positions!r} positions",
                 fix='remove it, or choose positions="learned"',
+                idle="max_length",
+                beside=("positions",),
             )
         if self.positions == "sinusoidal" and self.dim % 2:
             raise OptionError(f"sinusoidal positions need an even dim, not {self.dim}", fix="change dim or positions")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from kilolayer import recipes
 from kilolayer.config import adopt, bounded, strict_class
-from kilolayer.errors import OptionError
+from kilolayer.errors import IdleOptionError, OptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.models.head import Head
 from kilolayer.moe.config import MoE
@@ -32,6 +32,8 @@ class ModelConfig(LayerOptions):
     Each option also takes what TOML holds for it, `recipe="admin"`, `moe={"experts": 4}`, `pad_id="none"`, so that the table
     [model] of a configuration file is read by `ModelConfig(**table)`.
     """
+
+    replaces: ClassVar = {"layers": ("encoder_layers", "decoder_layers")}
 
     shape: Shape = "encoder_decoder"
     """Which stacks the model has."""
@@ -139,9 +141,11 @@ class ModelConfig(LayerOptions):
         if self.final_norm is None or self.recipe.top(self.depths.sides[0], self.depths).norm:
             return
         wish = "contradicts" if self.final_norm else "has no effect on"
-        raise OptionError(
+        raise IdleOptionError(
             f"final_norm={self.final_norm} {wish} the recipe {self.recipe.name!r}, which has no final norm",
             fix="remove final_norm, or choose a Pre-LN recipe",
+            idle="final_norm",
+            beside=("recipe",),
         )
 
     def _check_norm(self) -> None:
@@ -151,8 +155,11 @@ class ModelConfig(LayerOptions):
         plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]
         normed = any(plan.pre_norm or plan.inner_norm or plan.post_norm or plan.out_norm for plan in plans)
         if changed and not normed and not self.embedding_norm:
-            raise OptionError(
-                f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms", fix="remove it"
+            raise IdleOptionError(
+                f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms",
+                fix="remove it",
+                idle=changed[0],
+                beside=("recipe",),
             )
 
     def _check_experts(self) -> None:
@@ -206,15 +213,20 @@ class ModelConfig(LayerOptions):
     def _check_depth(self) -> None:
         open_sides = [side for side in self.depths.sides if getattr(self, f"{side}_layers") is None]
         if self.layers is not None and not open_sides:
-            raise OptionError(
+            raise IdleOptionError(
                 f"layers={self.layers} has no effect: encoder_layers and decoder_layers say it all",
                 fix="remove layers, or set encoder_layers and decoder_layers instead",
+                idle="layers",
+                beside=("encoder_layers", "decoder_layers"),
+                either=True,
             )
         for side in ("encoder", "decoder"):
             if self.shape not in (side, "encoder_decoder") and getattr(self, f"{side}_layers") is not None:
-                raise OptionError(
+                raise IdleOptionError(
                     f"{side}_layers has no effect on the shape {self.shape!r}",
                     fix='remove it, or choose shape="encoder_decoder"',
+                    idle=f"{side}_layers",
+                    beside=("shape",),
                 )
 
     def _check_vocabulary(self) -> None:

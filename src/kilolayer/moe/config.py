@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kilolayer.config import bounded, check, strict_class
-from kilolayer.errors import OptionError
+from kilolayer.errors import IdleOptionError, OptionError
 
 STARTING_TEMPERATURE = {"softmax": 0.3, "sigmoid": 0.07}  # X-MoE (Chi et al. 2022)
 SMALLEST_TEMPERATURE = 0.01  # a learned temperature stays above it, as in Tutel's cosine gate
@@ -72,10 +72,12 @@ class MoE:
         defaults = {"gate": "softmax", "router_dim": None, "temperature": None}
         for name, default in defaults.items():
             if getattr(self, name) != default:
-                raise OptionError(
+                raise IdleOptionError(
                     f"{name}={getattr(self, name)!r} has no effect on a linear router",
                     where="moe",
                     fix='remove it, or choose router="xmoe"',
+                    idle=name,
+                    beside=("router",),
                 )
 
     def _check_choice(self) -> None:
@@ -84,12 +86,19 @@ class MoE:
                 f"top_k={self.top_k} of {self.experts} experts", where="moe", fix=f"top_k must be at most {self.experts}"
             )
         if self.second != "all" and self.top_k != 2:
-            raise OptionError(
-                f"second={self.second!r} has no effect with top_k={self.top_k}", where="moe", fix="remove it, or set top_k=2"
+            raise IdleOptionError(
+                f"second={self.second!r} has no effect with top_k={self.top_k}",
+                where="moe",
+                fix="remove it, or set top_k=2",
+                idle="second",
+                beside=("top_k",),
             )
         if self.second == "sampling" and self.loss_free:
-            raise OptionError(
+            raise IdleOptionError(
                 'second="sampling" draws experts whatever biases loss_free gives them',
                 where="moe",
                 fix='choose second="all" or "random", or remove loss_free',
+                idle="loss_free",
+                beside=("second",),
+                either=True,
             )

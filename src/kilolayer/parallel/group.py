@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from kilolayer.errors import InputError, OptionError
+from kilolayer.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class ExpertGroup:
         if experts % self.size:
             divisors = [str(count) for count in range(1, experts + 1) if experts % count == 0]
             raise OptionError(
-                f"{experts} experts cannot be shared evenly by {self.size} processes",
+                f"{counted(experts, 'expert')} cannot be shared evenly by {counted(self.size, 'process')}",
                 fix=f"start one of these numbers of processes: {', '.join(divisors)}",
             )
         count = experts // self.size

@@ -17,6 +17,7 @@ from torch import Tensor
 from kilolayer.errors import OptionError
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective, watched
+from kilolayer.terminal import counted
 
 PATIENCE = timedelta(hours=12)
 """The first process may train a vocabulary while the others wait; the dead are torchrun's to find."""
@@ -69,7 +70,7 @@ class Processes:
         here, devices = int(os.environ.get("LOCAL_WORLD_SIZE", self.size)), torch.cuda.device_count()
         if here > devices:
             raise OptionError(
-                f"{here} processes cannot share {devices} GPU{'s' * (devices != 1)}",
+                f"{counted(here, 'process')} cannot share {counted(devices, 'GPU')}",
                 where="train.device",
                 fix=f'start {devices}: torchrun --nproc-per-node {devices}; or set it to "cpu"',
             )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -21,9 +17,10 @@ from kilolayer.report.curves_plot import Curve, curves_plot
 from kilolayer.report.figure import Series, as_file
 from kilolayer.report.grid_plot import grid_plot
 from kilolayer.report.numbers import show_number
-from kilolayer.report.panels import Panel
+from kilolayer.report.panel import Panel
 from kilolayer.report.table import Table
-from kilolayer.report.templating import asset, template
+from kilolayer.report.templating import inert, script, template
+from kilolayer.terminal import counted
 
 STILL = 2  # pictures of curves without a script
 BIGGER = 1.5  # pixels of a screen for a point of the grid's picture
@@ -40,8 +37,9 @@ def write_comparison_page(path: Path, view: ComparisonView) -> None:
 
 def render_comparison(view: ComparisonView, grid: Markup | None = None) -> str:
     """The page of a comparison, with the picture of its grid."""
-    axes, curves, script = axes_of(view), series_of_runs(view.runs), asset("comparison.js")
+    axes, curves = axes_of(view), series_of_runs(view.runs)
     metrics = metrics_of(curves)
+    text, digest = script("plot.js", "comparison.js")
     return template("comparison.html").render(
         title=view.title,
         facts=view.facts,
@@ -53,9 +51,9 @@ def render_comparison(view: ComparisonView, grid: Markup | None = None) -> str:
         grid_width=_width(grid),
         stills=[panel for panel in _stills(axes[0], metrics, curves) if panel.svg],
         runs=_runs_table(view, curves),
-        data=_inert(comparison_data(view, axes, metrics, curves)),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=inert(comparison_data(view, axes, metrics, curves)),
+        script=text,
+        script_hash=digest,
     )
 
 
@@ -65,7 +63,7 @@ def _stills(axis: Axis, metrics: Sequence[str], curves: Sequence[Mapping[str, Se
         title = title_of(metric)
         looks = [axis.looks[look] for look in axis.places]
         drawn = [Curve(of_run[metric], look) for of_run, look in zip(curves, looks, strict=True) if metric in of_run]
-        described = f"{title} of {len(drawn)} runs by step, coloured by {axis.title}"
+        described = f"{title} of {counted(len(drawn), 'run')} by step, coloured by {axis.title}"
         svg = curves_plot(f"still-{place}", drawn, x_label="step", y_label=title, description=described)
         panels.append(Panel(svg, f"{title[:1].upper()}{title[1:]}, coloured by {axis.title}"))
     return panels
@@ -90,11 +88,3 @@ def _width(grid: Markup | None) -> int:
     """Pixels that suffice for the picture: its letters need not grow with the screen."""
     box = re.search(r'viewBox="\S+ \S+ (\S+) ', grid or "")
     return round(BIGGER * float(box[1])) if box else 0
-
-
-def _inert(data: dict[str, Any]) -> Markup:
-    """JSON for a script element: without the characters that could end it, whatever a name holds."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kilolayer.recipes.base import DEEPEST
 from kilolayer.report.figure import Series
 from kilolayer.report.layer_plots import layers_by_step_plot
-from kilolayer.report.panels import Panel
-from kilolayer.report.plots import line_plot
-from kilolayer.report.record import Entry, number
+from kilolayer.report.panel import Ends, Panel, chart_panel
+from kilolayer.report.panels import coloured
+from kilolayer.report.record import Entry, Record, number
 
 SIDES = ("encoder", "decoder")
 QUANTITIES = {
@@ -50,27 +50,24 @@ def vanished_gradients(entries: Sequence[Entry]) -> list[str]:
 
 @dataclass(frozen=True)
 class DepthSection:
-    """pictures: norms by layer and step. profiles: norms over depth at a few steps, which `summary` names."""
+    """profiles: norms over depth. pictures: norms by layer and step."""
 
-    pictures: list[Panel]
     profiles: list[Panel]
-    summary: str
+    pictures: list[Panel]
 
 
-def depth_section(entries: Sequence[Entry]) -> DepthSection:
-    """Every quantity in every stack; pictures where there are at least two measurements."""
-    places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
-    few = [entries[place] for place in places]
-    profiles = [_profile(few, quantity, side) for side in SIDES for quantity in QUANTITIES]
-    pictures = [_picture(entries, quantity) for quantity in QUANTITIES] if len(entries) > 1 else []
-    return DepthSection(
-        [panel for panel in pictures if panel.svg],
-        [panel for panel in profiles if panel.svg],
-        f"Norms over depth at {'one step' if len(few) == 1 else f'{len(few)} steps'}",
-    )
+def depth_section(records: Sequence[Record], ends: Ends | None = None) -> DepthSection:
+    """Every quantity in every stack: of one run over depth at a few steps, of several when they were last measured.
+
+    Pictures of one run, where there are at least two measurements. ends: the steps that they show.
+    """
+    entries = records[0].layers if len(records) == 1 else []
+    profiles = [_profile(records, quantity, side) for side in SIDES for quantity in QUANTITIES]
+    pictures = [_picture(entries, quantity, ends) for quantity in QUANTITIES] if len(entries) > 1 else []
+    return DepthSection([panel for panel in profiles if panel.svg], [panel for panel in pictures if panel.svg])
 
 
-def _picture(entries: Sequence[Entry], quantity: str) -> Panel:
+def _picture(entries: Sequence[Entry], quantity: str, ends: Ends | None) -> Panel:
     title, note = QUANTITIES[quantity]
     stacks = {side: [_norms(entry, quantity, side) for entry in entries] for side in SIDES}
     svg = layers_by_step_plot(
@@ -79,22 +76,41 @@ def _picture(entries: Sequence[Entry], quantity: str) -> Panel:
         {side: columns for side, columns in stacks.items() if any(columns)},
         scale_label=title.lower().replace("rms", "RMS"),
         description=f"{title} by layer and step",
+        ends=ends,
     )
     return Panel(svg, f"{title} by layer and step", note)
 
 
-def _profile(entries: Sequence[Entry], quantity: str, side: str) -> Panel:
-    title, _ = QUANTITIES[quantity]
-    svg = line_plot(
+def _profile(records: Sequence[Record], quantity: str, side: str) -> Panel:
+    title, note = QUANTITIES[quantity]
+    if len(records) == 1:
+        series = [_over_depth(f"step {int(entry['step']):,}", entry, quantity, side) for entry in _few(records[0].layers)]
+    else:
+        series = [
+            replace(_over_depth(record.name, record.layers[-1], quantity, side), colour=colour)
+            for record, colour in coloured(records)
+            if record.layers
+        ]
+    measured = [entry for record in records for entry in record.layers]
+    deepest = max((len(_norms(entry, quantity, each)) for entry in measured for each in SIDES), default=1)
+    return chart_panel(
         f"{quantity}-{side}",
-        [_over_depth(entry, quantity, side) for entry in entries],
+        f"{title}, {side}",
+        series,
         x_label="layer",
         y_label=title.lower().replace("rms", "RMS"),
         description=f"{title} by layer of the {side}",
+        note=note,
         log=True,
-        ordered=True,
+        ordered=len(records) == 1,
+        ends=(1.0, float(deepest)),
     )
-    return Panel(svg, f"{title}, {side}")
+
+
+def _few(entries: Sequence[Entry]) -> list[Entry]:
+    """At most five, the first and the last among them."""
+    places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
+    return [entries[place] for place in places]
 
 
 def _vanished(entry: Entry, side: str) -> int:
@@ -108,9 +124,9 @@ def _gradient(entry: Entry, side: str) -> dict[int, float]:
     return {layer: norm for layer, norm in enumerate(_norms(entry, "gradient", side), 1) if math.isfinite(norm)}
 
 
-def _over_depth(entry: Entry, quantity: str, side: str) -> Series:
+def _over_depth(name: str, entry: Entry, quantity: str, side: str) -> Series:
     norms = _norms(entry, quantity, side)
-    return Series(f"step {int(entry['step']):,}", range(1, len(norms) + 1), norms)
+    return Series(name, range(1, len(norms) + 1), norms)
 
 
 def _norms(entry: Entry, quantity: str, side: str) -> list[float]:

@@ -10,7 +10,7 @@ from kilolayer.files.writing import write
 from kilolayer.probe.diagnosis import Diagnosis, Measurements
 from kilolayer.report.figure import Series
 from kilolayer.report.layer_plots import layers_by_kind_plot
-from kilolayer.report.panels import Panel
+from kilolayer.report.panel import Panel
 from kilolayer.report.plots import line_plot
 from kilolayer.report.table import Table
 from kilolayer.report.templating import template

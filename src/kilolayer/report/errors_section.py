@@ -8,7 +8,7 @@ from typing import Any
 
 from kilolayer.report.bars import bar_plot
 from kilolayer.report.numbers import show_number
-from kilolayer.report.panels import Panel
+from kilolayer.report.panel import Panel
 from kilolayer.report.record import Entry, number
 from kilolayer.report.table import Table
 
@@ -31,8 +31,8 @@ class ErrorsSection:
     tables: list[TitledTable] = field(default_factory=list)
 
 
-def errors_section(scores: dict[str, Any]) -> ErrorsSection:
-    """What scores.json says about errors; empty where it says nothing."""
+def errors_section(scores: dict[str, Any], prefix: str = "") -> ErrorsSection:
+    """What scores.json says about errors; empty where it says nothing. prefix: of the plots' names."""
     if isinstance(scores.get("frequency_buckets"), dict):
         found = [
             _by_direction(scores, "frequency_buckets", "f1", "Word accuracy (F1) by times seen in training"),
@@ -41,7 +41,7 @@ def errors_section(scores: dict[str, Any]) -> ErrorsSection:
         return ErrorsSection(tables=[each for each in found if each is not None])
     frequency, length = _buckets(scores.get("frequency_buckets")), _buckets(scores.get("length_buckets"))
     accuracy = bar_plot(
-        "by-frequency",
+        f"{prefix}by-frequency",
         [str(bucket.get("label", "")) for bucket in frequency],
         [number(bucket, "f1") for bucket in frequency],
         x_label="times seen in training",
@@ -49,7 +49,7 @@ def errors_section(scores: dict[str, Any]) -> ErrorsSection:
         description="Word accuracy by frequency in the training text",
     )
     bleu = bar_plot(
-        "by-length",
+        f"{prefix}by-length",
         [str(bucket.get("label", "")) for bucket in length],
         [number(bucket, "bleu") for bucket in length],
         x_label="words of the reference",

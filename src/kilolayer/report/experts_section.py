@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kilolayer.report.figure import Series
-from kilolayer.report.panels import Panel, series_of
-from kilolayer.report.plots import heat_plot, line_plot
+from kilolayer.report.panel import Ends, Panel, chart_panel, series_of
+from kilolayer.report.plots import heat_plot
 from kilolayer.report.record import Entry, Record, number
+from kilolayer.terminal import counted
 
 IDLE = 0.01  # of an even share: such an expert learns nothing
 ENOUGH = 100  # choices an expert, if shared evenly: with fewer, chance alone leaves some without any
@@ -27,13 +29,16 @@ class ExpertsSection:
     panels: list[Panel]
 
 
-def experts_section(record: Record) -> ExpertsSection | None:
-    """Verdict, loads at the end, and entropy, loads and gradients by step; None for a dense run."""
+def experts_section(record: Record, ends: Ends | None = None, prefix: str = "") -> ExpertsSection | None:
+    """Verdict, loads at the end, and entropy, loads and gradients by step; None for a dense run.
+
+    ends: the steps that plots show. prefix: of the plots' names, which are unique on a page.
+    """
     if not (entries := _measured(record)):
         return None
     recent = _recent_loads(entries, _top_k(record))
     verdict = expert_faults(record) or [_balanced(recent, int(entries[-1]["step"]))]
-    return ExpertsSection(verdict, _panels(entries, recent))
+    return ExpertsSection(verdict, _panels(entries, recent, ends, prefix))
 
 
 def expert_faults(record: Record) -> list[str]:
@@ -44,7 +49,7 @@ def expert_faults(record: Record) -> list[str]:
     faults = [fault for each in recent for fault in _faults(each)]
     if not faults:
         return []
-    start = f"At step {int(entries[-1]['step']):,}, of {_count(len(recent), 'layer')} with experts:"
+    start = f"At step {int(entries[-1]['step']):,}, of {counted(len(recent), 'layer')} with experts:"
     return [start, *faults, *_advice(record.config, recent)]
 
 
@@ -56,12 +61,12 @@ def experts_summary(record: Record) -> tuple[str, str] | None:
     collapsed, dead = sum(each.collapsed for each in recent), sum(len(each.dead) for each in recent)
     dropped = max(each.dropped_share for each in recent)
     faults = [
-        f"{_count(collapsed, 'layer')} collapsed" if collapsed else "",
+        f"{counted(collapsed, 'layer')} collapsed" if collapsed else "",
         f"{dead} dead" if dead else "",
         f"{dropped:.0%} dropped" if dropped > OVERFULL else "",
     ]
     balanced = "all in use" if all(each.enough for each in recent) else "too few tokens to tell"
-    size = f"{len(recent[0].load)} in {'each of ' if len(recent) > 1 else ''}{_count(len(recent), 'layer')}"
+    size = f"{len(recent[0].load)} in {'each of ' if len(recent) > 1 else ''}{counted(len(recent), 'layer')}"
     return ", ".join(filter(None, faults)) or balanced, f"{size}, step {int(entries[-1]['step']):,}"
 
 
@@ -169,10 +174,6 @@ def _frozen(config: Entry) -> bool:
     return isinstance(train, dict) and train.get("freeze") == "experts"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _recent_loads(entries: Sequence[Entry], top_k: float) -> list[LayerLoad]:
     """The sums of the last entries, as few of them as hold enough choices, by layer."""
     *before, last = (_layer_loads(entry, top_k) for entry in entries)
@@ -198,7 +199,7 @@ def _layer_loads(entry: Entry, top_k: float) -> list[LayerLoad]:
     return found
 
 
-def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad]) -> list[Panel]:
+def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad], ends: Ends | None, prefix: str) -> list[Panel]:
     layers = [each.name for each in recent]
     steps = [number(entry, "step") for entry in entries]
     places = sorted({round(index * (len(layers) - 1) / (LINES - 1)) for index in range(LINES)})
@@ -211,10 +212,17 @@ def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad]) -> list[Panel
     temperature = [Series(layers[place], steps, [_value(entry, "temperature", place) for entry in entries]) for place in places]
     dropped = [Series(layers[place], steps, [_value(entry, "dropped", place) for entry in entries]) for place in places]
     any_dropped = any(value > 0 for each in dropped for value in each.y if math.isfinite(value))
+
+    def by_step(name: str, title: str, series: Sequence[Series], label: str, about: str, **options: Any) -> Panel:
+        named = f"{prefix}{name}"
+        return chart_panel(named, title, series, x_label="step", y_label=label, description=about, ends=ends, **options)
+
+    evenness = f"From 0 (all weight on one expert) to {math.log(len(recent[0].load)):.2f} (the same weight on every expert)."
+    extreme = "Load of the busiest and of the least busy expert of all layers by step"
     return [
         Panel(
             heat_plot(
-                "loads",
+                f"{prefix}loads",
                 layers,
                 [[count / each.even for count in each.load] for each in recent],
                 x_label="expert",
@@ -224,64 +232,40 @@ def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad]) -> list[Panel
             f"Load by expert, step {int(entries[-1]['step']):,}",
             "A dark cell is an expert with few tokens; one bright cell in a dark row is an expert that takes nearly all.",
         ),
-        Panel(
-            line_plot(
-                "expert-extremes",
-                extremes,
-                x_label="step",
-                y_label="times an even share",
-                description="Load of the busiest and of the least busy expert of all layers by step",
-                from_zero=True,
-            ),
-            "Busiest and least busy expert",
-        ),
-        Panel(
-            line_plot(
-                "routing-entropy",
-                entropy,
-                x_label="step",
-                y_label="nats",
-                description="Entropy of the gates by step",
-                from_zero=True,
-            ),
+        by_step("extremes", "Busiest and least busy expert", extremes, "times an even share", extreme, from_zero=True),
+        by_step(
+            "entropy",
             "Entropy of the gates",
-            f"From 0 (all weight on one expert) to {math.log(len(recent[0].load)):.2f} (the same weight on every expert).",
+            entropy,
+            "nats",
+            "Entropy of the gates by step",
+            note=evenness,
+            from_zero=True,
         ),
-        Panel(
-            line_plot(
-                "expert-norms",
-                norms,
-                x_label="step",
-                y_label="gradient norm",
-                description="Parts of the gradient by step",
-                log=True,
-            ),
+        by_step(
+            "expert-norms",
             "Gradient of experts and of all else",
-            _clippings(entries),
+            norms,
+            "gradient norm",
+            "Parts of the gradient by step",
+            note=_clippings(entries),
+            log=True,
         ),
-        Panel(
-            line_plot("temperature", temperature, x_label="step", y_label="temperature", description="Temperature by step"),
-            "Temperature of the gates",
-        ),
-        Panel(
-            line_plot(
-                "dropped",
-                dropped,
-                x_label="step",
-                y_label="share",
-                description="Dropped choices by step",
-                from_zero=True,
-            )
-            if any_dropped
-            else None,
+        by_step("temperature", "Temperature of the gates", temperature, "temperature", "Temperature by step"),
+        by_step(
+            "dropped",
             "Choices over an expert's capacity",
+            dropped if any_dropped else [],
+            "share",
+            "Dropped choices by step",
+            from_zero=True,
         ),
     ]
 
 
 def _clippings(entries: Sequence[Entry]) -> str:
     clipped = sum(count for entry in entries if math.isfinite(count := number(entry, "clipped")))
-    return f"Clipped in {int(clipped):,} of {int(entries[-1]['step']):,} steps."
+    return f"Clipped in {int(clipped):,} of {counted(int(entries[-1]['step']), 'step')}."
 
 
 def _layers(entry: Entry) -> list[str]:

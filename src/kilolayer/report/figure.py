@@ -46,11 +46,16 @@ LABEL = 24  # characters of a label: a longer one would leave no room for the pl
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot; a y that is not finite leaves a gap."""
+    """One line of a plot; a y that is not finite leaves a gap. colour: absent where its place among others decides it.
+
+    dash: lengths in pixels of line and gap, in turn; empty for a solid line.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    colour: str | None = None
+    dash: tuple[int, ...] = ()
 
 
 def shortened(label: str) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from kilolayer.report.colour_scale import ColourScale
 from kilolayer.report.figure import POINTS, SIZE, STYLE, shortened, to_svg
@@ -24,31 +24,39 @@ def layers_by_step_plot(
     *,
     scale_label: str,
     description: str,
+    ends: tuple[float, float] | None = None,
 ) -> Markup | None:
     """Positive values by layer (upwards) and step as pictures with one logarithmic colour scale, as SVG.
 
     stacks: [steps][layers] for each, the first at the bottom; NaN where there is no value, which is drawn in grey.
-    None where no value is positive. More than POINTS steps are thinned evenly.
+    ends: the steps from which and to which the pictures go, else the first and the last; a measurement stands for all steps
+    that are nearer to it than to another. None where no value is positive.
     """
-    kept = sorted({round(place) for place in np.linspace(0, len(steps) - 1, min(len(steps), POINTS))}) if steps else []
-    images = {stack: _rows([columns[place] for place in kept]).T for stack, columns in stacks.items()}
+    first, last = ends if ends is not None and ends[1] > ends[0] else (min(steps, default=0), max(steps, default=0))
+    kept = _nearest(np.array(steps, dtype=float), np.linspace(first, last, POINTS) if last > first else np.array([first]))
+    images = {stack: _rows([columns[place] for place in kept]).T for stack, columns in stacks.items() if steps}
     if (scale := ColourScale.of(images.values(), log=True)) is None:
         return None
     with mpl.rc_context(STYLE):
         figure, rows = _stacked([1.9] * len(images))
         drawn: list[AxesImage] = []
         for axes, (stack, image) in zip(rows, images.items(), strict=True):
-            extent = (-0.5, image.shape[1] - 0.5, 0.5, image.shape[0] + 0.5)
+            extent = (first, last if last > first else first + 1, 0.5, image.shape[0] + 0.5)
             drawn.append(scale.draw(axes, image, origin="lower", extent=extent))
             axes.set_ylabel(f"{stack} layer")
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
             axes.tick_params(labelbottom=axes is rows[0])
-        ticks = sorted({round(place) for place in np.linspace(0, len(kept) - 1, min(len(kept), 5))})
         for axes in rows:
-            axes.set_xticks(ticks, [f"{int(steps[kept[place]]):,}" for place in ticks])
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
         rows[0].set_xlabel("step")
         scale.add_bar(figure, drawn, rows, scale_label)
         return to_svg(figure, name, description)
+
+
+def _nearest(steps: np.ndarray, wanted: np.ndarray) -> list[int]:
+    """The place of the measurement nearest to each wanted step; steps: rising."""
+    return np.searchsorted((steps[1:] + steps[:-1]) / 2, wanted).tolist() if len(steps) else []
 
 
 def layers_by_kind_plot(

@@ -1,26 +1,29 @@
-"""One HTML page for a run: self-contained, without scripts, readable on a telephone and on paper."""
+"""One HTML page for a run, or for several: self-contained, readable on a telephone and on paper, and without its script too."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kilolayer.files.writing import write
 from kilolayer.report.depth import depth_section, vanished_gradients
-from kilolayer.report.errors_section import errors_section
-from kilolayer.report.experts_section import expert_faults, experts_section
-from kilolayer.report.facts import facts_of
+from kilolayer.report.errors_section import ErrorsSection, errors_section
+from kilolayer.report.experts_section import ExpertsSection, expert_faults, experts_section
+from kilolayer.report.facts import Fact, facts_of
 from kilolayer.report.numbers import show_duration, show_number
-from kilolayer.report.panels import training_panels
+from kilolayer.report.panel import Ends
+from kilolayer.report.panels import steps_shown, training_panels
 from kilolayer.report.record import Entry, Record, number, read_record
-from kilolayer.report.scores_section import scores_section
+from kilolayer.report.samples_section import Samples, samples_section
+from kilolayer.report.scores_section import ScoresSection, scores_section
 from kilolayer.report.table import Table
-from kilolayer.report.templating import template
+from kilolayer.report.templating import inert, script, template
+from kilolayer.terminal import counted
 
-SHOWN_EVENTS, SHOWN_SAMPLES, SHOWN_LOG = 40, 30, 60
+SHOWN_EVENTS, SHOWN_LOG = 40, 60
 
 
 @dataclass(frozen=True)
@@ -33,37 +36,92 @@ class Report:
 
 def write_report(run: Path) -> Report:
     """Write report.html into the run folder from what is there by now."""
-    record = read_record(run)
-    path = run / "report.html"
+    return write_joint_report([run], run / "report.html")
+
+
+def write_joint_report(runs: Sequence[Path], path: Path) -> Report:
+    """Write one page of several runs: their curves over each other, and what there is to say of each."""
+    records = [read_record(run) for run in runs]
     # Half a character, which JSON and names of folders may hold, is none of UTF-8's.
-    write(path, render(record).encode("utf-8", "backslashreplace"))
-    return Report(path, _model_faults(record))
+    write(path, render(*_distinct(records)).encode("utf-8", "backslashreplace"))
+    return Report(path, [fault for record in records for fault in _model_faults(record)])
 
 
-def render(record: Record) -> str:
-    """The page of a record."""
+def render(*records: Record) -> str:
+    """The page of these records."""
+    ends = steps_shown(records)
+    depth, training = depth_section(records, ends), training_panels(records, ends)
+    parts = [_part(record, ends, f"run{place}-" if len(records) > 1 else "") for place, record in enumerate(records)]
+    panels = [*depth.profiles, *training, *(panel for part in parts for panel in (part.experts.panels if part.experts else []))]
+    text, digest = script("plot.js", "page.js")
     return template("page.html").render(
+        name=", ".join(record.name for record in records),
+        runs=parts,
+        facts=_facts_table(parts),
+        training=training,
+        depth=depth,
+        data=inert({"charts": [panel.chart for panel in panels if panel.chart is not None]}),
+        script=text,
+        script_hash=digest,
+    )
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """What the page says of one run."""
+
+    name: str
+    progress: str
+    facts: list[Fact]
+    warnings: Warnings
+    scores: ScoresSection
+    experts: ExpertsSection | None
+    languages: Languages | None
+    samples: Samples
+    errors: ErrorsSection
+    config_text: str
+    log: list[str]
+
+
+def _part(record: Record, ends: Ends | None, prefix: str) -> RunPart:
+    return RunPart(
         name=record.name,
         progress=_progress(record),
         facts=facts_of(record),
         warnings=_warnings(record),
         scores=scores_section(record.scores),
-        training=training_panels(record),
-        depth=depth_section(record.layers),
-        experts=experts_section(record),
+        experts=experts_section(record, ends, prefix),
         languages=_languages(record.valid),
-        samples=_samples(record),
-        errors=errors_section(record.scores),
+        samples=samples_section(record),
+        errors=errors_section(record.scores, prefix),
         config_text=record.config_text.strip(),
         log=record.log[-SHOWN_LOG:] if any(record.log[-SHOWN_LOG:]) else [],
     )
+
+
+def _distinct(records: Sequence[Record]) -> list[Record]:
+    """With numbers behind names that several have."""
+    names = [record.name for record in records]
+    return [
+        replace(record, name=f"{record.name} ({names[: place + 1].count(record.name)})")
+        if names.count(record.name) > 1
+        else record
+        for place, record in enumerate(records)
+    ]
+
+
+def _facts_table(parts: Sequence[RunPart]) -> Table:
+    """A row a run, a column a fact."""
+    columns = list(dict.fromkeys(fact.name for part in parts for fact in part.facts))
+    rows = [[part.name, *({fact.name: fact.value for fact in part.facts}.get(name, "-") for name in columns)] for part in parts]
+    return Table(["run", *columns], rows)
 
 
 def _progress(record: Record) -> str:
     if not record.train:
         return "No training step is recorded yet."
     last = record.train[-1]
-    parts = [f"{int(last['step']):,} steps"]
+    parts = [counted(int(last["step"]), "step")]
     if math.isfinite(epoch := number(last, "epoch")):
         parts.append(f"{epoch:.3g} epochs")
     if math.isfinite(seconds := number(last, "seconds")):
@@ -92,9 +150,7 @@ def _warnings(record: Record) -> Warnings:
     first = [*_model_faults(record), *record.notes]
     skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
     if skipped:
-        first.append(
-            f"{len(skipped)} {'step was' if len(skipped) == 1 else 'steps were'} skipped and left no trace in the model."
-        )
+        first.append(f"Skipped, without a trace in the model: {counted(len(skipped), 'step')}.")
     events = [_event(entry) for entry in record.event if "dead" not in entry and "change" not in entry]
     events += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
     is_clean = not first and not events and bool(record.train)
@@ -129,36 +185,3 @@ def _languages(valid: Sequence[Entry]) -> Languages | None:
         [name, *(show_number(number(last, "directions", name, key)) for key in ("loss", "bleu"))] for name in last["directions"]
     ]
     return Languages(f"{int(last['step']):,}", Table(["direction", "loss", "BLEU"], rows))
-
-
-@dataclass(frozen=True)
-class SamplePart:
-    """One text of a sample, such as its source."""
-
-    kind: str
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The first samples of a run, and how many more there are."""
-
-    title: str
-    blocks: list[list[SamplePart]]
-    left_out: int
-
-
-def _samples(record: Record) -> Samples:
-    """With the titles that the task gives them, where it is known."""
-    known = None if record.task is None else record.task.samples
-
-    def parts(sample: Entry) -> Mapping[str, str]:
-        return known.parts if known is not None else {kind: kind for kind in sample}
-
-    blocks = [
-        [SamplePart(kind, title, str(sample[kind])) for kind, title in parts(sample).items() if sample.get(kind) is not None]
-        for sample in record.samples[:SHOWN_SAMPLES]
-    ]
-    title = "Samples" if known is None else known.title
-    return Samples(title, blocks, max(0, len(record.samples) - SHOWN_SAMPLES))

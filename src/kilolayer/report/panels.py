@@ -1,72 +1,107 @@
-"""What the templates lay out: plots with their titles, and tables; and the plots of a run's training."""
+"""The plots of training: of one run, or of several laid over each other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from markupsafe import Markup
-
-from kilolayer.report.figure import Series
-from kilolayer.report.plots import line_plot
+from kilolayer.report.axis_colours import COLOURS
+from kilolayer.report.figure import PALETTE, Series
+from kilolayer.report.panel import Ends, Panel, chart_panel, series_of
 from kilolayer.report.record import Entry, Record, number
-from kilolayer.report.table import Table
+from kilolayer.terminal import counted
+
+DASHED = (6, 3)
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A plot with its title, a line under the title, and the numbers that the plot shows."""
-
-    svg: Markup | None
-    title: str
-    note: str = ""
-    numbers: Table | None = None
+def steps_shown(records: Sequence[Record]) -> Ends | None:
+    """From 0 to the last step that any of the runs has recorded: all plots by step show the same; None before any step."""
+    kinds = [kind for record in records for kind in (record.train, record.valid, record.layers, record.routing)]
+    steps = [number(entry, "step") for kind in kinds for entry in kind[-1:]]
+    return (0.0, max(steps)) if steps else None
 
 
-def training_panels(record: Record) -> list[Panel]:
+def training_panels(records: Sequence[Record], ends: Ends | None = None) -> list[Panel]:
     """Loss, the score that a run of the task is told by, gradient norm, learning rate and speed by step."""
-    train, valid, unit = record.train, record.valid, "token" if record.task is None else record.task.unit
-    plain = any(math.isfinite(number(entry, "nll")) for entry in train)
-    loss = line_plot(
-        "loss",
-        [series_of("training", train, "nll" if plain else "loss"), series_of("validation", valid, "loss")],
-        x_label="step",
-        y_label=f"loss, mean of {unit}s",
-        description="Training and validation loss by step",
-    )
-    rate = _curve("rate", train, "lr", "learning rate", "Learning rate by step")
-    gradient = _curve("gradient-norm", train, "grad_norm", "gradient norm", "Norm of the whole gradient by step", log=True)
-    speed = _curve("speed", train, "tokens_per_second", f"{unit}s a second", f"{unit.capitalize()}s a second by step")
+    units = dict.fromkeys("token" if record.task is None else record.task.unit for record in records)
+    unit = " or ".join(units)
+    plain = all(any(math.isfinite(number(entry, "nll")) for entry in record.train) for record in records)
+    losses: list[Series] = []
+    for record, colour in coloured(records):
+        name = f"{record.name}, " if len(records) > 1 else ""
+        losses.append(series_of(f"{name}training", record.train, "nll" if plain else "loss", colour))
+        losses.append(
+            series_of(f"{name}validation", record.valid, "loss", colour, DASHED)
+            if len(records) > 1
+            else series_of("validation", record.valid, "loss")
+        )
     return [
-        Panel(loss, "Loss", "Both without label smoothing." if plain else ""),
-        *_headline_panel(record),
-        Panel(gradient, "Gradient norm", _clipping(train)),
-        Panel(rate, "Learning rate"),
-        Panel(speed, "Speed"),
+        chart_panel(
+            "loss",
+            "Loss",
+            losses,
+            x_label="step",
+            y_label=f"loss, mean of {unit}s",
+            description="Training and validation loss by step",
+            note="Both without label smoothing." if plain and records else "",
+            log=True,
+            ends=ends,
+        ),
+        *_headline_panels(records, ends),
+        _curve("gradient-norm", "Gradient norm", records, "grad_norm", "norm of the whole gradient", ends, log=True),
+        _curve("rate", "Learning rate", records, "lr", "learning rate", ends),
+        _curve("speed", "Speed", records, "tokens_per_second", f"{unit}s a second", ends),
     ]
 
 
-def _headline_panel(record: Record) -> list[Panel]:
-    """The score that a run of the task is told by, where validations measured it."""
-    if record.task is None or record.task.headline is None:
-        return []
-    title = record.headline_title
-    svg = _curve("quality", record.valid, record.task.headline.key, title, f"Validation {title} by step")
-    return [Panel(svg, f"{title[:1].upper()}{title[1:]} on the validation set")]
+def coloured(records: Sequence[Record]) -> list[tuple[Record, str | None]]:
+    """Each of several runs with the colour that it has in all plots; one run has none of its own."""
+    if len(records) == 1:
+        return [(records[0], None)]
+    return [(record, COLOURS[place % len(COLOURS)]) for place, record in enumerate(records)]
 
 
-def series_of(name: str, entries: Sequence[Entry], key: str) -> Series:
-    """The numbers of `key` by step."""
-    return Series(name, [number(entry, "step") for entry in entries], [number(entry, key) for entry in entries])
+def _headline_panels(records: Sequence[Record], ends: Ends | None) -> list[Panel]:
+    """The score that runs of a task are told by, where validations measured it: a panel for each score."""
+    found: dict[str, list[Series]] = {}
+    for record, colour in coloured(records):
+        if record.task is not None and record.task.headline is not None:
+            series = series_of(record.name, record.valid, record.task.headline.key, colour or PALETTE[0])
+            found.setdefault(record.headline_title, []).append(series)
+    return [
+        chart_panel(
+            f"quality-{place}",
+            f"{title[:1].upper()}{title[1:]} on the validation set",
+            series,
+            x_label="step",
+            y_label=title,
+            description=f"Validation {title} by step",
+            from_zero=True,
+            ends=ends,
+        )
+        for place, (title, series) in enumerate(found.items())
+    ]
 
 
-def _curve(name: str, entries: Sequence[Entry], key: str, label: str, description: str, *, log: bool = False) -> Markup | None:
-    series = [series_of(label, entries, key)]
-    return line_plot(name, series, x_label="step", y_label=label, description=description, log=log, from_zero=True)
+def _curve(
+    name: str, title: str, records: Sequence[Record], key: str, label: str, ends: Ends | None, *, log: bool = False
+) -> Panel:
+    series = [series_of(record.name, record.train, key, colour or PALETTE[0]) for record, colour in coloured(records)]
+    return chart_panel(
+        name,
+        title,
+        series,
+        x_label="step",
+        y_label=label,
+        description=f"{label[:1].upper()}{label[1:]} by step",
+        note=_clipping(records[0].train) if key == "grad_norm" and len(records) == 1 else "",
+        log=log,
+        from_zero=True,
+        ends=ends,
+    )
 
 
 def _clipping(train: Sequence[Entry]) -> str:
     """How often the gradient was clipped; every entry counts the steps since the one before."""
     clipped = sum(count for entry in train if math.isfinite(count := number(entry, "clipped")))
-    return f"Clipped in {int(clipped):,} of {int(train[-1]['step']):,} steps." if clipped else ""
+    return f"Clipped in {int(clipped):,} of {counted(int(train[-1]['step']), 'step')}." if clipped else ""

@@ -35,33 +35,44 @@ def line_plot(
     from_zero: bool = False,
     ordered: bool = False,
     whole: bool = True,
+    ends: tuple[float, float] | None = None,
 ) -> Markup | None:
     """Lines over x as SVG; None where no series has a finite value.
 
     name: unique on the page. log: a logarithmic y axis, where all values allow it. from_zero: the y axis begins at 0.
     whole: x has its ticks at whole numbers, as steps and layers are.
     ordered: the series are one quantity at rising times, coloured from dark to light rather than as different things.
+    ends: the least and the largest x, where plots beside each other share them.
     """
-    drawn = [(shortened(each.name), *thinned(each)) for each in series]
-    drawn = [(label, x, y) for label, x, y in drawn if np.isfinite(y).any()]
+    kept = [each for each in series if np.isfinite(np.array(each.y, dtype=float)).any()]
+    drawn = [(shortened(each.name), *thinned(each)) for each in kept]
     if not drawn:
         return None
     with mpl.rc_context(STYLE):
         figure, axes = new_axes(x_label, y_label)
-        colours = shades(len(drawn)) if ordered else PALETTE
-        for index, (label, x, y) in enumerate(drawn):
+        for index, (each, (label, x, y), colour) in enumerate(zip(kept, drawn, line_colours(kept, ordered), strict=True)):
             few = np.isfinite(y).sum() <= 24
             marker = MARKERS[index % len(MARKERS)] if few else None
-            axes.plot(x, y, color=colours[index % len(colours)], label=label, marker=marker, markersize=3.5)
+            style = (0.0, each.dash) if each.dash else "-"
+            axes.plot(x, y, color=colour, linestyle=style, label=label, marker=marker, markersize=3.5)
         finite = np.concatenate([y[np.isfinite(y)] for _, _, y in drawn])
         if log and (finite > 0).all():
             logarithmic(axes, finite)
         elif from_zero and (finite >= 0).all():
             axes.set_ylim(0, 1.05 * float(finite.max()) or None)
+        if ends is not None and ends[1] > ends[0]:
+            wide = ends[1] - ends[0]
+            axes.set_xlim(ends[0] - 0.01 * wide, ends[1] + 0.01 * wide)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
         if len(drawn) > 1:
             axes.legend(ncols=min(len(drawn), 3), **LEGEND)
         return to_svg(figure, name, description)
+
+
+def line_colours(series: Sequence[Series], ordered: bool = False) -> list[str]:
+    """The colour of each line: its own, or that of its place."""
+    colours = shades(len(series)) if ordered else PALETTE
+    return [each.colour or colours[place % len(colours)] for place, each in enumerate(series)]
 
 
 def heat_plot(

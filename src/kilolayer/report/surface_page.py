@@ -18,7 +18,7 @@ from kilolayer.report.contour import contour_figure
 from kilolayer.report.facts import Fact
 from kilolayer.report.figure import Series, as_file, to_png, to_svg
 from kilolayer.report.numbers import show_number
-from kilolayer.report.panels import Panel
+from kilolayer.report.panel import Panel
 from kilolayer.report.plots import line_plot
 from kilolayer.report.table import Table
 from kilolayer.report.templating import template

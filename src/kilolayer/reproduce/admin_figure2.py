@@ -10,7 +10,7 @@ from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab, Run
 
 

@@ -10,7 +10,7 @@ from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab
 
 BUCKETS = {"frequency_buckets": ("f1", 100.0), "length_buckets": ("bleu", 1.0)}
@@ -58,7 +58,7 @@ class Figure3(Reproduction):
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.report.bars import grouped_bar_plot
-        from kilolayer.report.panels import Panel
+        from kilolayer.report.panel import Panel
 
         names, shallow, deep = zip(*_pairs(found), strict=True) if _pairs(found) else ((), (), ())
         groups = {"6L-6L": shallow, "60L-12L": deep}

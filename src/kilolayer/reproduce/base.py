@@ -12,7 +12,7 @@ from kilolayer.errors import unknown
 from kilolayer.report.table import Table
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab
 
 PAPERS = {

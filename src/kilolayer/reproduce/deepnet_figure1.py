@@ -8,7 +8,7 @@ from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab
 
 RECIPES, STEPS, SIZE, SPAN = ("post_ln", "deepnorm"), 100, 17, 1.0

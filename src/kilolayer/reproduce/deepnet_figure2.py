@@ -8,7 +8,7 @@ from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab
 
 RECIPES, DEPTHS = ("post_ln", "post_ln_init"), (6, 12, 18, 24)

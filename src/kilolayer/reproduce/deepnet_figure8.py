@@ -10,7 +10,7 @@ from kilolayer.reproduce.deepnet_table3 import depths_of_many_languages
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab, Run
 
 

@@ -8,7 +8,7 @@ from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab, Run
 

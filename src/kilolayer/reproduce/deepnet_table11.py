@@ -9,7 +9,7 @@ from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab, Run
 
 

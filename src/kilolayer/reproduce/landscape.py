@@ -8,7 +8,7 @@ import numpy as np
 
 from kilolayer.probe.surface import Surface
 from kilolayer.report.contour import contour_plot
-from kilolayer.report.panels import Panel
+from kilolayer.report.panel import Panel
 
 Stored = dict[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from kilolayer.evaluate.log_fit import fit_log
 from kilolayer.report.figure import Series
 from kilolayer.report.fit import Measured, fit_plot
-from kilolayer.report.panels import Panel
+from kilolayer.report.panel import Panel
 from kilolayer.report.plots import line_plot
 from kilolayer.reproduce.cells import grid_of
 from kilolayer.reproduce.lab import Run

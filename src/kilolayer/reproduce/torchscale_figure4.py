@@ -11,7 +11,7 @@ from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, 
 from kilolayer.reproduce.torchscale_figure3 import clippings
 
 if TYPE_CHECKING:
-    from kilolayer.report.panels import Panel
+    from kilolayer.report.panel import Panel
     from kilolayer.reproduce.lab import Lab, Run
 
 APART = 0.02

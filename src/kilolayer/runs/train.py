@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.errors import OptionError
 from kilolayer.parallel.parent import when_parent_dies
 from kilolayer.runs.given import Source, new_folder, plain_tables, read_given
-from kilolayer.terminal import say, speaks, under_torchrun
+from kilolayer.terminal import command, say, speaks, under_torchrun
 from kilolayer.training.stop import Stop, Stopped, catching
 
 if TYPE_CHECKING:
@@ -134,5 +134,5 @@ def _leave(trackers: Sequence[Tracker]) -> None:
 
 def _how_to_go_on(folder: Path) -> str:
     if (folder / "config.toml").exists():
-        return f"stopped by a signal; go on with: kilolayer train --resume {folder}"
+        return f"stopped by a signal; go on with: {command()} train --resume {folder}"
     return "stopped by a signal: nothing was begun that could be resumed; the same command starts anew"

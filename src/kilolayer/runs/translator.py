@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, cast, overload
 
-from kilolayer.config import Table, build, merge, table_of
+from kilolayer.config import build, override, table_of
 from kilolayer.data.parallel import Direction
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import OptionError, unknown
-from kilolayer.generate.config import OPTIONS_OF, SearchConfig
+from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.runs.trained_run import TrainedRun, as_texts
@@ -57,8 +57,9 @@ class Translator(TrainedRun):
         return translate_lines(model, SidedTokenizer(self._tokenizers), lines, search, prefix=prefix)
 
     def search(self, /, **options: Any) -> SearchConfig:
-        """How the run searches, with these options; where they name another method, those of the run's own are left out."""
-        return build(SearchConfig, merge(_applicable(table_of(self.config.search), options), options), "search")
+        """How the run searches, with these options; where they ask for another method, those of the run's own are left out."""
+        own = {**table_of(self.config.search), "n_best": 1}
+        return build(SearchConfig, override(SearchConfig, own, options), "search")
 
     @property
     def _tokenizers(self) -> Tokenizers:
@@ -77,10 +78,3 @@ class Translator(TrainedRun):
                 "the run has several directions", fix=f'say which: --direction {first}, or in Python direction="{first}"'
             )
         return [self._tokenizers.source.tag_id(Direction.parse(direction).target)]
-
-
-def _applicable(settings: Table, given: Table) -> Table:
-    """The run's settings without those of its own method, where another method is given."""
-    method = given.get("method", settings["method"])
-    foreign = {name for other, names in OPTIONS_OF.items() if other != method for name in names}
-    return {name: value for name, value in settings.items() if name not in foreign}

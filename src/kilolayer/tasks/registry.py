@@ -39,11 +39,15 @@ class Headline:
 
 @dataclass(frozen=True)
 class Samples:
-    """How samples.json is shown. parts: the keys of a sample, with their titles; line: one sample on a terminal."""
+    """How samples.json is shown. parts: the keys of a sample, with their titles; line: one sample on a terminal.
+
+    compared: of these, what was asked for and what the model gave, where the report marks the words in which they differ.
+    """
 
     title: str
     parts: Mapping[str, str]
     line: str
+    compared: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from kilolayer.config import bounded, check
-from kilolayer.errors import OptionError, shown
+from kilolayer.errors import IdleOptionError, OptionError, shown
 from kilolayer.importing import CLASS_PATH
 
 EVERY = 1000
@@ -18,6 +18,13 @@ Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "c
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Steps, batch, optimizer, schedule, precision, and when to look and to save."""
+
+    replaces: ClassVar = {
+        "steps": ("epochs",),
+        "epochs": ("steps",),
+        "warmup_steps": ("warmup_share",),
+        "warmup_share": ("warmup_steps",),
+    }
 
     steps: int = bounded(100_000, least=1, most=10**12)
     """Optimizer steps."""
@@ -106,13 +113,29 @@ class TrainConfig:
         self._check_length()
         self._check_schedule()
         if self.residual == "bf16" and self.precision != "bf16":
-            raise OptionError(f'residual = "bf16" has no effect on precision {self.precision!r}', fix='set precision = "bf16"')
+            raise IdleOptionError(
+                f'residual = "bf16" has no effect on precision {self.precision!r}',
+                fix='set precision = "bf16"',
+                idle="residual",
+                beside=("precision",),
+            )
         if self.clip != "auto" and not self.clip_norm:
-            raise OptionError(f"clip = {self.clip!r} has no effect without a limit", fix="set clip_norm, such as 1.0")
+            raise IdleOptionError(
+                f"clip = {self.clip!r} has no effect without a limit",
+                fix="set clip_norm, such as 1.0",
+                idle="clip",
+                beside=("clip_norm",),
+            )
         if self.patience and not self.save_best:
-            raise OptionError("patience waits for a better validation than one that is not saved", fix="leave save_best on")
+            raise IdleOptionError(
+                "patience waits for a better validation than one that is not saved",
+                fix="leave save_best on",
+                idle="patience",
+                beside=("save_best",),
+                either=True,
+            )
         if self.average > self.keep:
-            raise OptionError(f"average is {self.average}, but only {self.keep} checkpoints are kept", fix="raise keep")
+            raise OptionError(f"average is {self.average}, and of checkpoints the newest {self.keep} stay", fix="raise keep")
         for place in self.trackers:
             if not CLASS_PATH.fullmatch(place):
                 raise OptionError(f"a tracker is {shown(place)}", fix="name its module and class: my_module:MyTracker")
@@ -161,7 +184,9 @@ class TrainConfig:
     def _check_length(self) -> None:
         for name, other in (("epochs", "steps"), ("warmup_share", "warmup_steps")):
             if getattr(self, name) is not None and getattr(self, other) != type(self).__dataclass_fields__[other].default:
-                raise OptionError(f"{name} and {other} are both given", fix="remove one of them")
+                raise IdleOptionError(
+                    f"{name} and {other} are both given", fix="remove one of them", idle=other, beside=(name,), either=True
+                )
 
     def _check_schedule(self) -> None:
         if self.schedule == "warmup_stable_decay":
@@ -173,8 +198,12 @@ class TrainConfig:
                     fix=f"warmup_stable_decay needs 1 to {most} (steps - warmup_steps)",
                 )
         elif self.decay_steps:
-            raise OptionError(f"decay_steps has no effect on the schedule {self.schedule!r}", fix="remove it")
+            raise self._idle_in_schedule("decay_steps")
         if self.schedule in ("inverse_sqrt", "constant") and self.min_lr:
-            raise OptionError(f"min_lr has no effect on the schedule {self.schedule!r}", fix="remove it")
+            raise self._idle_in_schedule("min_lr")
         if self.min_lr > self.lr:
             raise OptionError(f"min_lr {self.min_lr} is above lr {self.lr}", fix="lower it")
+
+    def _idle_in_schedule(self, name: str) -> IdleOptionError:
+        what = f"{name} has no effect on the schedule {self.schedule!r}"
+        return IdleOptionError(what, fix="remove it", idle=name, beside=("schedule",))

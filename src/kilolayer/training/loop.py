@@ -11,6 +11,7 @@ from pathlib import Path
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
+from kilolayer.terminal import command, counted
 from kilolayer.training import checkpoint
 from kilolayer.training.changes import announce, saved_config, state_with
 from kilolayer.training.checkpoint import Checkpoint
@@ -80,7 +81,7 @@ def train(
             progress.close()
         stopped = processes.largest(stop.signal)
     if stopped:
-        progress.say(f"stopped by a signal at step {trainer.step}; go on with: kilolayer train --resume {run.folder}")
+        progress.say(f"stopped by a signal at step {trainer.step}; go on with: {command()} train --resume {run.folder}")
         return 128 + stopped
     return 0
 
@@ -204,7 +205,7 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
-        progress.say(f"{size} processes, {size * trainer.config.accumulate} batches a step")
+        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} a step")
     if (warning := warmup_warning(trainer.config)) is not None:
         progress.say(warning)
     if trainer.step:

@@ -7,7 +7,7 @@ register(
         name="classify",
         summary="the class of one or two sentences, or a number, by an encoder with a head",
         title="a classifier",
-        usage="predict {} < lines",
+        usage='predict {} <<< "a sentence"',
         config="kilolayer.tasks.classify.config:ClassifyConfig",
         task="kilolayer.tasks.classify.task:ClassifyTask",
         run="kilolayer.runs.classifier:Classifier",
@@ -18,6 +18,7 @@ register(
             "Sample predictions",
             {"first": "sentence", "second": "second sentence", "label": "label", "prediction": "prediction"},
             "{first} {second}\n    {prediction} (label: {label})",
+            compared=("label", "prediction"),
         ),
     )
 )

@@ -18,6 +18,7 @@ register(
             "Sample texts",
             {"masked": "what the model reads", "text": "the text", "filled": "what the model fills in"},
             "{masked}\n-> {filled}\n",
+            compared=("text", "filled"),
         ),
     )
 )

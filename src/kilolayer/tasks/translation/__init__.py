@@ -7,7 +7,7 @@ register(
         name="translation",
         summary="translation between languages, by an encoder-decoder",
         title="a translator",
-        usage="translate {} < text",
+        usage='translate {} <<< "a sentence"',
         config="kilolayer.tasks.translation.config:TranslationConfig",
         task="kilolayer.tasks.translation.task:TranslationTask",
         run="kilolayer.runs.translator:Translator",
@@ -18,6 +18,7 @@ register(
             "Sample translations",
             {"source": "source", "reference": "reference", "hypothesis": "hypothesis"},
             "{source}\n    {hypothesis}\n    {reference} (reference)",
+            compared=("reference", "hypothesis"),
         ),
     )
 )

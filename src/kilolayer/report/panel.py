@@ -1,0 +1,79 @@
+"""What the templates lay out: a plot with its title. Lines are drawn again by the page's script, to zoom and to read off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from kilolayer.report.figure import Series, thinned
+from kilolayer.report.plots import line_colours, line_plot
+from kilolayer.report.record import Entry, number
+from kilolayer.report.table import Table
+
+MOST = 1000
+"""Points of a line that the script draws."""
+Ends = tuple[float, float]
+"""The least and the largest x that a plot shows."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot with its title, a line under the title, and the numbers that the plot shows. chart: what the script draws."""
+
+    svg: Markup | None
+    title: str
+    note: str = ""
+    numbers: Table | None = None
+    chart: dict[str, Any] | None = None
+
+
+def chart_panel(
+    name: str,
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    description: str,
+    note: str = "",
+    log: bool = False,
+    from_zero: bool = False,
+    ordered: bool = False,
+    ends: Ends | None = None,
+) -> Panel:
+    """Lines as a still picture and as the numbers of the same lines; without a finite value, a panel without a plot.
+
+    name: unique on the page; the other options are those of `line_plot`. Panels of one `x_label` are zoomed together.
+    """
+    options = {"x_label": x_label, "y_label": y_label, "log": log, "from_zero": from_zero, "ends": ends}
+    svg = line_plot(name, series, description=description, ordered=ordered, **options)
+    if svg is None:
+        return Panel(None, title, note)
+    drawn = [each for each in series if any(map(math.isfinite, each.y))]
+    finite = [value for each in drawn for value in each.y if math.isfinite(value)]
+    curves = [_curve(each, colour) for each, colour in zip(drawn, line_colours(drawn, ordered), strict=True)]
+    log = log and min(finite) > 0
+    return Panel(svg, title, note, chart={"name": name, "about": description, **options, "log": log, "curves": curves})
+
+
+def series_of(name: str, entries: Sequence[Entry], key: str, colour: str | None = None, dash: tuple[int, ...] = ()) -> Series:
+    """The numbers of `key` by step."""
+    steps = [number(entry, "step") for entry in entries]
+    return Series(name, steps, [number(entry, key) for entry in entries], colour, dash)
+
+
+def _curve(series: Series, colour: str) -> dict[str, Any]:
+    """The points of a line, None where there is a gap; a line that ends in one has come to grief there."""
+    x, y = (values.tolist() for values in thinned(series, MOST))
+    return {
+        "name": series.name,
+        "colour": colour,
+        "dash": list(series.dash),
+        "fatal": not math.isfinite(series.y[-1]),
+        "x": [int(step) if step == round(step) else float(f"{step:.10g}") for step in x],
+        "y": [float(f"{value:.5g}") if math.isfinite(value) else None for value in y],
+    }
