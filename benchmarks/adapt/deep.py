@@ -54,7 +54,7 @@ def read_texts() -> Texts:
     ids = {word: number for number, word in enumerate(known, 4)}
 
     def rows(pairs: list[Any], side: int) -> Tensor:
-        sentences = [[ids[word] for word in pair[side].split()][: LENGTH - 1] + [END] for pair in pairs]
+        sentences = [[*(ids[word] for word in pair[side].split()[: LENGTH - 1]), END] for pair in pairs]
         return torch.tensor([[*row, *[PAD] * (LENGTH - len(row))] for row in sentences])
 
     return Texts((rows(seen, 0), rows(seen, 1)), (rows(unseen, 0), rows(unseen, 1)), len(ids) + 4)
@@ -170,7 +170,7 @@ def train(kind: str, adapted: bool, texts: Texts, layers: int, lr: float, steps:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 20 == 0 or step == steps:
+        if step % 30 == 0 or step == steps:
             valid[step] = validate(kind, model, texts)
             print(f"{kind} adapted={adapted} lr={lr:g} seed={seed} step={step}: {valid[step]}", file=sys.stderr, flush=True)
             if not math.isfinite(valid[step]):
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--models", default="bert,gpt2,marian")
     parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--lr", type=float, nargs="*", help="one for each of --models")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each")

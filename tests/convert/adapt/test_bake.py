@@ -40,6 +40,7 @@ def spread(model: nn.Module) -> None:
             parameter.add_(0.2 * torch.randn_like(parameter))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("title", "recipe"), CASES, ids=str)
 def test_a_baked_model_is_plain_and_the_same_function(title: str, recipe: str | Recipe) -> None:
     model, plain = adapted(title, recipe), BUILDERS[title]()

@@ -2,10 +2,10 @@
 
     N(w . x + f(x)), x = g . n + b, n the output of the norm before
 
-is the plain sublayer N(x' + f'(x')) on x' = w . x: g and b of the norm before are multiplied by w, and the columns of what reads
-x divided by it. A stack's first sublayer has a norm before it where the class normalises its embeddings. Elsewhere, if w is a
-number, N(w x + f(x)) = N(x + f(x) / w) with eps / w^2. A scale on the branch goes into the projection that f ends with, one on
-what f reads into those that it begins with.
+is the plain sublayer N(x' + f'(x')) on x' = w . x: g and b of the norm before are multiplied by w, and the columns of what
+reads x divided by it. A stack's first sublayer has a norm before it where the class normalises its embeddings. Elsewhere, if w
+is a number, N(w x + f(x)) = N(x + f(x) / w) with eps / w^2. A scale on the branch goes into the projection that f ends with,
+and one on what f reads into those that it begins with.
 """
 
 from __future__ import annotations
