@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kilolayer.models.encoder import Encoder as Encoder
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
     from kilolayer.models.head import Head as Head
+    from kilolayer.models.saved import load_model as load_model
+    from kilolayer.models.saved import save as save
     from kilolayer.moe.balance import update_balance as update_balance
     from kilolayer.moe.clip import clip_grad_norm_ as clip_grad_norm_
     from kilolayer.moe.config import MoE as MoE
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from kilolayer.probe.diagnose import diagnose as diagnose
     from kilolayer.probe.diagnosis import Diagnosis as Diagnosis
     from kilolayer.probe.forecast import forecast as forecast
+    from kilolayer.runs.load import load as load
+    from kilolayer.runs.train import train as train
+    from kilolayer.runs.trained_run import TrainedRun as TrainedRun
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
 
@@ -47,6 +52,7 @@ _HOMES = {
     "Head": "kilolayer.models.head",
     "MoE": "kilolayer.moe.config",
     "ModelConfig": "kilolayer.models.config",
+    "TrainedRun": "kilolayer.runs.trained_run",
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
@@ -57,11 +63,15 @@ _HOMES = {
     "forecast": "kilolayer.probe.forecast",
     "freeze_experts": "kilolayer.moe.layer",
     "full_state_dict": "kilolayer.moe.full_state",
+    "load": "kilolayer.runs.load",
     "load_full_state_dict": "kilolayer.moe.full_state",
+    "load_model": "kilolayer.models.saved",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "run_comparison": "kilolayer.compare.session",
+    "save": "kilolayer.models.saved",
     "shard_experts": "kilolayer.moe.shard",
+    "train": "kilolayer.runs.train",
     "update_balance": "kilolayer.moe.balance",
 }
 
@@ -73,6 +83,7 @@ __all__ = [
     "Head",
     "MoE",
     "ModelConfig",
+    "TrainedRun",
     "build_model",
     "calibrate",
     "clip_grad_norm_",
@@ -83,13 +94,17 @@ __all__ = [
     "forecast",
     "freeze_experts",
     "full_state_dict",
+    "load",
     "load_full_state_dict",
+    "load_model",
     "recipes",
     "record",
     "reduce_gradients",
     "run_comparison",
+    "save",
     "shard_experts",
     "tasks",
+    "train",
     "update_balance",
 ]
 

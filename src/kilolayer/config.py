@@ -125,19 +125,33 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
                 meant = f"{where}.{below}" if where else below
                 raise UnknownOptionError(f"unknown option {shown(inside)}; did you mean {meant!r}?", fix="write it there")
             raise unknown(name, fields, where=where)
-        if parse := fields[name].metadata.get("parse"):
-            value = parse(value)
-        elif value == "none" and type(None) in _alternatives(hints[name]):
-            value = None
-        elif section := section_of(hints[name]):
-            if not isinstance(value, Mapping):
-                raise OptionError(f"{inside} is {shown(value)}", fix=f"write it as a table, [{inside}]")
-            value = build(section, value, inside)
-        values[name] = value
+        values[name] = _value_of(fields[name], hints[name], value, inside)
     try:
         return cls(**values)
     except OptionError as error:
         raise (error if error.where else error.at(where)) from None
+
+
+def adopt(config: DataclassInstance) -> None:
+    """Put what a constructor was given as TOML holds it, a table or "none", into the form of its field: before `check`."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, str | Mapping) or "parse" in field.metadata:
+            object.__setattr__(config, field.name, _value_of(field, hints[field.name], value, field.name))
+
+
+def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) -> Any:
+    """The value of a field, from the value of a table."""
+    if parse := field.metadata.get("parse"):
+        return parse(value)
+    if value == "none" and type(None) in _alternatives(hint):
+        return None
+    if section := section_of(hint):
+        if not isinstance(value, Mapping):
+            raise OptionError(f"{place} is {shown(value)}", fix=f"write it as a table, [{place}]")
+        return build(section, value, place)
+    return value
 
 
 @dataclasses.dataclass(frozen=True)

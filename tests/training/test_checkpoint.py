@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from kilolayer.errors import InputError, UnreadableError
+from kilolayer.files.tensors import load_tensors
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint, CheckpointError
 from kilolayer.training.keeping import Inspector, prune
@@ -511,7 +512,7 @@ def test_a_broken_header_is_refused_before_memory_is_taken(tmp_path: Path, heade
     data = header if header[:1] != b"{" else len(header).to_bytes(8, "little") + header
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(InputError, match="not a safetensors file"):
-        checkpoint.load_tensors(tmp_path / "model.safetensors")
+        load_tensors(tmp_path / "model.safetensors")
 
 
 def test_the_average_is_the_mean(folder: Path) -> None:

@@ -15,6 +15,7 @@ from small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
 import kilolayer as kl
 from kilolayer.config import build, dump
 from kilolayer.errors import InputError
+from kilolayer.files.tensors import load_tensors
 from kilolayer.models.build import build_model
 from kilolayer.probe.diagnosis import Settings
 from kilolayer.report.diagnosis_page import render_diagnosis
@@ -64,7 +65,7 @@ def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tm
     own = task_of(run)
     parts = next(own.training_batches(run.config.train.seed)).parts
     start, later = (build_model(run.config.model, seed=run.config.train.seed).eval() for _ in range(2))
-    load_weights(later, checkpoint.load_tensors(checkpoint.steps(run.checkpoints)[-1] / "model.safetensors"), run.folder)
+    load_weights(later, load_tensors(checkpoint.steps(run.checkpoints)[-1] / "model.safetensors"), run.folder)
     with torch.no_grad():
         first, last = (own.loss(model, parts, hidden_states=True) for model in (start, later))
         assert found.loss == pytest.approx(float(last.total / last.count), rel=1e-5)

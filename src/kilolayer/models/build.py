@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
+from kilolayer.config import build
+from kilolayer.errors import OptionError, shown
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
@@ -13,13 +18,24 @@ SHAPES = {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDeco
 
 
 def build_model(
-    config: ModelConfig,
+    config: ModelConfig | Mapping[str, Any],
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     seed: int | None = None,
 ) -> Encoder | Decoder | EncoderDecoder:
     """The model that `config` describes, with fresh weights; on the meta device, without memory.
 
+    config: or the table [model] of a configuration file, as a dict.
     seed: fixes the weights; without it, one number is drawn from torch's default generator.
     """
+    if not isinstance(config, ModelConfig):
+        config = _read(config)
     return SHAPES[config.shape].from_config(config, device, dtype, seed)
+
+
+def _read(table: Mapping[str, Any]) -> ModelConfig:
+    if not isinstance(table, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"the configuration is {shown(table)}", fix="give a ModelConfig, or a dict of its options")
+    if isinstance(table.get("model"), Mapping):
+        raise OptionError("this is the configuration of a run, and not of a model", fix='give its table: config["model"]')
+    return build(ModelConfig, table)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from kilolayer import recipes
-from kilolayer.config import bounded
+from kilolayer.config import adopt, bounded, strict_class
 from kilolayer.errors import OptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.models.head import Head
@@ -24,9 +24,14 @@ DEFAULT_LAYERS = 18
 """Of each stack, where a configuration names no depth."""
 
 
+@strict_class
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(LayerOptions):
-    """Shape, depth, vocabulary and recipe of a model, besides the options of its layers."""
+    """Shape, depth, vocabulary and recipe of a model, besides the options of its layers.
+
+    Each option also takes what TOML holds for it, `recipe="admin"`, `moe={"experts": 4}`, `pad_id="none"`, so that the table
+    [model] of a configuration file is read by `ModelConfig(**table)`.
+    """
 
     shape: Shape = "encoder_decoder"
     """Which stacks the model has."""
@@ -62,6 +67,7 @@ class ModelConfig(LayerOptions):
     """The eps of the decoder's first norm, where a folded model needs its own."""
 
     def __post_init__(self) -> None:
+        adopt(self)
         super().__post_init__()
         self._check_depth()
         self._check_vocabulary()
@@ -83,7 +89,7 @@ class ModelConfig(LayerOptions):
         """The configuration that a constructor's arguments stand for; those that are no options of it are left out."""
         names = {each.name for each in dataclasses.fields(cls)}
         options = {name: value for name, value in arguments.items() if name in names}
-        return cls(**{**options, "shape": shape, "recipe": recipes.parse(arguments["recipe"])})
+        return cls(**{**options, "shape": shape})
 
     @property
     def depths(self) -> Depths:

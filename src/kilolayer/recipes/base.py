@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from kilolayer.config import build, check
+from kilolayer.config import build, check, table_of
 from kilolayer.errors import OptionError, shown, unknown
 
 Side = Literal["encoder", "decoder"]
@@ -352,7 +352,7 @@ class Recipe:
 
     def table(self) -> dict[str, Any]:
         """The recipe as configurations hold it."""
-        return {"name": self.name, **self.options()}
+        return {"name": self.name, **table_of(self)}
 
     def options(self) -> dict[str, Any]:
         """The options with their values, as `get` takes them."""

@@ -25,12 +25,12 @@ from multiprocessing.pool import ThreadPool  # its threads, unlike those of futu
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.reading import open_regular, read_json, unreadable
+from kilolayer.files.tensors import load_tensors
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
@@ -243,17 +243,6 @@ def load_state(path: Path) -> dict[str, Any]:
 def is_scheduled(path: Path) -> bool:
     """Whether a whole checkpoint is one that every such run has; a run that is stopped has one more, to go on from."""
     return load_state(path).get("scheduled") is not False
-
-
-def load_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file; anything else is refused before memory is taken."""
-    try:
-        with open_regular(path):
-            return safetensors.torch.load_file(path, device=device)
-    except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"not a safetensors file: {error}", where=str(path), fix="use a checkpoint of a run") from None
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:

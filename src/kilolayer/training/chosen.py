@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from kilolayer.errors import InputError
+from kilolayer.files.tensors import load_tensors
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.last_saved import all_deleted, deleted
@@ -110,5 +111,5 @@ def load_chosen(folder: Path, chosen: Chosen) -> dict[str, Tensor]:
     """The weights; not the optimizer's state, which is twice their size."""
     paths = [checkpoint.path_of(folder, step) for step in chosen.steps]
     if len(paths) == 1:
-        return checkpoint.load_tensors(paths[0] / "model.safetensors")
+        return load_tensors(paths[0] / "model.safetensors")
     return checkpoint.average(paths)

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from kilolayer.files.writing import PART, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.fit import find_misfit
 from kilolayer.models.model import Model
 from kilolayer.speed.written import write_out
 from kilolayer.tasks import registry
@@ -66,8 +68,9 @@ class Run:
         return cls(folder, config)
 
     @classmethod
-    def open(cls, folder: Path, tasks: Collection[str] = ()) -> Run:
+    def open(cls, folder: str | PathLike[str], tasks: Collection[str] = ()) -> Run:
         """A run that was created before; with `tasks`, of one of these alone."""
+        folder = Path(folder)
         path = folder / "config.toml"
         if kind_of(path) != "file":
             raise InputError(
@@ -168,19 +171,12 @@ def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) ->
 
 def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
     """Refuse weights of another model."""
-    ours, theirs = ({name: _described(tensor) for name, tensor in tensors.items()} for tensors in (model.state_dict(), weights))
-    if ours != theirs:
-        name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-        there, here = (shapes.get(name, "missing") for shapes in (theirs, ours))
+    if misfit := find_misfit(model.state_dict(), weights):
         raise InputError(
-            f"the checkpoint does not fit the configuration: {name} is {there} there and {here} here",
+            f"the checkpoint does not fit the configuration: {misfit}",
             where=str(where),
             fix="use the config.toml and the vocabulary that the checkpoint was trained with",
         )
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return str(tuple(tensor.shape)) + ("" if tensor.is_floating_point() else f" of {tensor.dtype}")
 
 
 def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:

@@ -1,0 +1,157 @@
+"""A bare model in a folder: config.toml with its table [model], and model.safetensors with its weights."""
+
+from __future__ import annotations
+
+import os
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer import config as configuration
+from kilolayer.errors import InputError, OptionError, file_fault
+from kilolayer.files.paths import kind_of
+from kilolayer.files.tensors import load_tensors, save_tensors
+from kilolayer.files.writing import PART, make_folder, unwritable, write
+from kilolayer.layers.embedding import Embedding
+from kilolayer.models.build import build_model
+from kilolayer.models.config import ModelConfig
+from kilolayer.models.decoder import Decoder
+from kilolayer.models.encoder import Encoder
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.fit import find_misfit
+from kilolayer.models.model import Model
+from kilolayer.moe.shard import refuse_part
+
+CONFIG, WEIGHTS = "config.toml", "model.safetensors"
+
+
+def save(model: Model, folder: str | PathLike[str]) -> Path:
+    """Write a model into a new or empty folder, or over one that was saved before; return the folder.
+
+    Each tensor is written once, as it is, in its own dtype: parameters, and buffers such as Admin's calibrated scales.
+    """
+    folder, table = Path(folder), _table_of(model)
+    _check_place(folder)
+    make_folder(folder)
+    # Away first and written last: a folder with this file is a whole model.
+    _remove(folder / CONFIG)
+    save_tensors(folder / WEIGHTS, _tensors_of(model))
+    write(folder / CONFIG, configuration.dump(table))
+    return folder
+
+
+def load_model(
+    folder: str | PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Encoder | Decoder | EncoderDecoder:
+    """The model that `save` wrote, to the bit, in evaluation mode. dtype: of all its weights, where not as they were saved."""
+    folder = Path(folder)
+    config, states_dtype = _read_config(folder)
+    model = build_model(config, device="meta", seed=0)
+    path = folder / WEIGHTS
+    tensors = load_tensors(path, str(device or "cpu"), fix="the file is damaged: save the model again")
+    if misfit := find_misfit(_tensors_of(model), tensors):
+        raise InputError(
+            f"the weights do not fit the configuration: {misfit}",
+            where=str(path),
+            fix=f"put the {CONFIG} and the {WEIGHTS} of one model together",
+        )
+    for name, tensor in tensors.items():
+        _put(model, name, tensor)
+    _set_states_dtype(model, states_dtype)
+    if dtype is not None:
+        _set_states_dtype(model, None)
+        model.to(dtype)
+    return model.eval()
+
+
+def _table_of(model: Model) -> configuration.Table:
+    """What config.toml holds; a model that could not be made of it again is refused."""
+    if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            f"{type(model).__name__} is no model of Kilolayer", fix="give an Encoder, a Decoder or an EncoderDecoder"
+        )
+    refuse_part(model)
+    tensors = _tensors_of(model)
+    if any(tensor.is_meta for tensor in tensors.values()):
+        raise InputError("the model has no weights yet: it is on the meta device", fix="call model.materialise(device) first")
+    table = {"model": configuration.table_of(model.config)}
+    if misfit := find_misfit(tensors, _tensors_of(build_model(table["model"], device="meta", seed=0))):
+        raise InputError(
+            f"the model is not the one that its configuration describes: {misfit}",
+            fix="save model.state_dict() with safetensors: a module of your own is in no configuration",
+        )
+    states = next((module.states_dtype for module in model.modules() if isinstance(module, Embedding)), None)
+    return table if states is None else {**table, "states_dtype": str(states).removeprefix("torch.")}
+
+
+def _tensors_of(model: Model) -> dict[str, Tensor]:
+    """All parameters and buffers, each once; also those that are in no state dict, such as the constants of single layers."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _put(model: Model, name: str, tensor: Tensor) -> None:
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    if leaf in module._parameters:
+        module._parameters[leaf] = nn.Parameter(tensor)
+    else:
+        module._buffers[leaf] = tensor
+
+
+def _set_states_dtype(model: Model, dtype: torch.dtype | None) -> None:
+    """The dtype of the states between layers, where a lowered model has its tables in another one."""
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            module.states_dtype = dtype
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse a folder that holds anything but a saved model."""
+    kind = kind_of(folder)
+    if kind is None:
+        return
+    if kind != "folder":
+        raise InputError("this is a file", where=str(folder), fix="name a folder")
+    try:
+        names = {name for name in os.listdir(folder) if not name.endswith(PART)}
+    except OSError as error:
+        reason, fix = file_fault(error)
+        raise InputError(f"the folder cannot be read: {reason}", where=str(folder), fix=fix) from None
+    if names == {CONFIG, WEIGHTS}:
+        _read_config(folder)
+    elif names:
+        raise InputError("the folder holds something else", where=str(folder), fix="choose a new folder, or empty this one")
+
+
+def _read_config(folder: Path) -> tuple[ModelConfig, torch.dtype | None]:
+    """The model's configuration, and the dtype of a lowered one's states."""
+    path = folder / CONFIG
+    if kind_of(path) != "file":
+        raise InputError(
+            f"this is not a saved model: there is no {CONFIG}", where=str(folder), fix="name a folder that kl.save wrote"
+        )
+    table = configuration.load(path)
+    states = table.pop("states_dtype", None)
+    if set(table) != {"model"} or not isinstance(table["model"], dict):
+        raise InputError(
+            "this is not a saved model: its configuration is of something else",
+            where=str(path),
+            fix="a run's model is kl.load(folder).model",
+        )
+    try:
+        config = configuration.build(ModelConfig, table["model"], "model")
+    except OptionError as error:
+        raise error.at(f"in {path}") from None
+    dtypes = {None: None, "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+    if not isinstance(states, str | None) or states not in dtypes:
+        raise InputError(f"states_dtype is {states!r}", where=str(path), fix="put the file back that kl.save wrote")
+    return config, dtypes[states]
