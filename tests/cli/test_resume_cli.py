@@ -11,6 +11,7 @@ from small_runs import new_run, task_of
 from small_runs import write_corpus as write_small_corpus
 from typed_commands import quietly, refused
 
+import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
@@ -38,14 +39,18 @@ def times_of(run: Path) -> dict[Path, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["typed", "edited"])
-def test_a_finished_run_is_made_longer(run: Path, by: str) -> None:
+@pytest.mark.parametrize("by", ["typed", "edited", "called"])
+def test_a_finished_run_is_made_longer(run: Path, by: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "scores.json").read_bytes()
     if by == "edited":
         path = run / "config.toml"
         path.write_text(path.read_text().replace("steps = 4\n", "steps = 8\n", 1))
-    code, out, err = quietly("train", "--resume", run, *(["--train.steps", "8"] if by == "typed" else []))
-    assert code == 0, err
+    if by == "called":
+        assert kl.train(resume=run, train={"steps": 8}).config.train.steps == 8
+        out, err = "BLEU ", capsys.readouterr().err
+    else:
+        code, out, err = quietly("train", "--resume", run, *(["--train.steps", "8"] if by == "typed" else []))
+        assert code == 0, err
     assert (run / "scores.step-00000004.json").read_bytes() == before
     assert json.loads((run / "scores.json").read_text())["weights"]["steps"][-1] > 4
     assert "finished at step 4 and goes on; its scores so far are kept in scores.step-00000004.json" in err

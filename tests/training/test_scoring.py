@@ -18,6 +18,7 @@ from sacrebleu.metrics.bleu import BLEU
 from small_classifiers import classify_table
 from small_runs import SMALL, new_run_of, task_of
 
+import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks.other_text import OtherText
@@ -111,6 +112,7 @@ def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     assert score["value"] == pytest.approx(expected)
     assert score["signature"].startswith("nrefs:1|")
     assert score["value"] == score_text(run, OtherText(source=str(source), reference=str(reference)))["test"]["bleu"]["value"]
+    assert kl.load(run.folder).scores(source=source, reference=reference)["test"]["bleu"]["value"] == score["value"]
     code, out, _ = typed(*words)
     assert (code, "BLEU by words of the reference" in out, "times seen in training" in out) == (0, True, False)
 
