@@ -31,6 +31,7 @@ def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]
     folder, out, err = trained
     files = (
         "config.toml tokenizer.model metrics.jsonl log.txt checkpoints scores.json samples.json report.html test.en-de.txt lock"
+        " last_checkpoint.json"
     )
     assert {path.name for path in folder.iterdir()} == set(files.split())
     assert [path.name for path in checkpoint.steps(folder / "checkpoints")] == ["step-00000003", "step-00000006"]
@@ -132,7 +133,7 @@ def test_mistakes_are_told_before_any_work_and_leave_no_run(
     assert not folder.exists()
     assert quietly("train", config, "--run", folder, "--data.test", "absent")[0] == 2
     assert quietly("train", config, "--run", folder, "--train.steps", "1")[0] == 0  # the folder is still good for a run
-    code, _, err = quietly("train", "--resume", folder, "--train.steps", "9")
+    code, _, err = quietly("train", config, "--resume", folder)
     assert (code, "--resume takes no configuration" in err) == (2, True)
 
 

@@ -18,6 +18,7 @@ from sacrebleu.metrics.bleu import BLEU
 from small_classifiers import classify_table
 from small_runs import SMALL, new_run_of, task_of
 
+import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks.other_text import OtherText
@@ -58,6 +59,7 @@ def files_of(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", SMALL)
 def test_the_own_test_part_by_its_name_has_the_scores_that_the_run_has(
     runs: dict[str, Run], corpus: Path, tmp_path: Path, task: str
@@ -77,6 +79,7 @@ def test_the_own_test_part_by_its_name_has_the_scores_that_the_run_has(
     assert files_of(run.folder) == before
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", SMALL)
 def test_another_text_has_other_scores_and_needs_none_of_the_training_text(
     runs: dict[str, Run], corpus: Path, tmp_path: Path, task: str
@@ -109,6 +112,7 @@ def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     assert score["value"] == pytest.approx(expected)
     assert score["signature"].startswith("nrefs:1|")
     assert score["value"] == score_text(run, OtherText(source=str(source), reference=str(reference)))["test"]["bleu"]["value"]
+    assert kl.load(run.folder).scores(source=source, reference=reference)["test"]["bleu"]["value"] == score["value"]
     code, out, _ = typed(*words)
     assert (code, "BLEU by words of the reference" in out, "times seen in training" in out) == (0, True, False)
 
@@ -129,6 +133,7 @@ def test_two_runs_are_compared_on_one_text(runs: dict[str, Run], corpus: Path, t
     assert files_of(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_several_sets_are_scored_apart_and_a_direction_is_asked_for(corpus: Path, tmp_path: Path) -> None:
     run = new_run_of("translation", tmp_path / "run", corpus, data={"directions": ["en-de", "de-en"]}, train={"steps": 1})
     assert train(run, task_of(run)) == 0
@@ -137,7 +142,7 @@ def test_several_sets_are_scored_apart_and_a_direction_is_asked_for(corpus: Path
         f"test {name} {direction}" for name in ("valid", "test") for direction in ("en-de", "de-en")
     }
     assert "test valid" in score_text(run, OtherText(("valid",), direction="de-en"))
-    pair = {"source": str(corpus / "valid.de"), "reference": str(corpus / "valid.en")}
+    pair: dict[str, Any] = {"source": str(corpus / "valid.de"), "reference": str(corpus / "valid.en")}
     with pytest.raises(OptionError, match="several directions") as caught:
         score_text(run, OtherText(**pair))
     assert "--direction en-de" in caught.value.fix

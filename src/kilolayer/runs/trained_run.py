@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -13,11 +13,13 @@ from kilolayer.errors import InputError, KilolayerError, OptionError, shown, unk
 from kilolayer.models.model import Model
 from kilolayer.report.page import write_report
 from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.registry import Registration
 from kilolayer.tasks.task import Vocabulary
 from kilolayer.training.chosen import Chosen, choose
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Precision, Run, choose_device
+from kilolayer.training.scoring import score_text
 
 
 class MissingMethodError(KilolayerError, AttributeError):
@@ -62,12 +64,26 @@ class TrainedRun:
         """The run's vocabulary."""
         return self._run.vocabulary()
 
-    def scores(self) -> dict[str, Any]:
+    def scores(
+        self,
+        test: Path | str | Sequence[Path | str] = (),
+        *,
+        source: Path | str | None = None,
+        reference: Path | str | None = None,
+        direction: str | None = None,
+    ) -> dict[str, Any]:
         """What `kilolayer evaluate` prints: the scores of each test part by its name, and what explains them.
 
-        `scores()["test"]["bleu"]["value"]`, `["signature"]`. The test part is scored now where it has not been.
+        `scores()["test"]["bleu"]["value"]`, `["signature"]`. The test part is scored now where it has not been. test: another
+        text in its place, as the run's option `test` could name it: a set, files, folders. source, reference: two aligned files
+        for a translator; direction: of one with several. The scores of another text are kept nowhere.
         """
-        return self._run.scores(self.device.type)
+        if not test and source is None and reference is None:
+            return self._run.scores(self.device.type)
+        named = (test,) if isinstance(test, Path | str) else test
+        paths = [None if path is None else str(path) for path in (source, reference)]
+        text = OtherText(tuple(map(str, named)), *paths, direction)
+        return score_text(self._run, text, load=lambda: self.reader)
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl so far; kind: "train", "valid", "layers", "event", ..., those of this kind alone."""

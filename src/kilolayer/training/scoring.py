@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kilolayer.models.model import Model
@@ -10,12 +11,12 @@ from kilolayer.training.chosen import choose
 from kilolayer.training.run import Run, cache_folder, choose_device
 
 
-def score_text(run: Run, text: OtherText, *, device: str = "auto", model: Model | None = None) -> dict[str, Any]:
+def score_text(run: Run, text: OtherText, *, device: str = "auto", load: Callable[[], Model] | None = None) -> dict[str, Any]:
     """Tables as in scores.json, one for each part of the text, and `weights`, the checkpoints that were scored.
 
-    Nothing is written. model: the run's own, where it is loaded already.
+    Nothing is written. load: gives the run's model, which is read from its checkpoints where this is absent.
     """
     score = run.registration.load().read_text(run.config, run.vocabulary(), text, cache_folder())
     chosen = choose(run.checkpoints, run.config.train)
-    model = model or run.load_reader(choose_device(device), chosen=chosen)
+    model = run.load_reader(choose_device(device), chosen=chosen) if load is None else load()
     return {**score(model), "weights": chosen.table()}

@@ -1,0 +1,318 @@
+"""A run that is made longer, or goes on with other options: to the bit the run that was so from the start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shared_runs
+import torch
+from process_pool import ProcessPool
+from small_runs import SMALL, new_run_of, record, stop_after, task_of
+
+from kilolayer.config import load
+from kilolayer.errors import InputError
+from kilolayer.parallel.processes import Processes
+from kilolayer.runs import go_on
+from kilolayer.runs.begin import data_of, old_run
+from kilolayer.training import checkpoint
+from kilolayer.training.chosen import choose
+from kilolayer.training.loop import train
+from kilolayer.training.run import Run
+from kilolayer.training.step import Stepper
+
+# What is due every two steps is due at the end of the shorter run too: the longer one has the same rows and checkpoints.
+EVEN = {"log_every": 2, "valid_every": 2, "save_every": 2, "keep": 9, "schedule": "constant", "warmup_steps": 2}
+SCORES = '{"test": {}}'
+
+
+def made(task: str, folder: Path, corpus: Path, steps: int, **options: Any) -> Run:
+    """A finished run of so many steps; its scores are made up."""
+    run = new_run_of(task, folder, corpus, train={**EVEN, "steps": steps, **options})
+    assert train(run, task_of(run)) == 0
+    (folder / "scores.json").write_text(SCORES)
+    return run
+
+
+def gone_on(folder: Path, code: int = 0, **over: dict[str, Any]) -> Run:
+    """What `train --resume` does before it scores."""
+    with old_run(folder, over) as run:
+        assert train(run, task_of(run), resume=True) == code
+    return run
+
+
+def comparable(run: Run) -> dict[str, Any]:
+    found = record(run)
+    return {**found, "metrics": [row for row in found["metrics"] if row["kind"] != "event"]}
+
+
+@pytest.fixture(scope="module")
+def short(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("translation", tmp_path_factory.mktemp("short") / "run", corpus, 4).folder
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return comparable(made("translation", tmp_path_factory.mktemp("whole") / "run", corpus, 8))
+
+
+@pytest.fixture
+def run(short: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(short, tmp_path / "run")
+
+
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
+@pytest.mark.parametrize("task", SMALL)
+def test_a_run_made_longer_is_the_run_that_was_so_long(tmp_path: Path, corpus: Path, task: str, schedule: str) -> None:
+    longer = made(task, tmp_path / "longer", corpus, 4, schedule=schedule).folder
+    expected = comparable(made(task, tmp_path / "whole", corpus, 8, schedule=schedule))
+    torch.manual_seed(12345)  # nothing may come from the process that goes on
+    assert comparable(gone_on(longer, train={"steps": 8})) == expected
+    assert (longer / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
+    assert (longer / "scores.step-00000004.json").read_text() == SCORES
+    assert not (longer / "scores.json").exists()
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing is saved on the way out."""
+
+
+def test_killed_after_it_was_made_longer_it_goes_on_to_the_new_end(
+    run: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, taken = Stepper.step, 0
+
+    def die(*arguments: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == 2:
+            raise Killed
+        return take(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "step", die)
+        with pytest.raises(Killed):
+            gone_on(run, train={"steps": 8})
+    assert checkpoint.step_of(checkpoint.steps(run / "checkpoints")[-1]) == 4
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        gone_on(run, code=143)
+    found = gone_on(run)
+    assert comparable(found) == whole
+    events = [row["text"] for row in record(found)["metrics"] if row["kind"] == "event"]
+    assert len(events) == 1  # it was told in each life and is written once
+    assert "train.steps is 8, and was 4" in events[0]
+
+
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_killed_as_the_configuration_is_written_it_is_the_old_one_or_the_new_one(
+    run: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    real = go_on.write
+
+    def die(path: Path, content: str) -> None:
+        if point == "after":
+            real(path, content)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(go_on, "write", die)
+        with pytest.raises(Killed):
+            gone_on(run, train={"steps": 8})
+    assert load(run / "config.toml")["train"]["steps"] == (4 if point == "before" else 8)
+    found = gone_on(run, train={"steps": 8}) if point == "before" else gone_on(run)
+    assert comparable(found) == whole
+
+
+KILL = """
+import os, signal, sys
+from pathlib import Path
+from kilolayer.cli.main import main
+from kilolayer.files import writing
+real = os.replace
+def replace(a, b):
+    if Path(b).name == sys.argv[2]:
+        if sys.argv[3] == "after": real(a, b)
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(a, b)
+os.replace = replace
+main(["train", "--resume", sys.argv[1], "--train.steps", "8"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["before", "after"])
+@pytest.mark.parametrize("name", ["scores.step-00000004.json", "config.toml"])
+def test_killed_by_a_signal_as_it_is_made_longer_nothing_is_lost(
+    run: Path, whole: dict[str, Any], name: str, point: str
+) -> None:
+    words = [sys.executable, "-c", KILL, str(run), name, point]
+    done = subprocess.run(words, check=False, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    Run.open(run)
+    assert (run / "scores.json").exists() or (run / "scores.step-00000004.json").exists()
+    assert comparable(gone_on(run, train={"steps": 8})) == whole
+
+
+@pytest.mark.slow
+def test_with_an_end_that_is_on_no_schedule_the_weights_are_still_the_same(
+    corpus: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    odd = made("translation", tmp_path / "odd", corpus, 3).folder
+    found = comparable(gone_on(odd, train={"steps": 8}))
+    assert (found["model"], found["optimizer"]) == (whole["model"], whole["optimizer"])
+    assert 3 in [row["step"] for row in found["metrics"] if row["kind"] == "valid"]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "train": {"log_every": 3, "valid_every": 3, "save_every": 5, "layers_every": 3, "keep": 2, "average": 2, "patience": 7},
+    "how": {"recompute": "layer", "threads": 1, "timeout": 60.0, "eager": True},
+    "rate": {"lr": 1e-3, "schedule": "cosine", "min_lr": 1e-5, "warmup_steps": 1, "accumulate": 2},
+}
+
+
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_that_may_change_do_and_the_checkpoint_tells_it(run: Path, options: str) -> None:
+    found = gone_on(run, train={"steps": 6, **OPTIONS[options]})
+    kept = load(run / "config.toml")["train"]
+    assert {name: kept[name] for name in OPTIONS[options]} == OPTIONS[options]
+    last = checkpoint.load_state(checkpoint.steps(found.checkpoints)[-1])
+    assert last["config"] == (run / "config.toml").read_text()
+    if options == "train":
+        rows = record(found)["metrics"]
+        assert [row["step"] for row in rows if row["kind"] == "train"] == [2, 4, 6]
+        assert [row["step"] for row in rows if row["kind"] == "layers"] == [6]
+        assert len(choose(found.checkpoints, found.config.train).steps) == 2
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_version_is_made_longer_too(run: Path, whole: dict[str, Any]) -> None:
+    for path in checkpoint.steps(run / "checkpoints"):
+        found = checkpoint.load(path)
+        state = {name: value for name, value in found.state.items() if name != "config"}
+        checkpoint.save(run / "checkpoints", checkpoint.Checkpoint(found.step, found.model, found.optimizer, state))
+    (run / "last_checkpoint.json").unlink()
+    assert comparable(gone_on(run, train={"steps": 8})) == whole
+
+
+@pytest.mark.slow
+def test_a_damaged_newest_checkpoint_of_a_longer_run_falls_back_over_its_old_end(run: Path, whole: dict[str, Any]) -> None:
+    gone_on(run, train={"steps": 8})
+    for path in checkpoint.steps(run / "checkpoints")[1:]:
+        (path / "state.json").write_text("{")
+    assert comparable(gone_on(run)) == whole
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
+    processes = ProcessPool(tmp_path_factory.mktemp("processes"), (2,))
+    yield processes
+    processes.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", SMALL)
+def test_several_processes_make_a_run_longer(corpus: Path, tmp_path: Path, pool: ProcessPool, task: str) -> None:
+    cache = os.environ["KILOLAYER_CACHE"]
+    expected = new_run_of(task, tmp_path / "whole", corpus, train={**EVEN, "steps": 8})
+    pool.run(shared_runs.go_on, 2, expected.folder, cache)
+    longer = new_run_of(task, tmp_path / "longer", corpus, train={**EVEN, "steps": 4})
+    pool.run(shared_runs.go_on, 2, longer.folder, cache)
+    with old_run(longer.folder, {"train": {"steps": 8}}):
+        pass
+    pool.run(shared_runs.go_on, 2, longer.folder, cache)
+    assert comparable(Run.open(longer.folder)) == comparable(expected)
+
+
+def test_a_finished_run_without_checkpoints_has_nothing_to_offer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with old_run(run) as opened:
+        assert data_of(opened, Processes()) is None
+    assert "--train.steps 8 makes it longer" in capsys.readouterr().err
+    shutil.rmtree(run / "checkpoints")
+    with old_run(run) as opened:
+        assert data_of(opened, Processes()) is None
+    said = capsys.readouterr().err
+    assert "nothing to do; the checkpoints of this run are gone; the last one was of step 4" in said
+    assert "weights" not in said
+
+    def make_longer() -> None:
+        gone_on(run, train={"steps": 8})
+
+    for use in (lambda: choose(opened.checkpoints, opened.config.train), make_longer):
+        with pytest.raises(InputError, match="the checkpoints of this run are gone; the last one was of step 4") as caught:
+            use()
+        assert caught.value.where == str(run / "checkpoints")
+        assert "put them back" in caught.value.fix
+
+
+def test_an_unfinished_run_without_checkpoints_is_not_begun_anew(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "scores.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    rows = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="the checkpoints of this run are gone"):
+        gone_on(run)
+    assert (run / "metrics.jsonl").read_bytes() == rows
+    # A run of a version that did not note it begins anew, and says how far it had come.
+    (run / "last_checkpoint.json").unlink()
+    gone_on(run)
+    assert "the run starts from the beginning, though it had reached step 4" in capsys.readouterr().err
+
+
+def test_a_newest_checkpoint_that_was_deleted_is_named(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (run / "scores.json").unlink()
+    shutil.rmtree(checkpoint.steps(run / "checkpoints")[-1])
+    opened = Run.open(run)
+    found = choose(opened.checkpoints, opened.config.train)
+    assert (found.steps, found.passed_over) == ([2], [4])
+    assert "checkpoint of step 4 is missing, and it is the newest" in caplog.text
+    gone_on(run)
+    assert "the checkpoint of step 4 is gone: the run goes on from that of step 2" in capsys.readouterr().err
+    assert choose(opened.checkpoints, opened.config.train).passed_over == []
+
+
+@pytest.mark.slow
+def test_moved_data_are_found_where_they_are_said_to_be(
+    run: Path, corpus: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(corpus, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    found = gone_on(run, train={"steps": 8}, data={"folder": "moved"})
+    assert found.config.table()["data"]["folder"] == str(tmp_path / "moved")
+    assert comparable(found)["model"] == whole["model"]
+    lines = (tmp_path / "moved" / "train.en").read_text().splitlines(keepends=True)
+    (tmp_path / "moved" / "train.en").write_text("".join(reversed(lines)))
+    with pytest.raises(InputError, match="other"):
+        gone_on(run, train={"steps": 9})
+
+
+@pytest.mark.slow
+def test_an_evaluated_run_that_was_stopped_goes_on(run: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        gone_on(run, code=143, train={"steps": 8})
+    (run / "scores.json").write_text(SCORES)  # as `evaluate` leaves it
+    assert comparable(gone_on(run)) == whole
+    assert (run / "scores.step-00000005.json").exists()
+
+
+def test_a_run_that_no_longer_got_better_asks_for_more_patience(run: Path) -> None:
+    path = checkpoint.steps(run / "checkpoints")[-1]
+    found, state = checkpoint.load(path), checkpoint.load_state(path)
+    state["best"]["waited"] = 2
+    checkpoint.save(run / "checkpoints", checkpoint.Checkpoint(4, found.model, found.optimizer, state))
+    with pytest.raises(InputError, match="no validation was better"):
+        gone_on(run, train={"steps": 8, "patience": 2})
+    gone_on(run, train={"steps": 5, "patience": 3})
