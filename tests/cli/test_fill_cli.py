@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,6 @@ def test_a_run_of_another_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_scores_of_a_run_without_a_test_part_are_refused(learned: tuple[Path, str, str], tmp_path: Path) -> None:
-    config = (learned[0] / "config.toml").read_text()
-    (tmp_path / "config.toml").write_text(config)
-    (tmp_path / "scores.json").write_text("{}")
-    assert "the run has no test part" in refused("evaluate", tmp_path)[0]
+    run = shutil.copytree(learned[0], tmp_path / "run")
+    (run / "scores.json").write_text("{}")
+    assert "the run has no test part" in refused("evaluate", run)[0]

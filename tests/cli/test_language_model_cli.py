@@ -117,6 +117,7 @@ def test_another_text_is_learned_from_the_weights_and_the_vocabulary_of_a_run(
 def test_training_leaves_everything_in_its_folder(written: tuple[Path, str, str]) -> None:
     folder, out, err = written
     files = {"config.toml", "metrics.jsonl", "log.txt", "checkpoints", "scores.json", "samples.json", "report.html", "lock"}
+    files.add("last_checkpoint.json")
     assert {path.name for path in folder.iterdir()} == files | ({"tokenizer.model"} if folder.name == "bpe" else set())
     rows = read_metrics(folder)
     assert [row["step"] for row in rows if row["kind"] == "valid"] == [3, 6]

