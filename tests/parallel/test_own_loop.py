@@ -13,6 +13,7 @@ from process_pool import ProcessPool
 
 import kilolayer as kl
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,21 +26,19 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize(("recipe", "experts"), [("deepnorm", 0), pytest.param("sub_ln", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("recipe", "experts"), [("deepnorm", 0), ("sub_ln", 2)])
 def test_two_processes_train_what_one_trains(
     pair: ProcessPool, parallel: str, recipe: str, experts: int, tmp_path: Path
 ) -> None:
     pair.run(own_loops.check_equal_to_one_process, 2, parallel, recipe, experts, str(tmp_path / "saved"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_every_recipe_trains_on_two_processes(pair: ProcessPool, parallel: str, recipe: str, tmp_path: Path) -> None:
     pair.run(own_loops.check_equal_to_one_process, 2, parallel, recipe, 0, str(tmp_path / "saved"))
 
 
-@pytest.mark.slow
 def test_the_script_trains_and_saves_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
