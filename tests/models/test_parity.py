@@ -288,6 +288,7 @@ def gpt2_and_ours() -> tuple[GPT2LMHeadModel, kl.Decoder]:
         positions="learned",
         max_length=16,
         pad_id=None,
+        tie_embeddings=True,
         scale_embeddings=False,
     )
     return gpt2, with_weights(ours, gpt2_in_our_names(gpt2, value))
