@@ -11,6 +11,7 @@ import pytest
 
 import kilolayer as kl
 from kilolayer.cli.main import main
+from kilolayer.recipes import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,7 +22,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_python_runs_as_written(page: Path) -> None:
+def test_python_runs_as_written(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))  # a page may register a recipe
     exec("\n".join(blocks(page, "python")), {})
 
 

@@ -206,7 +206,8 @@ def test_likelihoods_are_those_of_gpt2_with_its_weights() -> None:
     config = transformers.GPT2Config(**shape, activation_function="gelu", bos_token_id=END, eos_token_id=END)
     gpt2 = transformers.GPT2LMHeadModel(config).double().eval()
     options: dict[str, Any] = {"activation": "gelu", "positions": "learned", "max_length": LENGTH, "pad_id": None}
-    ours = kl.Decoder(VOCABULARY, 16, 2, 24, 2, kl.recipes.get("pre_ln"), **options, scale_embeddings=False).double()
+    options |= {"tie_embeddings": True, "scale_embeddings": False}
+    ours = kl.Decoder(VOCABULARY, 16, 2, 24, 2, kl.recipes.get("pre_ln"), **options).double()
     with torch.no_grad():
         for parameter in gpt2.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)

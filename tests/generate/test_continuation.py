@@ -138,7 +138,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
 def test_an_end_ends_a_continuation() -> None:
     model = model_of("sinusoidal")
     with torch.no_grad():
-        model.embedding.weight[3] = 50 * F.normalize(model.eval()(torch.tensor([[5]])).states[0, -1], dim=0)
+        model.vocabulary.weight[3] = 50 * F.normalize(model.eval()(torch.tensor([[5]])).states[0, -1], dim=0)
     ((found,),) = continue_texts(model, [[5]], greedily(9), context=16)
     assert (found.tokens, found.ended) == ([], True)
 

@@ -414,6 +414,7 @@ def test_pre_ln_decoder_is_llama_behind_left_padding() -> None:
         norm_eps=1e-2,
         positions="rotary",
         pad_id=PAD,
+        tie_embeddings=True,
         scale_embeddings=False,
     )
     with_weights(ours, llama_in_our_names(llama, value))

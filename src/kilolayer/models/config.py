@@ -230,12 +230,12 @@ class ModelConfig(LayerOptions):
                 )
 
     def _check_vocabulary(self) -> None:
+        if self.vocab_size is None and self.shape != "encoder":
+            raise OptionError("a decoder needs a vocabulary to predict", fix="set vocab_size")
         if self.vocab_size is None and not (self.tie_embeddings and self.scale_embeddings):
             raise OptionError(
                 "tie_embeddings and scale_embeddings have no effect without a vocabulary", fix="remove them, or set vocab_size"
             )
-        if self.vocab_size is None and self.shape != "encoder":
-            raise OptionError("a decoder needs a vocabulary to predict", fix="set vocab_size")
         sizes = [size for size in (self.vocab_size, self.source_vocab_size) if size is not None]
         if self.pad_id is not None and sizes and self.pad_id >= min(sizes):
             raise OptionError(f"pad_id is {self.pad_id}", fix=f"allowed: 0 to {min(sizes) - 1}, or None")

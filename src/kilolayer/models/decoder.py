@@ -40,7 +40,7 @@ class Decoder(Model):
         activation_dropout: float = 0.0,
         drop_path: float = 0.0,
         pad_id: int | None = 0,
-        tie_embeddings: bool = False,
+        tie_embeddings: bool | None = None,
         scale_embeddings: bool = True,
         embedding_norm: bool = False,
         output_bias: bool = False,

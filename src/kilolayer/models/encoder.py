@@ -47,7 +47,7 @@ class Encoder(Model):
         activation_dropout: float = 0.0,
         drop_path: float = 0.0,
         pad_id: int | None = 0,
-        tie_embeddings: bool = True,
+        tie_embeddings: bool | None = None,
         scale_embeddings: bool = True,
         embedding_norm: bool = False,
         token_types: int | None = None,

@@ -47,7 +47,7 @@ class EncoderDecoder(Model):
         activation_dropout: float = 0.0,
         drop_path: float = 0.0,
         pad_id: int | None = 0,
-        tie_embeddings: bool | Literal["output"] = True,
+        tie_embeddings: bool | Literal["output"] | None = None,
         scale_embeddings: bool = True,
         embedding_norm: bool = False,
         output_bias: bool = False,

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") 
 
     kind: "plain" takes the norm of all gradients; "sparse" is SparseClip, for which experts count as `clipping_norm` says;
     "auto" is "sparse" where there are experts. Gradients of which the norm is not finite are scaled by it too, without an
-    error. Where processes share the experts, call it on all of them after `reduce_gradients`: all find the same norm.
+    error. Where processes share the experts, call it on all of them after `reduce_gradients`: all find the same norm. Of a
+    model that `fully_shard` has sharded it is the norm of the whole gradient too: call it on all processes.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -48,7 +49,9 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") 
     if kind == "sparse" and not experts:
         warnings.warn("this model has no experts: its gradients are clipped by their plain norm", stacklevel=2)
     norm = _measure(model, experts if experts and kind != "plain" else 1)
-    clip_grads_with_norm_(model.parameters(), max_norm, norm.total)
+    for sharded in (False, True):  # torch's function takes no mixture
+        weights = [weight for weight in model.parameters() if weight.grad is not None and _is_sharded(weight.grad) is sharded]
+        clip_grads_with_norm_(weights, max_norm, norm.total)
     return norm
 
 
@@ -65,6 +68,10 @@ def _measure(model: nn.Module, experts: int) -> GradientNorm:
     trained = [(parameter in of_experts, parameter.grad) for parameter in model.parameters()]
     present = [(is_expert, gradient) for is_expert, gradient in trained if gradient is not None]
     device = next(model.parameters()).device
+    if any(_is_sharded(gradient) for _, gradient in present):
+        dense = _norm_of_shards([gradient for is_expert, gradient in present if not is_expert]).to(device)
+        expert = _norm_of_shards([gradient for is_expert, gradient in present if is_expert]).to(device)
+        return GradientNorm(clipping_norm(dense, expert, experts), dense, expert)
     dense = get_total_norm([gradient for is_expert, gradient in present if not is_expert]).to(device)
     expert = exact_norm([gradient for is_expert, gradient in present if is_expert]).to(device)
     if group is not None:
@@ -73,6 +80,18 @@ def _measure(model: nn.Module, experts: int) -> GradientNorm:
         # Bit by bit what torch finds.
         return GradientNorm(get_total_norm([gradient for _, gradient in present]), dense, expert)
     return GradientNorm(clipping_norm(dense, expert, experts), dense, expert)
+
+
+def _is_sharded(gradient: Tensor) -> bool:
+    """Whether it is a DTensor, whose module takes long to import."""
+    return hasattr(gradient, "full_tensor")
+
+
+def _norm_of_shards(gradients: Sequence[Any]) -> Tensor:
+    """The norm of gradients of which processes hold shards (FSDP2), and of others that each process has whole."""
+    whole = get_total_norm([gradient for gradient in gradients if not _is_sharded(gradient)])
+    shards: Any = get_total_norm([gradient for gradient in gradients if _is_sharded(gradient)])
+    return torch.hypot(whole, shards.full_tensor() if _is_sharded(shards) else shards)
 
 
 def exact_norm(tensors: Sequence[Tensor]) -> Tensor:

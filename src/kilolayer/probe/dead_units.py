@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,10 @@ from kilolayer.probe.propagation import Loss
 
 
 def dead_units(model: Model, loss: Loss) -> ByLayer:
-    """By stack and layer; empty where the activation is no ReLU. Of experts those count that were sent a token."""
+    """By stack and layer; empty where the activation is no ReLU, NaN in a layer with a network of a user's own.
+
+    Of experts those count that were sent a token.
+    """
     found: dict[str, dict[int, float]] = {stack.side: {} for stack in model.stacks()}
     groups: list[Groups] = []
     with looking(model) as look:
@@ -36,7 +41,10 @@ def dead_units(model: Model, loss: Loss) -> ByLayer:
                     look.before(module, lambda _experts, inputs: groups.append(inputs[1]))
                 look.after(module.activation, note)
         compute(model, loss)
-    return {side: tuple(layers[layer] for layer in sorted(layers)) for side, layers in found.items() if layers}
+    depths = {stack.side: len(stack.blocks) for stack in model.stacks()}
+    return {
+        side: tuple(layers.get(layer, math.nan) for layer in range(depths[side])) for side, layers in found.items() if layers
+    }
 
 
 def _dead_of_experts(rows: Tensor, groups: Groups) -> Tensor:
