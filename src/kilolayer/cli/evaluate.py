@@ -9,6 +9,7 @@ from pathlib import Path
 from kilolayer.cli.output import show_scores, show_scores_json, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.tasks import registry
+from kilolayer.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +28,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the scores."""
+    from kilolayer.training.last_saved import all_deleted
     from kilolayer.training.run import Run
 
     if typed:
         raise unknown(typed[0], ["--device", "--json", *options.owners])
     opened = Run.open(options.run)
     task = opened.registration
+    if (gone := all_deleted(opened.checkpoints)) is not None:
+        say(f"warning: {gone.what}")
     for flag, (owner, action) in options.owners.items():
         if owner != task.name and getattr(options, action.dest) != action.default:
             fix = f"remove it: it is for {registry.get(owner).title}"

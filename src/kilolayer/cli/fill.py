@@ -5,21 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import whole
-from kilolayer.cli.lines import Typed, together, typed_argument, typed_lines
+from kilolayer.cli.lines import at_once, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import unknown
 
 if TYPE_CHECKING:
     from kilolayer.generate.fill import Filled
-    from kilolayer.models.encoder import Encoder
-    from kilolayer.training.run import Run
-
-TEXTS_AT_ONCE = 32
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,32 +31,18 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Fill the masks; what was asked for is shown with the best tokens for each mask."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--top", "--device", "--precision", "--json"])
-    from kilolayer.models.encoder import Encoder
-    from kilolayer.training.run import Run, choose_device
+    from kilolayer.runs.masked_language_model import TEXTS_AT_ONCE, MaskedLanguageModel
+    from kilolayer.training.run import Run
 
-    opened = Run.open(options.run, ["masked_lm"])
-    model = opened.load_reader(choose_device(options.device), options.precision)
-    assert isinstance(model, Encoder)
+    filler = MaskedLanguageModel(Run.open(options.run, ["masked_lm"]), device=options.device, precision=options.precision)
     texts = typed_lines() if options.text is None else iter([typed_argument(options.text, "TEXT")])
-    found = _filled(opened, model, texts, options.top)
+    found = filler.fillings(texts, top=options.top, at_once=at_once(TEXTS_AT_ONCE))
     if options.json:
         show_json([dataclasses.asdict(each) for each in found])
     else:
         for each in found:
             _show(each)
     return 0
-
-
-def _filled(run: Run, model: Encoder, texts: Iterator[Typed], top: int) -> Iterator[Filled]:
-    from kilolayer.generate.fill import fill_texts, masked_tokens
-    from kilolayer.tasks.masked_lm.config import MaskedLMConfig
-    from kilolayer.tasks.masked_lm.task import MaskedLMTask
-
-    assert isinstance(run.config, MaskedLMConfig)
-    vocabulary, length = MaskedLMTask.load_vocabulary(run.config, run.folder), run.config.text.length
-    for some in together(texts, TEXTS_AT_ONCE):
-        rows = [masked_tokens(each.text, vocabulary, length, each.where) for each in some]
-        yield from fill_texts(model, [each.text for each in some], rows, vocabulary, top)
 
 
 def _show(filled: Filled) -> None:

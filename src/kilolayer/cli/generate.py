@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_precision, whole
-from kilolayer.cli.lines import together, typed_argument, typed_lines
+from kilolayer.cli.lines import at_once, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import OptionError, unknown
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
     from kilolayer.generate.config import SearchConfig
-    from kilolayer.models.model import Model
-    from kilolayer.training.run import Run
+    from kilolayer.runs.language_model import Continued, LanguageModel
 
-PROMPTS_AT_ONCE = 64
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "samples")
 SEPARATOR = "---"
 
@@ -46,103 +45,66 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         raise unknown(
             typed[0].partition("=")[0], ["--temperature", "--top-k", "--top-p", "--samples", "--max-tokens", "--seed"]
         )
-    from kilolayer.training.run import Run, choose_device
+    from kilolayer.runs.language_model import PROMPTS_AT_ONCE, LanguageModel
+    from kilolayer.training.run import Run
 
-    opened = Run.open(options.run, ["causal_lm"])
-    model = opened.load_reader(choose_device(options.device), options.precision)
-    writer = Writer(opened, _search(options), model)
+    writer = LanguageModel(Run.open(options.run, ["causal_lm"]), device=options.device, precision=options.precision)
+    search = _search(options, writer)
     typed_texts = typed_lines() if options.prompt is None else iter([typed_argument(options.prompt, "--prompt")])
     prompts = (each.text for each in typed_texts)
-    results = (result for some in together(prompts, PROMPTS_AT_ONCE) for result in writer.results(some))
+    results = writer.continuations(prompts, search, at_once=at_once(PROMPTS_AT_ONCE))
     if options.json:
-        show_json(list(results))
-    elif options.prompt is not None and writer.search.n_best == 1:
-        writer.stream(next(prompts))
+        found = list(results)
+        cut = sum(each.cut for each in found)
+        show_json([_table(each) for each in found])
+    elif options.prompt is not None and search.n_best == 1:
+        cut = _stream(writer, next(prompts), search).cut
     else:
-        _print_all(results)
-    if writer.cut:
-        beginning = f"the beginning of {writer.cut} prompts was" if writer.cut > 1 else "the beginning of the prompt was"
+        cut = _print_all(results)
+    if cut:
+        beginning = f"the beginning of {cut} prompts was" if cut > 1 else "the beginning of the prompt was"
         say(f"{beginning} not read: the model reads {writer.context} tokens at once")
     return 0
 
 
-class Writer:
-    """A run's model, and how it continues prompts."""
-
-    def __init__(self, run: Run, search: SearchConfig, model: Model) -> None:
-        from kilolayer.models.decoder import Decoder
-        from kilolayer.tasks.causal_lm.config import CausalLMConfig
-        from kilolayer.tasks.causal_lm.task import CausalLMTask
-
-        assert isinstance(run.config, CausalLMConfig)
-        self.search, self.context = search, run.config.text.length
-        self.vocabulary = CausalLMTask.load_vocabulary(run.config, run.folder)
-        assert isinstance(model, Decoder)
-        self.model = model
-        self.cut = self.done = 0
-
-    def results(self, prompts: list[str]) -> list[dict[str, Any]]:
-        """The prompts with their continuations."""
-        from kilolayer.generate.continuation import continue_texts
-
-        texts, numbers = [self._tokens(prompt) for prompt in prompts], range(self.done, self.done + len(prompts))
-        found = continue_texts(self.model, texts, self.search, context=self.context, indices=numbers)
-        self.done += len(prompts)
-        return [
-            {
-                "prompt": prompt,
-                "continuations": [
-                    {"text": self.vocabulary.decode(each.tokens), "log_probability": each.log_probability, "ended": each.ended}
-                    for each in each_prompts
-                ],
-            }
-            for prompt, each_prompts in zip(prompts, found, strict=True)
-        ]
-
-    def stream(self, prompt: str) -> None:
-        """Print the prompt, and its continuation as it is written."""
-        from kilolayer.generate.continuation import continue_texts
-        from kilolayer.generate.text_stream import TextStream
-
-        def write(text: str) -> None:
-            write_text(text)
-            sys.stdout.flush()
-
-        write(prompt)
-        stream = TextStream(self.vocabulary.decode, write)
-        continue_texts(self.model, [self._tokens(prompt)], self.search, context=self.context, hear=stream.add)
-        stream.close()
-        write("\n")
-
-    def _tokens(self, prompt: str) -> list[int]:
-        """A prompt is read as if it came out of the midst of a text; the empty one is the beginning of a document."""
-        from kilolayer.data.tokenizer import END
-
-        tokens = self.vocabulary.encode(prompt.encode()).tolist() or [END]
-        self.cut += len(tokens) > self.context
-        return tokens
+def _table(continued: Continued) -> dict[str, Any]:
+    """As JSON holds it."""
+    return {"prompt": continued.prompt, "continuations": [dataclasses.asdict(each) for each in continued.continuations]}
 
 
-def _search(options: argparse.Namespace) -> SearchConfig:
-    from kilolayer.generate.config import SearchConfig
+def _stream(writer: LanguageModel, prompt: str, search: SearchConfig) -> Continued:
+    """Print the prompt, and its continuation as it is written."""
 
+    def write(text: str) -> None:
+        write_text(text)
+        sys.stdout.flush()
+
+    write(prompt)
+    continued = writer.stream(prompt, write, search)
+    write("\n")
+    return continued
+
+
+def _search(options: argparse.Namespace, writer: LanguageModel) -> SearchConfig:
     given = {name: value for name in SAMPLING if (value := getattr(options, name)) is not None}
     if options.greedy and given:
         flag = f"--{next(iter(given)).replace('_', '-')}"
         raise OptionError(f"{flag} has no effect with --greedy", where="in the typed options", fix="remove one of them")
-    length = {"max_length_factor": 0.0, "max_length_extra": options.max_tokens}
     try:
-        return SearchConfig(method="greedy" if options.greedy else "sample", n_best=given.pop("samples", 1), **given, **length)
+        return writer.search(max_tokens=options.max_tokens, greedy=options.greedy, **given)
     except OptionError as error:
         raise error.at("in the typed options") from None
 
 
-def _print_all(results: Iterator[dict[str, Any]]) -> None:
-    first = True
+def _print_all(results: Iterator[Continued]) -> int:
+    """Print each continuation as it comes; return how many prompts were cut."""
+    first, cut = True, 0
     for result in results:
-        for continuation in result["continuations"]:
+        cut += result.cut
+        for continuation in result.continuations:
             if not first:
                 write_text(f"{SEPARATOR}\n")
-            write_text(f"{result['prompt']}{continuation['text']}\n")
+            write_text(f"{result.prompt}{continuation.text}\n")
             sys.stdout.flush()
             first = False
+    return cut

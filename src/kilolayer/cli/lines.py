@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kilolayer.errors import InputError
-
-Item = TypeVar("Item")
 
 
 class Typed(NamedTuple):
@@ -33,11 +30,9 @@ def typed_lines() -> Iterator[Typed]:
         yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
 
 
-def together(items: Iterator[Item], most: int) -> Iterator[list[Item]]:
-    """At most so many at once; whoever types them is answered after each."""
-    at_once = 1 if sys.stdin.isatty() else most
-    while some := list(islice(items, at_once)):
-        yield some
+def at_once(most: int) -> int:
+    """How many lines are read before they are answered: whoever types them is answered after each."""
+    return 1 if sys.stdin.isatty() else most
 
 
 def _checked(data: bytes, where: str) -> Typed:

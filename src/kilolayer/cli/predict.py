@@ -7,16 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.lines import together, typed_lines
+from kilolayer.cli.lines import at_once, typed_lines
 from kilolayer.cli.output import show_json, write_text
-from kilolayer.errors import InputError, unknown
+from kilolayer.errors import unknown
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
-    from kilolayer.models.model import Model
-    from kilolayer.training.run import Run
-
-LINES_AT_ONCE = 1024
+    from kilolayer.runs.classifier import Prediction
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,72 +28,38 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Label the lines of standard input: a sentence each, or two with a tab between them."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--device", "--precision", "--json"])
-    from kilolayer.training.run import Run, choose_device
+    from kilolayer.runs.classifier import ROWS_AT_ONCE, Classifier
+    from kilolayer.training.run import Run
 
-    opened = Run.open(options.run, ["classify"])
-    labeller = Labeller(opened, opened.load_reader(choose_device(options.device), options.precision))
-    rows = (labeller.sentences_of(line.text, line.where) for line in typed_lines())
-    results = (result for some in together(rows, LINES_AT_ONCE) for result in labeller.results(some))
+    classifier = Classifier(Run.open(options.run, ["classify"]), device=options.device, precision=options.precision)
+    rows = (classifier.sentences_of(line.text, line.where) for line in typed_lines())
+    cut, tables = 0, []
+    for prediction in classifier.predictions(rows, at_once=at_once(ROWS_AT_ONCE)):
+        cut += prediction.cut
+        if options.json:
+            tables.append(_table(prediction))
+            continue
+        write_text(f"{_line(prediction)}\n")
+        if sys.stdin.isatty():
+            sys.stdout.flush()
     if options.json:
-        show_json(list(results))
-    else:
-        for result in results:
-            write_text(f"{_line(result)}\n")
-            if sys.stdin.isatty():
-                sys.stdout.flush()
-    if labeller.cut:
-        say(f"{labeller.cut} lines were longer than examples.length tokens and were cut")
+        show_json(tables)
+    if cut:
+        say(f"{cut} lines were longer than examples.length tokens and were cut")
     return 0
 
 
-class Labeller:
-    """A run's model, and how it labels lines."""
-
-    def __init__(self, run: Run, model: Model) -> None:
-        from kilolayer.models.encoder import Encoder
-        from kilolayer.tasks.classify.config import ClassifyConfig
-        from kilolayer.tasks.classify.task import ClassifyTask
-
-        assert isinstance(run.config, ClassifyConfig)
-        assert isinstance(model, Encoder)
-        self.model, self.config = model, run.config.examples
-        self.vocabulary = ClassifyTask.load_vocabulary(run.config, run.folder)
-        self.classes = self.config.classes
-        self.sentences = 1 if self.config.columns("train").second is None else 2
-        self.cut = 0
-
-    def results(self, rows: list[list[str]]) -> list[dict[str, Any]]:
-        """Each row with its label and the probabilities of all classes, or with its number."""
-        from kilolayer.data.example_batches import EncodedExamples
-        from kilolayer.data.example_file import Example
-        from kilolayer.evaluate.predictions import predict, probabilities
-
-        examples = [Example(row[0], row[1] if len(row) > 1 else None, None, 0) for row in rows]
-        encoded = EncodedExamples(examples, self.vocabulary, self.classes, self.config.length)
-        self.cut += encoded.cut
-        scores = predict(self.model, encoded, min(self.config.rows, len(rows)))
-        texts = [dict(zip(("first", "second"), row, strict=False)) for row in rows]
-        if not self.classes:
-            return [{**text, "number": float(score[0])} for text, score in zip(texts, scores, strict=True)]
-        return [
-            {**text, "label": self.classes[int(share.argmax())], "probabilities": dict(zip(self.classes, share, strict=True))}
-            for text, share in zip(texts, probabilities(scores), strict=True)
-        ]
-
-    def sentences_of(self, text: str, where: str) -> list[str]:
-        """What stands between the tabs of a line."""
-        row = [sentence.strip() for sentence in text.split("\t")]
-        if len(row) != self.sentences:
-            wanted = "one sentence" if self.sentences == 1 else "two sentences, with a tab between them,"
-            raise InputError(f"the run reads {wanted} of a line, and this one has {len(row)}", where=where, fix="mend the line")
-        if not all(row):
-            raise InputError("a sentence is empty", where=where, fix="fill it in, or remove the line")
-        return row
+def _table(prediction: Prediction) -> dict[str, Any]:
+    """As JSON holds it."""
+    texts = dict(zip(("first", "second"), prediction.sentences, strict=False))
+    if not prediction.probabilities:
+        return {**texts, "number": prediction.label}
+    return {**texts, "label": prediction.label, "probabilities": prediction.probabilities}
 
 
-def _line(result: dict[str, Any]) -> str:
+def _line(prediction: Prediction) -> str:
     """The label, then each class with its probability; or the number."""
-    if "number" in result:
-        return f"{result['number']:.4f}"
-    shares = (f"{name}={share:.4f}" for name, share in result["probabilities"].items())
-    return "\t".join([result["label"], *shares])
+    if not prediction.probabilities:
+        return f"{prediction.label:.4f}"
+    shares = (f"{name}={share:.4f}" for name, share in prediction.probabilities.items())
+    return "\t".join([str(prediction.label), *shares])

@@ -177,8 +177,11 @@ def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options
     from kilolayer.report.facts import Fact
     from kilolayer.report.surface_page import SurfaceView
     from kilolayer.training.chosen import Chosen
+    from kilolayer.training.last_saved import all_deleted
 
     assert subject.run is not None
+    if (gone := all_deleted(subject.run.checkpoints)) is not None:
+        raise gone
     path = Saved.of(subject.run.checkpoints, _start(subject))
     if len(path.paths) == 0 or len(path.steps) < FEWEST:
         raise InputError(

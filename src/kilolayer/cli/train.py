@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, given
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
-from kilolayer.config import option_places
+from kilolayer.config import option_places, overrides
 from kilolayer.errors import OptionError
 from kilolayer.tasks import registry
 from kilolayer.terminal import leave_stdout, say
@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     add_run_options(parser)
+    parser.epilog = f"{_changeable()}\n\n{parser.epilog}"
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="new run folder [runs/NAME of the configuration]")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a run, exactly from its last checkpoint")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FOLDER",
+        help="go on with a run, exactly from its last checkpoint; with --train.steps beyond its end",
+    )
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
 
 
@@ -47,15 +53,23 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(typed_names=[f"--{place}" for place in sorted(places) if "." in place])
 
 
+def _changeable() -> str:
+    """The options that can be typed beside --resume."""
+    from kilolayer.training.changes import MAY_CHANGE
+
+    lines = [f"  {why}: {', '.join(places)}" for why, places in MAY_CHANGE.items()]
+    return "\n".join(["beside --resume these can be typed, or edited in the run's config.toml:", *lines])
+
+
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Train, then score the test part and write the report. Of several processes the first makes, holds and ends the run."""
     from kilolayer.runs.train import train_run
 
     resume = options.resume is not None
-    if resume and (options.config is not None or options.run is not None or typed):
+    if resume and (options.config is not None or options.run is not None):
         raise OptionError(
-            "--resume takes no configuration, no --run and no options",
-            fix="the run folder holds them all; a new run may use --train.start_from",
+            "--resume takes no configuration and no --run",
+            fix="the run folder holds them; type what is to change, as --train.steps 20000",
         )
     path = options.config or registry.EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
@@ -64,7 +78,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         from kilolayer.runs.begin import new_run, old_run
 
         if resume:
-            return old_run(folder)
+            return old_run(folder, overrides(typed))
         return new_run(folder, given(path, typed), processes, is_embedded=path == registry.EMBEDDED)
 
     return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json))

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kilolayer.cli.configuration import add_options, add_precision
 from kilolayer.cli.output import write_text
-from kilolayer.config import Table, build, merge, overrides, table_of
+from kilolayer.config import overrides
 from kilolayer.errors import OptionError, unknown
 from kilolayer.terminal import LiveLine, say
 
 if TYPE_CHECKING:
-    from kilolayer.data.tokenizer import Tokenizers
     from kilolayer.generate.translate import Translation
 
 
@@ -37,28 +36,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Translate standard input."""
-    from kilolayer.data.tokenizer import Tokenizers
-    from kilolayer.generate.config import SearchConfig
-    from kilolayer.generate.translate import translate_lines
-    from kilolayer.models.encoder_decoder import EncoderDecoder
-    from kilolayer.tasks.translation.config import TranslationConfig
-    from kilolayer.tasks.translation.task import SidedTokenizer
-    from kilolayer.training.run import Run, choose_device
+    from kilolayer.runs.translator import Translator
+    from kilolayer.training.run import Run
 
-    opened = Run.open(options.run, ["translation"])
-    assert isinstance(opened.config, TranslationConfig)
+    translator = Translator(Run.open(options.run, ["translation"]), device=options.device, precision=options.precision)
     table = overrides(typed)
     if any(section != "search" for section in table):
         raise unknown(next(iter(table)), ["search"], kind="section", where="options are typed as --search.NAME VALUE")
-    search = build(SearchConfig, merge(_applicable(table_of(opened.config.search), table), table.get("search", {})), "search")
+    search = translator.search(**table.get("search", {}))
     if search.n_best > 1 and not options.n_best:
         raise OptionError(f"n_best={search.n_best} has no effect on plain output", fix="add --n-best")
-    tokenizers = Tokenizers.load(opened.folder)
-    prefix = _tag(opened.config.data.directions, options.direction, tokenizers)
-    model = opened.load_reader(choose_device(options.device), options.precision)
-    assert isinstance(model, EncoderDecoder)
     source = Input(sys.stdin.buffer)
-    answers = translate_lines(model, SidedTokenizer(tokenizers), source.lines(), search, prefix=prefix)
+    answers = translator.translations(source.lines(), search, direction=options.direction)
     try:
         cut = _print_answers(answers, source, options.n_best)
     finally:
@@ -82,28 +71,6 @@ def _print_answers(answers: Iterator[Translation], source: Input, n_best: bool) 
         if number % 100 == 0:
             sys.stdout.flush()
     return cut
-
-
-def _tag(directions: list[str], chosen: str | None, tokenizers: Tokenizers) -> list[int]:
-    """What stands before each source: the tag of the target language, in a run of several directions."""
-    from kilolayer.data.parallel import Direction
-
-    if chosen is not None and chosen not in directions:
-        raise unknown(chosen, directions, kind="direction")
-    if len(directions) == 1:
-        return []
-    if chosen is None:
-        raise OptionError("the run has several directions", fix=f"say which: --direction {directions[0]}")
-    return [tokenizers.source.tag_id(Direction.parse(chosen).target)]
-
-
-def _applicable(settings: Table, typed: Table) -> Table:
-    """The run's settings without those of its own method, where another method was typed."""
-    from kilolayer.generate.config import OPTIONS_OF
-
-    method = typed.get("search", {}).get("method", settings["method"])
-    foreign = {name for other, names in OPTIONS_OF.items() if other != method for name in names}
-    return {name: value for name, value in settings.items() if name not in foreign}
 
 
 class Input:

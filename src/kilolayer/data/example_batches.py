@@ -41,13 +41,14 @@ class EncodedExamples:
     """The tokens of some examples, one behind the other, and their labels.
 
     labels: int64 [examples], the places of their classes; fp32 [examples] where `classes` is empty; None where there are none.
-    cut: how many were longer than `length` tokens.
+    cut: how many were longer than `length` tokens; was_cut: which ones.
     """
 
     def __init__(self, examples: Sequence[Example], vocabulary: TextVocabulary, classes: Sequence[str], length: int) -> None:
         encoded = [encode_example(example.first, example.second, vocabulary, length) for example in examples]
         rows = [tokens for tokens, _ in encoded]
-        self.cut = sum(cut for _, cut in encoded)
+        self.was_cut = [cut for _, cut in encoded]
+        self.cut = sum(self.was_cut)
         self.lengths = np.array([len(row) for row in rows], np.int64)
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.tokens = np.concatenate(rows)

@@ -64,6 +64,15 @@ def append(path: Path, text: str) -> None:
         raise unwritable(path, error) from None
 
 
+def move(path: Path, to: Path) -> None:
+    """Give a file another name in its folder, at once and durably; what has this name is replaced."""
+    try:
+        os.replace(path, to)
+        sync(to.parent)
+    except (OSError, ValueError) as error:
+        raise unwritable(to, error) from None
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it, unless it is there; a symbolic link in its place is refused."""
     try:

@@ -24,6 +24,7 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen
+from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, choose_device, prepare
 from kilolayer.training.start import start_of, started_config, vocabulary_of
@@ -83,6 +84,8 @@ def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
 
 
 def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
+    if (gone := all_deleted(run.checkpoints)) is not None:
+        raise gone
     task = run.task(cache_folder())
     paths = [path for path in checkpoint.steps(run.checkpoints) if checkpoint.find_fault(path) is None]
     known = [checkpoint.step_of(path) for path in paths]

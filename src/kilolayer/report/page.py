@@ -68,7 +68,8 @@ def _progress(record: Record) -> str:
         parts.append(f"{epoch:.3g} epochs")
     if math.isfinite(seconds := number(last, "seconds")):
         parts.append(show_duration(seconds))
-    return ", ".join(parts)
+    changes = [str(entry.get("text", "")) for entry in record.event if "change" in entry]
+    return ". ".join([", ".join(parts), *(f"{text[:1].upper()}{text[1:]}" for text in changes)])
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _warnings(record: Record) -> Warnings:
         first.append(
             f"{len(skipped)} {'step was' if len(skipped) == 1 else 'steps were'} skipped and left no trace in the model."
         )
-    events = [_event(entry) for entry in record.event if "dead" not in entry]
+    events = [_event(entry) for entry in record.event if "dead" not in entry and "change" not in entry]
     events += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
     is_clean = not first and not events and bool(record.train)
     return Warnings(first + events[:SHOWN_EVENTS], max(0, len(events) - SHOWN_EVENTS), is_clean)

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kilolayer.config import Given
+from kilolayer.config import Given, Table
 from kilolayer.data.grammar import write_corpus
 from kilolayer.errors import InputError
 from kilolayer.models.build import build_model
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs.go_on import gone_on
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.terminal import say
+from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.origins import Origin
 from kilolayer.training.run import Run, cache_folder, check_fit, check_new, choose_device, in_steps, locked, prepare
 from kilolayer.training.start import other_vocabulary, read_started, vocabulary_of
@@ -22,11 +24,11 @@ from kilolayer.training.trackers import find_trackers
 
 
 @contextmanager
-def old_run(folder: Path) -> Iterator[Run]:
-    """A run that was created before, in its locked folder."""
+def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
+    """A run that was created before, in its locked folder; over: options that it goes on with."""
     opened = Run.open(folder)
     with locked(folder):
-        yield opened
+        yield gone_on(opened, over or {})
 
 
 @contextmanager
@@ -53,8 +55,10 @@ def data_of(run: Run, processes: Processes) -> Task | None:
     """What the run trains on; None where it is finished."""
     if (run.folder / "scores.json").exists():
         if processes.first:
-            again = f"a new run goes on from its weights: --train.start_from {run.folder}"
-            say(f"{run.folder} is finished: nothing to do; {again}")
+            gone = all_deleted(run.checkpoints)
+            longer = f"--train.steps {2 * run.config.train.steps} makes it longer"
+            anew = f"a new run begins with its weights: --train.start_from {run.folder}"
+            say(f"{run.folder} is finished: nothing to do; {f'{longer}, and {anew}' if gone is None else gone.what}")
         return None
     _check_means(run.config, processes)
     return run.task(cache_folder())

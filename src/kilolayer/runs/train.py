@@ -3,23 +3,81 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.errors import OptionError
 from kilolayer.parallel.parent import when_parent_dies
+from kilolayer.runs.given import Source, new_folder, plain_tables, read_given
 from kilolayer.terminal import say, speaks, under_torchrun
 from kilolayer.training.stop import Stop, Stopped, catching
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
     from kilolayer.report.page import Report
+    from kilolayer.runs.trained_run import TrainedRun
     from kilolayer.training.run import Run
     from kilolayer.training.trackers import Tracker
 
 Begin = Callable[["Processes"], AbstractContextManager["Run"]]
 Show = Callable[["Run", dict[str, Any], "Report"], None]
+
+
+def train(
+    config: Source = None,
+    *,
+    run: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    trackers: Sequence[Tracker] = (),
+    **tables: Any,
+) -> TrainedRun:
+    """Train a run as `kilolayer train` does, and return it as `kl.load` does: `kl.train("my.toml", train={"steps": 500})`.
+
+    config: a TOML file, a dict of tables, a configuration, or None for the embedded default. tables: what is laid over it,
+    `model={"recipe": "sub_ln"}`. run: the new folder; without it, runs/NAME of the file. resume: the folder of a run to go on
+    with, in the place of config and run; one that is finished is returned. trackers: objects that follow the run.
+
+    An interrupt leaves a checkpoint and raises KeyboardInterrupt; a second one does not wait for it. In other threads than the
+    main one no signal is handled. torch's random state and number of threads are afterwards as they were.
+    """
+    from kilolayer.runs.begin import new_run, old_run
+    from kilolayer.runs.load import load
+    from kilolayer.training.run import Run
+
+    over = plain_tables(tables)
+    if resume is not None and (config is not None or run is not None):
+        raise OptionError("resume takes no configuration and no run", fix="the run's folder holds them: remove them")
+    folder = Path(resume) if resume is not None else new_folder(config, run)
+    given = None if resume is not None else read_given(config, over)
+
+    def begin(processes: Processes) -> AbstractContextManager[Run]:
+        return old_run(folder, over) if given is None else new_run(folder, given, processes, is_embedded=config is None)
+
+    with _torch_left_alone():
+        code = train_run(folder, begin, resume=resume is not None, show=_tell, trackers=trackers)
+    if code:
+        raise Stopped(code - 128)
+    return load(folder, device=Run.open(folder).config.train.device)
+
+
+@contextmanager
+def _torch_left_alone() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tell(run: Run, scores: dict[str, Any], report: Report) -> None:
+    for line in (*report.warnings, f"report: {report.path}"):
+        say(line)
 
 
 def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers: Sequence[Tracker] = ()) -> int:

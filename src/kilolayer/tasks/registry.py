@@ -55,7 +55,7 @@ class Registration:
     summary: what is learned, in a line. title: what a run of it is. usage: how such a run is used, {} its folder. config, task:
     `module:Class` of its configuration and of the task. verbs: words that it adds to the command. evaluation: the module that
     adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test part. unit: what a loss is the mean
-    of, and what the speed of a training counts.
+    of, and what the speed of a training counts. run: `module:Class` of what `kl.load` gives, which extends `kl.TrainedRun`.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Registration:
     headline: Headline | None = None
     samples: Samples | None = None
     unit: str = "token"
+    run: str = "kilolayer.runs.trained_run:TrainedRun"
 
     def load_config(self) -> Any:
         """The class of the task's configuration, which extends `RunConfig`."""
@@ -77,6 +78,10 @@ class Registration:
     def load(self) -> Any:
         """The task's class, which extends `Task`."""
         return imported(self.task)
+
+    def load_run(self) -> Any:
+        """The class of its runs in Python, which extends `TrainedRun`."""
+        return imported(self.run)
 
 
 _registry: dict[str, Registration] = {}

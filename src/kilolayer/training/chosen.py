@@ -16,6 +16,7 @@ from kilolayer.errors import InputError
 from kilolayer.files.tensors import load_tensors
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
+from kilolayer.training.last_saved import all_deleted, deleted
 from kilolayer.training.saved_state import fitted, regular_before
 
 logger = logging.getLogger(__name__)
@@ -46,8 +47,12 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
     whole = _whole(checkpoint.steps(folder), faults)
     newest = next(whole, None)
     if newest is None:
+        if (gone := all_deleted(folder)) is not None:
+            raise gone
         _warn(faults, "there is no other")
         raise InputError("the run has no whole checkpoint", where=str(folder), fix="train it first")
+    if (step := deleted(folder)) is not None and step > checkpoint.step_of(newest):
+        faults[step] = "missing, and it is the newest"
     if config.average:
         regular = list(islice(filter(checkpoint.is_scheduled, chain([newest], whole)), config.average))
         why, used = f"average of {config.average}", regular[::-1] or [newest]

@@ -12,7 +12,10 @@ from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
 from kilolayer.training import checkpoint
+from kilolayer.training.changes import announce, saved_config, state_with
+from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.keeping import Inspector
+from kilolayer.training.last_saved import deleted
 from kilolayer.training.metrics import Metrics, Unwritten, read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.progress import Progress, Silence
@@ -47,7 +50,9 @@ def train(
         trainer = Trainer(run, task, processes)
         inspector = Inspector()
         newest = _newest(run, processes, inspector) if resume else None
-        trainer.begin(None if newest is None else checkpoint.load(newest, find=inspector.find_fault))
+        saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault)
+        trainer.begin(saved)
+        lost = _lost(run, saved) if resume else None
         metrics = Unwritten()
         if processes.first:
             followed = guarded(trackers)
@@ -59,8 +64,10 @@ def train(
         _introduce(trainer, progress)
         if processes.first:
             _write_reference(run, task, metrics)
-        if resume and newest is None:
-            progress.say("there is no whole checkpoint: the run starts from the beginning")
+        if lost is not None:
+            progress.say(lost)
+        if saved is not None:
+            _tell_changes(trainer, saved, metrics, progress)
         try:
             with stop.at_next_step(), Saver(run.checkpoints, trainer.config.keep, inspector) as saver:
                 processes.step = trainer.step
@@ -83,6 +90,29 @@ def _write_reference(run: Run, task: Task, metrics: Metrics) -> None:
     known = any(row["kind"] == "reference" for row in read_metrics(run.folder))
     if not known and (found := task.frequency_loss()) is not None:
         metrics.write("reference", 0, frequency_loss=found)
+
+
+def _lost(run: Run, saved: Checkpoint | None) -> str | None:
+    """What is said where the run does not go on from where it has been."""
+    if saved is None:
+        reached = max((row["step"] for row in read_metrics(run.folder)), default=0)
+        before = f", though it had reached step {reached:,}" if reached else ""
+        return f"there is no whole checkpoint: the run starts from the beginning{before}"
+    gone = deleted(run.checkpoints)
+    if gone is None or gone <= saved.step:
+        return None
+    return f"warning: the checkpoint of step {gone:,} is gone: the run goes on from that of step {saved.step:,}"
+
+
+def _tell_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
+    """What the run goes on with and was not begun with. One that was killed before its next checkpoint tells it again."""
+    before = saved_config(saved.state)
+    text = None if before is None else announce(before, trainer.run.config, saved.step)
+    if text is None:
+        return
+    progress.say(text)
+    if not any(row.get("change") and row.get("text") == text for row in read_metrics(trainer.run.folder)):
+        metrics.write("event", saved.step, change=True, text=text)
 
 
 def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:
@@ -270,6 +300,6 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
         state = trainer.state()
         if trainer.processes.first:
             place = {"scheduled": scheduled, "regular_before": trainer.regular}
-            saver.save(replace(state, state=state.state | place), trainer.best.step)
+            saver.save(replace(state, state=state.state | place | state_with(trainer.run.config)), trainer.best.step)
         trainer.saved = trainer.step, scheduled
         trainer.regular = trainer.step if scheduled else trainer.regular

@@ -61,11 +61,7 @@ class Run:
     def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
         """Write configuration and vocabulary into a new or empty folder; what is "auto" is settled for this device."""
         check_new(folder)
-        train = config.train
-        assert train.epochs is None, "in_steps tells epochs in steps"
-        train = train.in_steps(0)
-        settled = replace(train, precision=choose_precision(train), layers_every=train.layers_distance)
-        config = replace(config, train=settled)
+        config = settled(config)
         vocabulary.save(folder)
         # Last: a folder with this file is a run.
         write(folder / "config.toml", configuration.dump(config.table()))
@@ -157,6 +153,14 @@ def in_steps(config: RunConfig, task: Task, processes: int = 1) -> RunConfig:
         return config
     batches = len(task.training_batches(config.train.seed))
     return replace(config, train=config.train.in_steps(batches / (config.train.accumulate * processes)))
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """The configuration with nothing that is "auto" or a share; its epochs have been told in steps."""
+    train = config.train
+    assert train.epochs is None, "in_steps tells epochs in steps"
+    train = train.in_steps(0)
+    return replace(config, train=replace(train, precision=choose_precision(train), layers_every=train.layers_distance))
 
 
 def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.keeping import Inspector, prune
+from kilolayer.training.last_saved import note_saved
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class _Writing(threading.Thread):
             path = checkpoint.save(folder, self.state)
             inspector.forget(path)
             if (fault := inspector.find_fault(path)) is None:
+                note_saved(folder, self.state.step)
                 prune(folder, self.saver.keep, self.also, inspector)
             else:
                 logger.warning("checkpoint of step %d is damaged as it is written (%s)", self.state.step, fault)

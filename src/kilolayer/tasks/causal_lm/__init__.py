@@ -10,6 +10,7 @@ register(
         usage='generate {} --prompt "..."',
         config="kilolayer.tasks.causal_lm.config:CausalLMConfig",
         task="kilolayer.tasks.causal_lm.task:CausalLMTask",
+        run="kilolayer.runs.language_model:LanguageModel",
         verbs={"generate": Verb("a language model continues prompts", "kilolayer.cli.generate")},
         evaluation="kilolayer.cli.evaluate_text",
         headline=Headline("bits_per_byte", "bits per byte", 4, larger_is_better=False),

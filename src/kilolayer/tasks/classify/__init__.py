@@ -10,6 +10,7 @@ register(
         usage="predict {} < lines",
         config="kilolayer.tasks.classify.config:ClassifyConfig",
         task="kilolayer.tasks.classify.task:ClassifyTask",
+        run="kilolayer.runs.classifier:Classifier",
         verbs={"predict": Verb("a classifier labels the sentences of each line", "kilolayer.cli.predict")},
         headline=Headline("metric", "metric", 2),
         unit="example",

@@ -10,6 +10,7 @@ register(
         usage='fill {} "a <mask> text"',
         config="kilolayer.tasks.masked_lm.config:MaskedLMConfig",
         task="kilolayer.tasks.masked_lm.task:MaskedLMTask",
+        run="kilolayer.runs.masked_language_model:MaskedLanguageModel",
         verbs={"fill": Verb("a masked language model fills the masks of a text", "kilolayer.cli.fill")},
         headline=Headline("accuracy", "accuracy of masked tokens, %", 2),
         unit="masked token",

@@ -10,6 +10,7 @@ register(
         usage="translate {} < text",
         config="kilolayer.tasks.translation.config:TranslationConfig",
         task="kilolayer.tasks.translation.task:TranslationTask",
+        run="kilolayer.runs.translator:Translator",
         verbs={"translate": Verb("lines in, lines out, in order", "kilolayer.cli.translate")},
         evaluation="kilolayer.cli.evaluate_translation",
         headline=Headline("bleu", "BLEU", 1),

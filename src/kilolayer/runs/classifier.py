@@ -1,0 +1,95 @@
+"""A classifier as an object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import cast, overload
+
+from kilolayer.data.example_batches import EncodedExamples
+from kilolayer.data.example_file import Example
+from kilolayer.data.vocabulary import TextVocabulary
+from kilolayer.errors import InputError
+from kilolayer.evaluate.predictions import predict, probabilities
+from kilolayer.models.encoder import Encoder
+from kilolayer.runs.trained_run import TrainedRun, check_text
+from kilolayer.tasks.classify.config import ClassifyConfig
+
+ROWS_AT_ONCE = 1024
+Row = str | Sequence[str]
+"""A sentence, or two: as a pair, or with a tab between them."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The label of a row and the probability of every class; or, of a run that has learned numbers, the number and no classes.
+
+    cut: the row was longer than examples.length tokens, and its end was not read.
+    """
+
+    sentences: list[str]
+    label: str | float
+    probabilities: dict[str, float]
+    cut: bool
+
+
+class Classifier(TrainedRun):
+    """A run of the task `classify`."""
+
+    @property
+    def config(self) -> ClassifyConfig:
+        """Everything that the run was made from, with nothing implicit left."""
+        return cast("ClassifyConfig", super().config)
+
+    @overload
+    def predict(self, rows: str) -> Prediction: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def predict(self, rows: Iterable[Row]) -> list[Prediction]: ...
+    def predict(self, rows: str | Iterable[Row]) -> Prediction | list[Prediction]:
+        """The label of each row, with probabilities: of a sentence, or of a pair `("one", "other")`; of one text, its label."""
+        listed: list[Row] = [rows] if isinstance(rows, str) else list(rows)
+        checked = [self.sentences_of(row, f"row {number}") for number, row in enumerate(listed, 1)]
+        found = list(self.predictions(checked))
+        return found[0] if isinstance(rows, str) else found
+
+    def predictions(self, rows: Iterable[list[str]], *, at_once: int = ROWS_AT_ONCE) -> Iterator[Prediction]:
+        """The same of many rows, as they come, each as `sentences_of` gives it."""
+        rest = iter(rows)
+        while some := list(islice(rest, at_once)):
+            yield from self._predict(some)
+
+    def sentences_of(self, row: Row, where: str) -> list[str]:
+        """The sentences of a row, as many as the run reads; where: its place, for errors."""
+        sentences = row.split("\t") if isinstance(row, str) else list(row)
+        for sentence in sentences:
+            check_text(sentence, where)
+        sentences = [sentence.strip() for sentence in sentences]
+        if len(sentences) != self.sentences:
+            wanted = "one sentence" if self.sentences == 1 else "two sentences, with a tab between them,"
+            raise InputError(
+                f"the run reads {wanted} of a line, and this one has {len(sentences)}", where=where, fix="mend the line"
+            )
+        if not all(sentences):
+            raise InputError("a sentence is empty", where=where, fix="fill it in, or remove the line")
+        return sentences
+
+    @property
+    def sentences(self) -> int:
+        """Of a row: 1 or 2."""
+        return 1 if self.config.examples.columns("train").second is None else 2
+
+    def _predict(self, rows: list[list[str]]) -> list[Prediction]:
+        model, config = self.reader, self.config.examples
+        assert isinstance(model, Encoder)
+        examples = [Example(row[0], row[1] if len(row) > 1 else None, None, 0) for row in rows]
+        encoded = EncodedExamples(examples, cast("TextVocabulary", self.tokenizer), config.classes, config.length)
+        scores = predict(model, encoded, min(config.rows, len(rows)))
+        if not config.classes:
+            return [
+                Prediction(row, float(score[0]), {}, cut) for row, score, cut in zip(rows, scores, encoded.was_cut, strict=True)
+            ]
+        return [
+            Prediction(row, config.classes[int(share.argmax())], dict(zip(config.classes, share.tolist(), strict=True)), cut)
+            for row, share, cut in zip(rows, probabilities(scores), encoded.was_cut, strict=True)
+        ]

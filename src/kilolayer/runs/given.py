@@ -1,0 +1,63 @@
+"""What Python gives a run: a configuration in one of its forms, and tables laid over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kilolayer.config import Given, Table, load, table_of
+from kilolayer.errors import OptionError, shown
+from kilolayer.recipes.base import Recipe
+from kilolayer.tasks import registry
+
+if TYPE_CHECKING:
+    from kilolayer.tasks.config import RunConfig
+
+Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig | None"
+"""A TOML file, a dict of tables, a configuration; None: the embedded default."""
+
+
+def new_folder(config: Source, run: str | PathLike[str] | None) -> Path:
+    """Where a new run goes: the folder that is named, or runs/NAME of the configuration's file."""
+    if run is not None:
+        return Path(run)
+    if config is None:
+        return Path("runs") / registry.EMBEDDED.stem
+    if isinstance(config, str | PathLike):
+        return Path("runs") / Path(config).stem
+    raise OptionError("the run has no folder", fix='name one: run="runs/mine"')
+
+
+def read_given(config: Source, over: Table) -> Given:
+    """The tables that a configuration stands for, with those laid over them."""
+    above = ("the keywords",) if over else ()
+    if config is None or isinstance(config, str | PathLike):
+        path = registry.EMBEDDED if config is None else Path(config)
+        return Given(load(path), over, (str(path), *above))
+    tables = plain_tables(config)
+    if not isinstance(tables, dict):
+        raise OptionError(f"the configuration is {shown(config)}", fix="give a TOML file, or a dict of tables")
+    return Given(tables, over, ("the configuration", *above))
+
+
+def plain_tables(value: Any) -> Any:
+    """What Python holds as TOML holds it: dataclasses and recipes are tables, paths are texts, None is "none"."""
+    match value:
+        case Recipe():
+            return value.table()
+        case Mapping():
+            return {name: plain_tables(each) for name, each in value.items()}
+        case list() | tuple():
+            return [plain_tables(each) for each in value]
+        case PathLike():
+            return os.fspath(value)
+        case None:
+            return "none"
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return table_of(value)
+        case _:
+            return value

@@ -1,0 +1,117 @@
+"""How a run goes on: with other options where these break nothing, and beyond its end where it is given more steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kilolayer.config import Table, build, dump, merge
+from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import kind_of, storable
+from kilolayer.files.writing import move, write
+from kilolayer.tasks.config import RunConfig
+from kilolayer.terminal import say
+from kilolayer.training import checkpoint
+from kilolayer.training.changes import PLACES, Change, changes_between, check_changes, saved_config
+from kilolayer.training.last_saved import all_deleted
+from kilolayer.training.run import Run, settled
+
+TYPED = "in the typed options"
+
+
+def gone_on(run: Run, over: Table) -> Run:
+    """The run with the options of the tables `over`; the folder is held by this process.
+
+    What may not change is refused, and so is an edit of config.toml. A finished run that has more steps to take is no longer
+    finished: its scores are kept under another name. config.toml is written last: a run that is killed before is as it was.
+    """
+    folder, config = run.folder, _laid_over(run, over)
+    step, state = _newest(run.checkpoints)
+    begun = saved_config(state) or run.config
+    typed = changes_between(run.config, config)
+    check_changes(typed, TYPED, str(folder))
+    check_changes(changes_between(begun, run.config), str(folder / "config.toml"), str(folder))
+    finished = kind_of(folder / "scores.json") is not None
+    gone = all_deleted(run.checkpoints)
+    if gone is not None and (typed or not finished):
+        raise gone
+    if config.train.steps < step:
+        where = TYPED if config.train.steps != run.config.train.steps else str(folder / "config.toml")
+        raise InputError(
+            f"train.steps is {config.train.steps:,}, and the run has taken {step:,}", where=where, fix=f"set more than {step:,}"
+        )
+    waited = _waited(state) >= config.train.patience > 0
+    more = step < config.train.steps and not waited and gone is None
+    if finished and typed and not more:
+        raise _nothing_more(run, step, waited)
+    if finished and more:
+        aside = folder / f"scores.step-{step:08d}.json"
+        move(folder / "scores.json", aside)
+        say(f"{folder} was finished at step {step:,} and goes on; its scores so far are kept in {aside.name}")
+    if typed:
+        write(folder / "config.toml", dump(config.table()))
+    return replace(run, config=config)
+
+
+def _laid_over(run: Run, over: Table) -> RunConfig:
+    """The configuration with the tables over it: absolute paths, and nothing left to be settled."""
+    if not over:
+        return run.config
+    for place in ("train.epochs", "train.warmup_share"):
+        if _at(over, place) is not None:
+            check_changes([Change(place, None, _at(over, place))], TYPED, str(run.folder))
+    absolute: Table = {}
+    for place in PLACES:
+        section, _, name = place.partition(".")
+        value = _at(over, place)
+        if isinstance(value, str) and value != "none":
+            absolute = merge(absolute, {section: {name: str(storable(Path(value)))}})
+        elif isinstance(value, list) and all(isinstance(each, str) for each in value):
+            absolute = merge(absolute, {section: {name: [str(storable(Path(each))) for each in value]}})
+    try:
+        return settled(build(RunConfig, merge(merge(run.config.table(), over), absolute)))
+    except OptionError as error:
+        raise error.at(TYPED) from None
+
+
+def _at(table: Table, place: str) -> Any:
+    """The value of a place with one dot; None where there is none."""
+    section, _, name = place.partition(".")
+    inner = table.get(section)
+    return inner.get(name) if isinstance(inner, dict) else None
+
+
+def _newest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
+    """Step and state of the newest checkpoint as far as its state tells it; 0 and nothing where there is none.
+
+    Its files are hashed when it is loaded; where it turns out to be damaged, the one before serves.
+    """
+    checkpoint.recover(checkpoints)
+    for path in reversed(checkpoint.steps(checkpoints)):
+        try:
+            return checkpoint.step_of(path), checkpoint.load_state(path)
+        except InputError:
+            continue
+    return 0, {}
+
+
+def _waited(state: dict[str, Any]) -> int:
+    """Validations since the best one."""
+    best = state.get("best")
+    waited = best.get("waited") if isinstance(best, dict) else None
+    return waited if isinstance(waited, int) else 0
+
+
+def _nothing_more(run: Run, step: int, waited: bool) -> InputError:
+    if waited:
+        return InputError(
+            f"the run has stopped at step {step:,}: no validation was better in the {run.config.train.patience} after the best",
+            where=str(run.folder),
+            fix=f"let it wait longer: --train.patience 0, or more than {run.config.train.patience}",
+        )
+    return InputError(
+        f"the run is finished at step {step:,}, and these options leave it nothing to do",
+        where=str(run.folder),
+        fix=f"give it more steps: --train.steps {2 * step}; or score another text: kilolayer evaluate --help",
+    )

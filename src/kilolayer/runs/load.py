@@ -1,0 +1,30 @@
+"""A run's folder as an object."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import torch
+
+from kilolayer.errors import InputError
+from kilolayer.runs.trained_run import TrainedRun
+from kilolayer.training.run import Precision, Run
+
+
+def load(folder: str | PathLike[str], *, device: str | torch.device = "auto", precision: Precision = "fp32") -> TrainedRun:
+    """The run in a folder, of the class of its task: `kl.load("runs/mine").translate(["A dog."])`.
+
+    device, precision: where its model runs and how its products are computed, as the command's flags of these names.
+    """
+    run = Run.open(folder)
+    return run_class(run)(run, device=device, precision=precision)
+
+
+def run_class(run: Run) -> type[TrainedRun]:
+    """What a run of this task is in Python: the class that its registration names."""
+    found = run.registration.load_run()
+    if not (isinstance(found, type) and issubclass(found, TrainedRun)):
+        raise InputError(
+            f"{run.registration.run} is no class of runs", where=f"task {run.config.task}", fix="let it extend kl.TrainedRun"
+        )
+    return found

@@ -1,0 +1,46 @@
+"""A masked language model as an object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import cast, overload
+
+from kilolayer.data.vocabulary import TextVocabulary
+from kilolayer.errors import OptionError, shown
+from kilolayer.generate.fill import Filled, fill_texts, masked_tokens
+from kilolayer.models.encoder import Encoder
+from kilolayer.runs.trained_run import TrainedRun, as_texts
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
+
+TEXTS_AT_ONCE = 32
+
+
+class MaskedLanguageModel(TrainedRun):
+    """A run of the task `masked_lm`."""
+
+    @property
+    def config(self) -> MaskedLMConfig:
+        """Everything that the run was made from, with nothing implicit left."""
+        return cast("MaskedLMConfig", super().config)
+
+    @overload
+    def fill(self, texts: str, *, top: int = 5) -> Filled: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def fill(self, texts: Iterable[str], *, top: int = 5) -> list[Filled]: ...
+    def fill(self, texts: str | Iterable[str], *, top: int = 5) -> Filled | list[Filled]:
+        """The `top` best tokens for each <mask> of a text, and the text with the first of each: `.filled`, `.masks`."""
+        listed = as_texts(texts, "text")
+        found = list(self.fillings(((text, f"text {number}") for number, text in enumerate(listed, 1)), top=top))
+        return found[0] if isinstance(texts, str) else found
+
+    def fillings(self, texts: Iterable[tuple[str, str]], *, top: int = 5, at_once: int = TEXTS_AT_ONCE) -> Iterator[Filled]:
+        """The same of many texts, as they come; each is given with where it comes from, for errors."""
+        if not isinstance(top, int) or top < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(f"top is {shown(top)}", fix="top must be at least 1")
+        model = self.reader
+        assert isinstance(model, Encoder)
+        vocabulary, rest = cast("TextVocabulary", self.tokenizer), iter(texts)
+        while some := list(islice(rest, at_once)):
+            rows = [masked_tokens(text, vocabulary, self.config.text.length, where) for text, where in some]
+            yield from fill_texts(model, [text for text, _ in some], rows, vocabulary, top)

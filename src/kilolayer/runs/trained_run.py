@@ -1,0 +1,136 @@
+"""A run as an object: its configuration, model, tokenizer and scores. The class of a task adds what such a run can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from kilolayer.errors import InputError, KilolayerError, OptionError, shown, unknown
+from kilolayer.models.model import Model
+from kilolayer.report.page import write_report
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.registry import Registration
+from kilolayer.tasks.task import Vocabulary
+from kilolayer.training.chosen import Chosen, choose
+from kilolayer.training.metrics import read_metrics
+from kilolayer.training.run import Precision, Run, choose_device
+
+
+class MissingMethodError(KilolayerError, AttributeError):
+    """A run is asked for what runs of its task cannot do."""
+
+
+class TrainedRun:
+    """A run that was trained, as `kl.load` and `kl.train` return it. What reads the model is loaded when it is first asked for.
+
+    Its weights are those that the command's verbs use: the mean of the last checkpoints where the run averages, else the best.
+    """
+
+    def __init__(self, run: Run, *, device: str | torch.device = "auto", precision: Precision = "fp32") -> None:
+        allowed = [name for name in get_args(Precision) if name != "int8" or run.config.model.shape != "encoder"]
+        if precision not in allowed:
+            raise unknown(precision, allowed, kind="precision")
+        self._run, self.device = run, _device_of(device)
+        self.precision: Precision = precision
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self._run.folder
+
+    @property
+    def config(self) -> RunConfig:
+        """Everything that the run was made from, with nothing implicit left."""
+        return self._run.config
+
+    @property
+    def registration(self) -> Registration:
+        """What is known of the run's task."""
+        return self._run.registration
+
+    @cached_property
+    def model(self) -> Model:
+        """The trained model in evaluation mode, of plain modules under its own recipe. What is done to it changes no method."""
+        return self._run.load_model(self.device, self._chosen)
+
+    @cached_property
+    def tokenizer(self) -> Vocabulary:
+        """The run's vocabulary."""
+        return self._run.vocabulary()
+
+    def scores(self) -> dict[str, Any]:
+        """What `kilolayer evaluate` prints: the scores of each test part by its name, and what explains them.
+
+        `scores()["test"]["bleu"]["value"]`, `["signature"]`. The test part is scored now where it has not been.
+        """
+        return self._run.scores(self.device.type)
+
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl so far; kind: "train", "valid", "layers", "event", ..., those of this kind alone."""
+        return [row for row in read_metrics(self.folder) if kind in (None, row["kind"])]
+
+    def report(self) -> Path:
+        """Write the run's page anew, and return where it is."""
+        return write_report(self.folder).path
+
+    @cached_property
+    def reader(self) -> Model:
+        """The model as methods read it: in its plain Post-LN form where the recipe has one, its products in `precision`."""
+        return self._run.load_reader(self.device, self.precision, self._chosen)
+
+    @cached_property
+    def _chosen(self) -> Chosen:
+        return choose(self._run.checkpoints, self.config.train)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.folder)!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copying and pickling ask every object for
+            raise AttributeError(name)
+        methods = [each for each in dir(type(self)) if not each.startswith("_")]
+        raise MissingMethodError(
+            f"this run is {self.registration.title}, and has no {name!r}",
+            where=str(self.folder),
+            fix=f"it has: {', '.join(methods)}",
+        )
+
+
+def as_texts(given: str | Iterable[str], kind: str) -> list[str]:
+    """One text or several, as a list; whatever is no text is refused. kind: what a text is called."""
+    texts = [given] if isinstance(given, str) else _listed(given, kind)
+    for number, text in enumerate(texts, 1):
+        check_text(text, f"{kind} {number}")
+    return texts
+
+
+def check_text(text: Any, where: str) -> None:
+    """Refuse what is no text, and text that no file could hold."""
+    if not isinstance(text, str):
+        raise InputError(f"this is {shown(text)}, and no text", where=where, fix="give str")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"this text is no Unicode: {shown(text)}", where=where, fix="decode bytes as UTF-8") from None
+
+
+def _listed(given: Any, kind: str) -> list[Any]:
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise InputError(f"{kind}s are given as {shown(given)}", fix="give one text, or a list of texts")
+    return list(given)
+
+
+def _device_of(device: str | torch.device) -> torch.device:
+    if isinstance(device, str) and device in ("auto", "cpu", "cuda"):
+        return choose_device(device)
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise OptionError(f"device is {shown(device)}", fix='allowed: "auto", "cpu", "cuda", "cuda:1", ...') from None
+    if found.type == "cuda":
+        choose_device("cuda")
+    return found

@@ -1,0 +1,86 @@
+"""A translator as an object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast, overload
+
+from kilolayer.config import Table, build, merge, table_of
+from kilolayer.data.parallel import Direction
+from kilolayer.data.tokenizer import Tokenizers
+from kilolayer.errors import OptionError, unknown
+from kilolayer.generate.config import OPTIONS_OF, SearchConfig
+from kilolayer.generate.translate import Translation, translate_lines
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.runs.trained_run import TrainedRun, as_texts
+from kilolayer.tasks.translation.config import TranslationConfig
+from kilolayer.tasks.translation.task import SidedTokenizer
+
+
+class Translator(TrainedRun):
+    """A run of the task `translation`."""
+
+    @property
+    def config(self) -> TranslationConfig:
+        """Everything that the run was made from, with nothing implicit left."""
+        return cast("TranslationConfig", super().config)
+
+    @overload
+    def translate(  # pyright: ignore[reportOverlappingOverload]
+        self, lines: str, *, direction: str | None = None, **search: Any
+    ) -> str: ...
+    @overload
+    def translate(self, lines: Iterable[str], *, direction: str | None = None, **search: Any) -> list[str]: ...
+    def translate(self, lines: str | Iterable[str], *, direction: str | None = None, **search: Any) -> str | list[str]:
+        """The translation of each line, in order; of one text, its translation.
+
+        direction: "en-de", in a run that has several. search: options of `SearchConfig`, as `beam=4, length_penalty=0.6`, over
+        those of the run.
+        """
+        config = self.search(**search)
+        if config.n_best > 1:
+            raise OptionError(
+                f"n_best={config.n_best}, and translate gives one translation a line",
+                fix="use .translations(lines, run.search(n_best=...))",
+            )
+        found = [each.text for each in self.translations(as_texts(lines, "line"), config, direction=direction)]
+        return found[0] if isinstance(lines, str) else found
+
+    def translations(
+        self, lines: Iterable[str], search: SearchConfig | None = None, *, direction: str | None = None
+    ) -> Iterator[Translation]:
+        """The hypotheses of each line with their scores, as they come; lines are read a window ahead."""
+        search = search or self.search()
+        prefix = self._tag(direction)
+        model = self.reader
+        assert isinstance(model, EncoderDecoder)
+        return translate_lines(model, SidedTokenizer(self._tokenizers), lines, search, prefix=prefix)
+
+    def search(self, /, **options: Any) -> SearchConfig:
+        """How the run searches, with these options; where they name another method, those of the run's own are left out."""
+        return build(SearchConfig, merge(_applicable(table_of(self.config.search), options), options), "search")
+
+    @property
+    def _tokenizers(self) -> Tokenizers:
+        return cast("Tokenizers", self.tokenizer)
+
+    def _tag(self, direction: str | None) -> list[int]:
+        """What stands before each source: the tag of the target language, in a run of several directions."""
+        directions = self.config.data.directions
+        if direction is not None and direction not in directions:
+            raise unknown(direction, directions, kind="direction")
+        if len(directions) == 1:
+            return []
+        if direction is None:
+            first = directions[0]
+            raise OptionError(
+                "the run has several directions", fix=f'say which: --direction {first}, or in Python direction="{first}"'
+            )
+        return [self._tokenizers.source.tag_id(Direction.parse(direction).target)]
+
+
+def _applicable(settings: Table, given: Table) -> Table:
+    """The run's settings without those of its own method, where another method is given."""
+    method = given.get("method", settings["method"])
+    foreign = {name for other, names in OPTIONS_OF.items() if other != method for name in names}
+    return {name: value for name, value in settings.items() if name not in foreign}

@@ -1,0 +1,132 @@
+"""What may change in a run that has begun, and what the rest would break: typed beside `--resume`, or edited in config.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kilolayer.config import Table, build, dump, parse_toml
+from kilolayer.errors import InputError, KilolayerError, shown
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.schedule import learning_rate
+
+PLACES = ("data.folder", "data.manifest", "text.train", "text.valid", "text.test")
+PLACES += ("examples.train", "examples.valid", "examples.test", "examples.folder")
+"""Where files lie. That the training text is still the same is told by its content."""
+SCHEDULE = ("train.steps", "train.lr", "train.min_lr", "train.schedule", "train.warmup_steps", "train.decay_steps")
+MAY_CHANGE: dict[str, tuple[str, ...]] = {
+    "how long it trains, and at which learning rate": (*SCHEDULE, "train.patience"),
+    "how many batches make a step": ("train.accumulate",),
+    "what is measured, told and kept": (
+        *("train.log_every", "train.layers_every", "train.valid_every", "train.save_every", "train.save_best"),
+        *("train.keep", "train.average", "train.tensorboard", "train.trackers"),
+    ),
+    "where and how it computes": ("train.device", "train.threads", "train.recompute", "train.eager", "train.timeout"),
+    "where its files lie": PLACES,
+    "how it is tested": ("search", "text.stride"),
+}
+"""The options that may change when a run goes on; a table stands for all that is in it."""
+BREAKS = {
+    "task": "a run learns one task",
+    "model": "its weights and the state of its optimizer are of this model",
+    "tokenizer": "the rows of its tables stand for these tokens",
+    "data": "its place in the data would be one in other batches",
+    "text": "its place in the data would be one in other batches",
+    "examples": "its place in the data would be one in other batches",
+    "batches": "its place in the data would be one in other batches",
+    "masking": "its place in the data would be one in other batches",
+    "train.seed": "the order of the data comes from it",
+    "train.epochs": "a run that has begun counts steps: set train.steps",
+    "train.warmup_share": "a run that has begun counts steps: set train.warmup_steps",
+    "train.start_from": "its weights have been trained since",
+    "train.freeze": "the state of its optimizer is of the weights that were trained",
+    "train.optimizer": "the state of its optimizer is of the other one",
+    "train.valid_sentences": "the best validation so far was measured on others",
+    "train.valid_bleu": "the best validation so far was measured otherwise",
+}
+OTHERWISE = "its steps so far were taken with the other value"
+
+
+@dataclass(frozen=True)
+class Change:
+    """An option that a run goes on with, and what it was before; None: absent."""
+
+    place: str
+    before: Any
+    now: Any
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a run that has begun can go on with it."""
+        return any(self.place == each or self.place.startswith(f"{each}.") for each in sum(MAY_CHANGE.values(), ()))
+
+    @property
+    def breaks(self) -> str:
+        """Why it cannot."""
+        return BREAKS.get(self.place) or BREAKS.get(self.place.partition(".")[0]) or OTHERWISE
+
+    def __str__(self) -> str:
+        now, before = ("absent" if value is None else shown(value) for value in (self.now, self.before))
+        return f"{self.place} is {now}, and was {before}"
+
+
+def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
+    """The options that differ, by the names of their places."""
+    old, new = (dict(_flat(each.table())) for each in (before, now))
+    return [Change(place, old.get(place), new.get(place)) for place in {**old, **new} if old.get(place) != new.get(place)]
+
+
+def check_changes(changes: Sequence[Change], where: str, folder: str) -> None:
+    """Refuse those that a run that has begun cannot go on with."""
+    refused = [change for change in changes if not change.allowed]
+    if refused:
+        names = ", ".join(change.place for change in refused[:-1])
+        names = f"{names} and {refused[-1].place}" if names else refused[-1].place
+        raise InputError(
+            f"{names} cannot change in a run that has begun: {refused[0].breaks}",
+            where=f"{where}: {'; '.join(map(str, refused))}",
+            fix=f"leave it as it was; a new run can begin with the weights of this one: --train.start_from {folder}",
+        )
+
+
+def state_with(config: RunConfig) -> dict[str, str]:
+    """What a checkpoint holds of the configuration that it was trained with."""
+    return {"config": dump(config.table())}
+
+
+def saved_config(state: Mapping[str, Any]) -> RunConfig | None:
+    """The configuration that a checkpoint was trained with; None where it does not tell, or in words of another version."""
+    text = state.get("config")
+    try:
+        return build(RunConfig, parse_toml(text)) if isinstance(text, str) else None
+    except (KilolayerError, ValueError):
+        return None
+
+
+def announce(before: RunConfig, now: RunConfig, step: int) -> str | None:
+    """What the run does otherwise after `step`, and what becomes of its learning rate; None where nothing has changed."""
+    changes = changes_between(before, now)
+    if not changes:
+        return None
+    said = f"from step {step + 1:,} on {'; '.join(map(str, changes))}"
+    if any(change.place in SCHEDULE for change in changes) and step < now.train.steps:
+        said += f"; {_rates(before.train, now.train, step + 1)}"
+    return said
+
+
+def _rates(before: TrainConfig, now: TrainConfig, step: int) -> str:
+    old, new = (learning_rate(each, step) for each in (before, now))
+    if old == new:
+        return f"the learning rate stays what it would have been, {new:.3g} at step {step:,}"
+    return f"the learning rate of step {step:,} is {new:.3g} ({now.schedule} over {now.steps:,} steps), and would be {old:.3g}"
+
+
+def _flat(table: Table, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by their names with dots."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

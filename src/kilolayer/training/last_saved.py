@@ -1,0 +1,56 @@
+"""The step of the last checkpoint that a run has saved: beside the checkpoints, so that one that was deleted is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from kilolayer.errors import InputError, WriteError
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import read_json
+from kilolayer.files.writing import write
+from kilolayer.training import checkpoint
+
+NAME = "last_checkpoint.json"
+
+
+def note_saved(checkpoints: Path, step: int) -> None:
+    """Say in the run's folder that the checkpoint of a step is whole; a disk that is full costs this alone."""
+    with suppress(WriteError):
+        write(checkpoints.parent / NAME, json.dumps({"step": step}))
+
+
+def last_saved(checkpoints: Path) -> int | None:
+    """The step of the last checkpoint; None where none was saved, or nothing tells it."""
+    path = checkpoints.parent / NAME
+    try:
+        found = None if kind_of(path) is None else read_json(path, 1 << 10)
+    except InputError:
+        return None
+    match found:
+        case {"step": int(step)} if not isinstance(step, bool) and 0 <= step < 10**18:
+            return step
+    return None
+
+
+def deleted(checkpoints: Path) -> int | None:
+    """The step of the last checkpoint where it is no longer there; None where it is, or was never saved."""
+    step = last_saved(checkpoints)
+    return None if step is None or os.path.lexists(checkpoint.path_of(checkpoints, step)) else step
+
+
+def all_deleted(checkpoints: Path) -> InputError | None:
+    """The error for a run that has saved checkpoints and has none any more; None where it has some, or never had."""
+    step = deleted(checkpoints)
+    finished = kind_of(checkpoints.parent / "scores.json") is not None
+    if checkpoint.steps(checkpoints) or (step is None and not finished):
+        return None
+    reached = "the run is finished" if step is None else f"the last one was of step {step}"
+    anew = f"kilolayer train {checkpoints.parent / 'config.toml'} --run runs/NAME"
+    return InputError(
+        f"the checkpoints of this run are gone; {reached}",
+        where=str(checkpoints),
+        fix=f"put them back, or train anew in another folder: {anew}",
+    )

@@ -1,0 +1,22 @@
+from pathlib import Path
+
+import pytest
+from run_by_command import printed
+from small_runs import SMALL, write_corpus
+
+from kilolayer.config import dump
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each task, trained by the command."""
+    folder = tmp_path_factory.mktemp("runs")
+    for task, table in SMALL.items():
+        (folder / f"{task}.toml").write_text(dump(table(corpus, train={"steps": 4})))
+        printed("train", folder / f"{task}.toml", "--run", folder / task)
+    return {task: folder / task for task in SMALL}
