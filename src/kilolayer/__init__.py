@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from kilolayer.compare.session import compare_runs as compare_runs
     from kilolayer.compare.session import run_comparison as run_comparison
     from kilolayer.convert.fold import fold as fold
+<<<<<<< HEAD
     from kilolayer.convert.huggingface.imported import from_huggingface as from_huggingface
+=======
+    from kilolayer.exporting.export import export as export
+>>>>>>> export
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
     from kilolayer.models.config import ModelConfig as ModelConfig
@@ -59,6 +63,7 @@ _HOMES = {
     "clip_grad_norm_": "kilolayer.moe.clip",
     "compare_runs": "kilolayer.compare.session",
     "diagnose": "kilolayer.probe.diagnose",
+    "export": "kilolayer.exporting.export",
     "fast": "kilolayer.speed.fast",
     "fold": "kilolayer.convert.fold",
     "forecast": "kilolayer.probe.forecast",
@@ -91,6 +96,7 @@ __all__ = [
     "clip_grad_norm_",
     "compare_runs",
     "diagnose",
+    "export",
     "fast",
     "fold",
     "forecast",

@@ -28,6 +28,7 @@ OWN_VERBS = {
     "compare": "the same task under every combination of options: runs side by side, a table, a page",
     "evaluate": "a run's scores with their signatures; significance against other runs",
     "report": "one page of a run: curves, scores, norms by layer, samples",
+    "export": "a trained run as a folder for Transformers or CTranslate2",
     "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
     "forecast": "from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives",
     "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",

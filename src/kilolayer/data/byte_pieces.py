@@ -92,9 +92,13 @@ class BytePieceVocabulary:
         """The bytes of some ids, as they were; special tokens leave no trace, and neither do ids out of range."""
         return b"".join(self._bytes[token] for token in ids if 0 <= token < self.vocab_size)
 
+    def text(self) -> str:
+        """The tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
+        return self._library.to_str(pretty=True)
+
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
-        write(folder / BYTE_BPE_FILE, self._library.to_str(pretty=True).encode())
+        """Write tokenizer.json."""
+        write(folder / BYTE_BPE_FILE, self.text().encode())
 
 
 def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> BytePieceVocabulary:

@@ -158,6 +158,19 @@ class Tokenizer:
         return [bytes_of(token) for token in range(self.vocab_size)]
 
     @property
+    def pieces(self) -> list[str]:
+        """The piece of each id."""
+        return self._pieces.id_to_piece(list(range(self.vocab_size)))
+
+    def score(self, token: int) -> float:
+        """What SentencePiece ranks a piece by."""
+        return self._pieces.get_score(token)
+
+    def is_apart(self, token: int) -> bool:
+        """Whether text is never cut into this piece: a special token, a tag, or a byte that spells what has no piece."""
+        return any(getattr(self._pieces, f"is_{kind}")(token) for kind in ("control", "unknown", "byte", "unused"))
+
+    @property
     def has_space(self) -> bool:
         """Whether a space alone is a piece."""
         return self._pieces.piece_to_id(SPACE) != UNKNOWN

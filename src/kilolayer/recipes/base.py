@@ -361,6 +361,7 @@ class Recipe:
 
 DEFAULT = "deepnorm"
 PLAIN = "post_ln"  # what a folded model is
+PLAIN_PRE = "pre_ln"  # its counterpart with the norm before each function
 
 _registry: dict[str, type[Recipe]] = {}
 

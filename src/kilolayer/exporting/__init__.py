@@ -1,0 +1,1 @@
+"""A trained run as a folder for other software."""

@@ -1,0 +1,106 @@
+"""README.md of an exported folder: what the model is, its scores, and the lines that use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kilolayer.data.parallel import Direction
+from kilolayer.exporting.source import Source
+from kilolayer.exporting.translator_tokenizer import marian_tag
+from kilolayer.generate.config import SearchConfig
+from kilolayer.tasks.results import VALIDATION
+from kilolayer.tasks.translation.config import TranslationConfig
+from kilolayer.version import VERSION
+
+
+def card(source: Source, name: str, why: str, use: str) -> str:
+    """name: the class, or the software; why: this one; use: Python that runs in the folder above."""
+    config = source.run.config.model
+    unfinished = "" if source.finished else " The run has not finished."
+    title = source.run.registration.title
+    what = f"{config.depths.title}, {config.widths}, recipe {config.recipe.title}. Weights of {source.weights}.{unfinished}"
+    lines = [
+        f"# {source.run.folder.resolve().name}",
+        "",
+        f"{title[:1].upper()}{title[1:]} trained by Kilolayer {VERSION}: {what}",
+        f"For {name}: {why}.",
+        "",
+        *_scores(source),
+        "```python",
+        use,
+        "```",
+        *_notes(source, name),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def transformers_use(source: Source, out: Path) -> str:
+    """Raw text in, raw text out, by the Auto classes."""
+    config, folder = source.run.config, out.name
+    if not isinstance(config, TranslationConfig):
+        return (
+            "from transformers import pipeline\n\n"
+            f'write = pipeline("text-generation", "{folder}")\n'
+            'print(write("A text that goes on")[0]["generated_text"])'
+        )
+    tag = f"{marian_tag(_target(config))} " if len(config.data.directions) > 1 else ""
+    return (
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+        f'tokenizer, model = AutoTokenizer.from_pretrained("{folder}"), AutoModelForSeq2SeqLM.from_pretrained("{folder}")\n'
+        f'batch = tokenizer(["{tag}A sentence."], return_tensors="pt", padding=True)\n'
+        f"found = model.generate(**batch, max_new_tokens={_limit(config.search, 'batch.input_ids.shape[1]')})\n"
+        "print(tokenizer.batch_decode(found, skip_special_tokens=True))"
+    )
+
+
+def ctranslate2_use(source: Source, out: Path) -> str:
+    """The four lines."""
+    config, folder = source.run.config, out.name
+    assert isinstance(config, TranslationConfig)
+    tag = f'["<2{_target(config)}>"] + ' if len(config.data.directions) > 1 else ""
+    shared = config.tokenizer.shared
+    reader = f'sentencepiece.SentencePieceProcessor("{folder}/tokenizer.model")'
+    writer = "pieces" if shared else f'sentencepiece.SentencePieceProcessor("{folder}/tokenizer.target.model")'
+    beam = config.search.width if config.search.method == "beam" else 1
+    penalty = 1.0 if config.search.length_penalty is None else config.search.length_penalty
+    return (
+        "import ctranslate2, sentencepiece\n\n"
+        f'pieces, translator = {reader}, ctranslate2.Translator("{folder}")\n'
+        f'source = {tag}pieces.encode("A sentence.", out_type=str)\n'
+        f"found = translator.translate_batch([source], beam_size={beam}, length_penalty={penalty:g}, "
+        f"max_decoding_length={_limit(config.search, '(len(source) + 1)')})\n"
+        f"print({writer}.decode(found[0].hypotheses[0]))"
+    )
+
+
+def _limit(search: SearchConfig, length: str) -> str:
+    """The run's longest output, for a source of so many tokens, its end counted."""
+    return f"int({search.max_length_factor:g} * {length}) + {search.max_length_extra}"
+
+
+def _target(config: TranslationConfig) -> str:
+    return Direction.parse(config.data.directions[0]).target
+
+
+def _scores(source: Source) -> list[str]:
+    rows = [
+        f"- {part}: {score['name']} {score['value']:.{score.get('digits', 2)}f} (`{score['signature']}`)"
+        for part, table in source.scores.items()
+        if part.startswith("test") or part == VALIDATION
+        for score in table.values()
+        if "value" in score
+    ]
+    return [*rows, ""] if rows else []
+
+
+def _notes(source: Source, name: str) -> list[str]:
+    config = source.run.config
+    if not isinstance(config, TranslationConfig):
+        return []
+    factor, extra = config.search.max_length_factor, config.search.max_length_extra
+    notes = ["", f"Kilolayer cuts a translation at {factor:g} x source length + {extra} tokens, as above."]
+    if len(config.data.directions) > 1:
+        tags = ", ".join(sorted({Direction.parse(each).target for each in config.data.directions}))
+        form = "`<2de>`, a token of its own," if name == "CTranslate2" else "`>>de<<`"
+        notes.append(f"The target language is said by {form} before the source; it knows {tags}.")
+    return notes

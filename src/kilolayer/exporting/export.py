@@ -1,0 +1,97 @@
+"""`kl.export`: a trained run as a folder that other software loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from kilolayer.errors import InputError, file_fault, unknown
+from kilolayer.exporting.card import card, ctranslate2_use, transformers_use
+from kilolayer.exporting.ctranslate2 import ctranslate2_files
+from kilolayer.exporting.huggingface import huggingface_files
+from kilolayer.exporting.source import Source
+from kilolayer.files.paths import resolve
+from kilolayer.files.writing import PART, unwritable, write
+
+Target = Literal["huggingface", "ctranslate2"]
+
+
+@dataclass(frozen=True)
+class Export:
+    """folder: what was written; architecture: the class, or the software, that loads it; why: this one.
+
+    weights: the checkpoints that they are of, in words; finished: whether the run had come to its end.
+    """
+
+    folder: Path
+    architecture: str
+    why: str
+    weights: str
+    finished: bool
+
+
+def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
+    """Write a run's trained model, its vocabulary and its search into a new folder.
+
+    run: a run's folder, or an object with a `folder`. to: "huggingface", for Transformers' Auto classes, or "ctranslate2".
+    out: a folder that is not there, or empty. The class is chosen by what the model computes; a model without a plain form
+    raises with the reason.
+    """
+    if to not in get_args(Target):
+        raise unknown(to, get_args(Target), kind="format", where="to")
+    folder = check_out(Path(out))
+    source = Source.of(run)
+    if to == "huggingface":
+        architecture, why, files = huggingface_files(source)
+        use = transformers_use(source, folder)
+    else:
+        architecture = "CTranslate2"
+        why, files = ctranslate2_files(source)
+        use = ctranslate2_use(source, folder)
+    files["README.md"] = card(source, architecture, why, use).encode()
+    _put(folder, files)
+    return Export(folder, architecture, why, source.weights, source.finished)
+
+
+def check_out(folder: Path) -> Path:
+    """The absolute path; refuses one that holds something, or that is a file."""
+    folder = resolve(folder)
+    try:
+        if os.listdir(folder):
+            raise InputError("the folder is not empty", where=str(folder), fix="choose another: --out FOLDER")
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        raise InputError("a part of the path is a file", where=str(folder), fix="choose another: --out FOLDER") from None
+    except OSError as error:
+        reason, fix = file_fault(error)
+        raise InputError(f"the folder cannot be used: {reason}", where=str(folder), fix=fix) from None
+    return folder
+
+
+def _put(folder: Path, files: dict[str, bytes]) -> None:
+    """All files at once: they are written beside the folder, which is put in its place when all are there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", suffix=PART, dir=folder.parent))
+        try:
+            draft.chmod(0o777 & ~_umask())
+            for name, content in files.items():
+                write(draft / name, content)
+            os.rename(draft, folder)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def _umask() -> int:
+    """mkdtemp's folders are for their owner alone; this one is as any other."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

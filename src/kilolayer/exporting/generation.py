@@ -1,0 +1,47 @@
+"""generation_config.json: the run's own search, as Transformers' `generate` defines its options.
+
+A beam search of ours with `early_stopping` is theirs: both rank by log p / length^penalty, the end counted in the length, and
+end when as many hypotheses have ended as the beam is wide. Their length limit is one number for a whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kilolayer.data.tokenizer import END, PAD, START
+from kilolayer.exporting.source import Source
+from kilolayer.generate.config import SearchConfig
+from kilolayer.tasks.causal_lm.config import CausalLMConfig
+from kilolayer.tasks.translation.config import TranslationConfig
+
+NEVER_WRITTEN = [[PAD], [START]]
+
+
+def special_tokens(source: Source) -> dict[str, int]:
+    """The ids that config.json and generation_config.json both hold."""
+    found = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": PAD}
+    return {**found, "decoder_start_token_id": START} if source.model.config.shape == "encoder_decoder" else found
+
+
+def generation_config(source: Source) -> dict[str, Any]:
+    """What `generate` does where it is told nothing else."""
+    config = source.run.config
+    found: dict[str, Any] = {**special_tokens(source), "bad_words_ids": NEVER_WRITTEN}
+    if isinstance(config, TranslationConfig):
+        return {**found, **_search(config.search), "max_new_tokens": source.positions - 1}
+    if isinstance(config, CausalLMConfig):
+        # As `kilolayer generate` samples; beyond the length of its windows the model has learned nothing.
+        return {**found, "do_sample": True, "top_k": 0, "max_length": config.text.length}
+    return found
+
+
+def _search(search: SearchConfig) -> dict[str, Any]:
+    several = {"num_return_sequences": search.n_best} if search.n_best > 1 else {}
+    if search.method == "beam":
+        penalty = 1.0 if search.length_penalty is None else search.length_penalty
+        return {"num_beams": search.width, "length_penalty": penalty, "early_stopping": True, "do_sample": False, **several}
+    if search.method == "greedy":
+        return {"num_beams": 1, "do_sample": False}
+    sampled = {"temperature": search.temperature, "top_p": search.top_p}
+    given = {name: value for name, value in sampled.items() if value is not None}
+    return {"num_beams": 1, "do_sample": True, "top_k": search.top_k or 0, **given, **several}

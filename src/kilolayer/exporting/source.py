@@ -1,0 +1,70 @@
+"""What is exported: a run, its trained weights, and the lengths that its positions must reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kilolayer.convert.fold import AnyModel
+from kilolayer.errors import InputError, shown
+from kilolayer.files.paths import kind_of
+from kilolayer.tasks.causal_lm.config import CausalLMConfig
+from kilolayer.tasks.results import read_scores
+from kilolayer.tasks.translation.config import TranslationConfig
+from kilolayer.training import checkpoint
+from kilolayer.training.chosen import Chosen, choose
+from kilolayer.training.run import Run
+
+LEAST_POSITIONS, MOST_POSITIONS = 1024, 4096
+"""Of a table that is written for sinusoidal positions, which have no end of their own."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run and its trained model; scores: what scores.json holds, nothing where the run was not scored."""
+
+    run: Run
+    model: AnyModel
+    chosen: Chosen
+    scores: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: str | Path | Any) -> Source:
+        """The run in a folder, or of an object that has a `folder`."""
+        folder = getattr(run, "folder", run)
+        if not isinstance(folder, str | Path):
+            raise InputError(f"{shown(run)} is no run", where="export", fix="give a run's folder, or a run that was loaded")
+        opened = Run.open(Path(folder))
+        chosen = choose(opened.checkpoints, opened.config.train)
+        model = opened.load_model(torch.device("cpu"), chosen)
+        assert isinstance(model, AnyModel)
+        scored = kind_of(opened.folder / "scores.json") is not None
+        return cls(opened, model, chosen, read_scores(opened.folder) if scored else {})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training came to its end; scores are written then, by a run that stopped before its last step too."""
+        newest = checkpoint.step_of(checkpoint.steps(self.run.checkpoints)[-1])
+        return bool(self.scores) or newest >= self.run.config.train.steps
+
+    @property
+    def positions(self) -> int:
+        """How many positions the exported model has: what the run itself may read and write, within reason."""
+        config = self.run.config
+        if config.model.max_length is not None:
+            return config.model.max_length
+        if isinstance(config, TranslationConfig):
+            longest = max(config.search.max_source_length, config.search.max_length(config.search.max_source_length))
+            return min(max(longest, LEAST_POSITIONS), MOST_POSITIONS)
+        if isinstance(config, CausalLMConfig):
+            return max(config.text.length, LEAST_POSITIONS)
+        return LEAST_POSITIONS
+
+    @property
+    def weights(self) -> str:
+        """Which checkpoints the weights are of, in words."""
+        steps = ", ".join(map(str, self.chosen.steps))
+        return f"step {steps}" if len(self.chosen.steps) == 1 else f"the mean of steps {steps}"

@@ -1,0 +1,49 @@
+"""A translator's vocabularies as the files of `MarianTokenizer`, which cuts text by the SentencePiece model itself.
+
+The tag of a target language, <2de>, is written >>de<< before a source, as Marian's models of several languages have it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kilolayer.data.parallel import Direction
+from kilolayer.data.tokenizer import Tokenizer, Tokenizers
+from kilolayer.tasks.translation.config import TranslationConfig
+
+
+def marian_files(tokenizers: Tokenizers, config: TranslationConfig) -> dict[str, bytes]:
+    """File names and contents."""
+    settings: dict[str, Any] = {
+        "tokenizer_class": "MarianTokenizer",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "model_max_length": config.search.max_source_length,
+        "separate_vocabs": not tokenizers.shared,
+        "split_special_tokens": True,  # text that spells </s> is ordinary text
+        "clean_up_tokenization_spaces": False,
+    }
+    if len(config.data.directions) == 1:
+        direction = Direction.parse(config.data.directions[0])
+        settings |= {"source_lang": direction.source, "target_lang": direction.target}
+    files = {
+        "source.spm": tokenizers.source.model,
+        "target.spm": tokenizers.target.model,
+        "vocab.json": _vocabulary(tokenizers.source),
+        "tokenizer_config.json": json.dumps(settings, indent=1).encode(),
+    }
+    return files if tokenizers.shared else {**files, "target_vocab.json": _vocabulary(tokenizers.target)}
+
+
+def marian_tag(language: str) -> str:
+    """What stands before a source that is to become this language."""
+    return f">>{language}<<"
+
+
+def _vocabulary(tokenizer: Tokenizer) -> bytes:
+    tags = {f"<2{language}>": marian_tag(language) for language in tokenizer.languages}
+    ids = {tags.get(piece, piece): token for token, piece in enumerate(tokenizer.pieces)}
+    return json.dumps(ids, indent=1, ensure_ascii=False).encode()
