@@ -15,13 +15,8 @@ import kilolayer as kl
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
 ORDER = ["version", "errors", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models", "convert"]
-<<<<<<< HEAD
-ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs", "compare"]
-ORDER += ["reproduce", "cli"]
-=======
 ORDER += ["operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs"]
 ORDER += ["exporting", "compare", "reproduce", "cli"]
->>>>>>> export
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     from kilolayer.compare.session import compare_runs as compare_runs
     from kilolayer.compare.session import run_comparison as run_comparison
     from kilolayer.convert.fold import fold as fold
-<<<<<<< HEAD
     from kilolayer.convert.huggingface.imported import from_huggingface as from_huggingface
-=======
     from kilolayer.exporting.export import export as export
->>>>>>> export
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
     from kilolayer.models.config import ModelConfig as ModelConfig

@@ -134,10 +134,6 @@ class Tokenizer:
         """Ids are below this."""
         return self._pieces.vocab_size()
 
-    def pieces(self) -> list[str]:
-        """The pieces in the order of their ids."""
-        return self._pieces.id_to_piece(list(range(self.vocab_size)))
-
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of each line, with no start, end or tag."""
         return self._pieces.encode([SURROGATE.sub("\ufffd", line) for line in lines])
@@ -216,7 +212,7 @@ class Tokenizers:
     @property
     def one_table(self) -> bool:
         """Whether an id means the same piece on both sides, so that one table can serve both."""
-        return self.shared or self.source.pieces() == self.target.pieces()
+        return self.shared or self.source.pieces == self.target.pieces
 
     @property
     def digest(self) -> str:
