@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kilolayer.convert.fold import AnyModel
-from kilolayer.convert.huggingface.foreign_class import ACTIVATIONS, is_plain
+from kilolayer.convert.huggingface.foreign_class import is_plain
 from kilolayer.convert.spelled_out import spell_out
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import InputError, OptionError
@@ -59,7 +59,10 @@ def _check(source: Source, model: AnyModel) -> None:
         "it has experts": config.moe is not None,
         "its norms are RMSNorms": config.norm != "layer",
         "it has fewer heads of keys and values than of queries": config.kv_heads not in (None, config.heads),
-        f"its activation is {config.activation}": config.activation not in ACTIVATIONS,
+        f"its activation is {config.activation}": config.activation not in ("relu", "gelu"),
+        "it has a norm on its embeddings": config.embedding_norm,
+        "it has an output bias": config.output_bias,
+        f"its first {config.first_predicted} tokens have no probability": config.first_predicted > 0,
         f"its positions are {config.positions}": config.positions not in ("sinusoidal", "learned"),
     }
     found = [reason for reason, holds in reasons.items() if holds]
