@@ -163,3 +163,20 @@ def test_sinusoids_under_a_vector_need_a_length() -> None:
     spread(model, vectors=True)
     with pytest.raises(FoldError, match="max_length"):
         kl.fold(model)
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "admin"])
+def test_a_norm_on_the_embeddings_takes_the_first_scale(recipe: str) -> None:
+    for shape, more in (("encoder", {"token_types": 2, "output_transform": True}), ("encoder_decoder", {})):
+        model = build(shape, kl.recipes.get(recipe), embedding_norm=True, output_bias=True, **more)
+        spread(model, vectors=recipe == "admin")
+        equal(model, kl.fold(model))
+
+
+def test_token_types_are_scaled_with_the_tables() -> None:
+    model = build("encoder", kl.recipes.get("admin", weight="trainable"), positions="none", token_types=2)
+    spread(model, vectors=True)
+    types = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]])
+    torch.testing.assert_close(
+        kl.fold(model)(SOURCE, types=types).logits, model(SOURCE, types=types).logits, rtol=0, atol=1e-10
+    )

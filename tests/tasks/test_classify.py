@@ -119,7 +119,7 @@ def test_rows_that_fill_up_a_batch_have_no_part_in_the_gradient(
         return {name: torch.zeros_like(w) if w.grad is None else w.grad.clone() for name, w in model.named_parameters()}
 
     torch.testing.assert_close(gradients(tokens, labels), gradients(tokens[:6], labels[:6]), rtol=1e-9, atol=1e-12)
-    assert torch.equal(task.model_inputs(last.parts)[0], tokens[:6])
+    assert torch.equal(task.model_inputs(last.parts)["tokens"], tokens[:6])
 
 
 @pytest.mark.parametrize("most", [20, 11])

@@ -14,9 +14,12 @@ from foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
 from small_runs import SMALL, last_checkpoint, stopped_and_resumed, write_corpus
 from torch import Tensor
 
+import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.config import dump, merge
 from kilolayer.data.masking import inputs_of
+from kilolayer.data.word_pieces import WordPieceVocabulary, read_word_pieces
+from kilolayer.errors import KilolayerError
 from kilolayer.probe.diagnose import diagnose
 from kilolayer.training.origins import ForeignOrigin, open_origin
 from kilolayer.training.run import Run, cache_folder, in_steps, prepare
@@ -154,6 +157,48 @@ def test_a_classifier_takes_berts_body_pooler_and_types(made: dict[str, Made], t
         found = task.loss(model, (tokens, torch.zeros(len(tokens)).long()), hidden_states=False).output.logits
         expected = theirs(rows[tokens], attention_mask=(tokens != 0).long(), token_type_ids=types).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pooler_alone_begins_the_head_and_classes_are_learned_anew(made: dict[str, Made], tmp_path: Path) -> None:
+    from transformers import BertModel
+
+    lines = (made["bert"].corpus / "train.en").read_text().splitlines()
+    theirs = bert_folder(tmp_path / "alone", lines, BertModel)
+    _, model = begun(created("classifier", Made(tmp_path / "alone", theirs, made["bert"].corpus), tmp_path / "run"))
+    torch.testing.assert_close(model.head.dense.weight, theirs.pooler.dense.weight, rtol=0, atol=0)
+    assert model.head.output.weight.shape == (2, 16)
+
+
+def test_a_run_starts_from_a_model_that_was_saved(corpus: Path, tmp_path: Path) -> None:
+    saved = kl.Decoder(260, 16, 2, 32, 2, "pre_ln")
+    kl.save(saved, tmp_path / "saved")
+    whole = Made(tmp_path / "saved", None, corpus)
+    run = created("gpt2", whole, tmp_path / "run", tokenizer={"kind": "bytes"})
+    _, model = begun(run)
+    assert run.config.model.recipe == saved.config.recipe
+    assert all(torch.equal(weight, saved.state_dict()[name]) for name, weight in model.state_dict().items())
+    with pytest.raises(KilolayerError, match="cannot start from a saved model of the shape 'decoder'"):
+        created("bert", whole, tmp_path / "other", tokenizer={"kind": "bytes"})
+
+
+def test_word_pieces_are_the_same_from_either_file_and_from_a_run(made: dict[str, Made], tmp_path: Path) -> None:
+    from transformers import BertTokenizer
+
+    theirs = BertTokenizer.from_pretrained(made["bert"].folder)
+    theirs.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    read = [WordPieceVocabulary.load(path) for path in (made["bert"].folder, tmp_path, tmp_path / "tokenizer.json")]
+    (tmp_path / "run").mkdir()
+    read[0].save(tmp_path / "run")
+    read.append(WordPieceVocabulary.load(tmp_path / "run" / "tokenizer.json"))
+    text = "The Dog [MASK] sees\na  cat."
+    assert len({each.encode(text.encode()).tobytes() for each in read}) == 1
+    assert read[0].digest == read[3].digest
+    assert read[0].decode(read[0].encode(b"the dog sees")) == "the dog sees"
+    assert read_word_pieces(tmp_path / "run" / "tokenizer.json").ids == list(range(read[0].vocab_size + 1))
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    with pytest.raises(KilolayerError, match="no WordPiece vocabulary"):
+        WordPieceVocabulary.load(tmp_path)
 
 
 def test_a_run_is_resumed_to_the_bit(made: dict[str, Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from kilolayer.recipes.base import (
     Stream,
     Top,
 )
-from kilolayer.recipes.registry import DEFAULT, PLAIN, find, get, names, parse, register
+from kilolayer.recipes.registry import DEFAULT, PLAIN, PLAIN_PRE, find, get, names, parse, register
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -39,6 +39,7 @@ __all__ = [
     "DEFAULT",
     "EVERY_MATRIX",
     "PLAIN",
+    "PLAIN_PRE",
     "VALUE_PATH",
     "Anchor",
     "Combination",

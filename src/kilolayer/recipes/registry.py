@@ -12,6 +12,7 @@ from kilolayer.recipes.base import Recipe, is_built_in
 
 DEFAULT = "deepnorm"
 PLAIN = "post_ln"  # what a folded model is
+PLAIN_PRE = "pre_ln"  # its counterpart with the norm before each function
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe])
 _registry: dict[str, type[Recipe]] = {}

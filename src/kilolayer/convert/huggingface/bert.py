@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kilolayer import recipes
 from kilolayer.convert.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
 from kilolayer.convert.huggingface.weights import Entry, linear, norm
 from kilolayer.models.config import ModelConfig
@@ -110,7 +111,7 @@ class Bert(ForeignClass):
         return {
             **super().own_options(theirs),
             "shape": "encoder",
-            "recipe": "post_ln",
+            "recipe": recipes.PLAIN,
             "layers": theirs["num_hidden_layers"],
             "positions": "learned",
             "embedding_norm": True,

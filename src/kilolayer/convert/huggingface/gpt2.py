@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from kilolayer import recipes
 from kilolayer.convert.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
 from kilolayer.convert.huggingface.weights import Entry, linear, norm
 from kilolayer.models.config import ModelConfig
@@ -80,7 +81,7 @@ class GPT2(ForeignClass):
         return {
             **super().own_options({**theirs, "n_inner": 4 * theirs["n_embd"] if inner is None else inner}),
             "shape": "decoder",
-            "recipe": "pre_ln",
+            "recipe": recipes.PLAIN_PRE,
             "layers": theirs["n_layer"],
             "positions": "learned",
             "pad_id": theirs.get("pad_token_id"),
