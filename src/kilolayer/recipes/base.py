@@ -361,6 +361,8 @@ class Recipe:
 
 DEFAULT = "deepnorm"
 PLAIN = "post_ln"  # what a folded model is
+PLAIN_PRE = "pre_ln"
+"""The recipe of x + f(LN(x)), with LN on top."""
 
 _registry: dict[str, type[Recipe]] = {}
 
