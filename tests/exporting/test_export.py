@@ -174,10 +174,11 @@ def test_transformers_translates_raw_text_as_the_run_does(name: str, outside: Ca
     assert answer["ids"] == [ids_here(run, text) for text in task["texts"]]
     count = len(sentences(run))
     for method, search in searches(run).items():
-        assert answer[method][:count] == translate_here(run, task["texts"][:count], search)
+        # MarianTokenizer strips what it decodes.
+        assert answer[method][:count] == [text.strip() for text in translate_here(run, task["texts"][:count], search)]
     tag = ">>de<< " if name == "several directions" else ""
-    own = run.config.search
-    assert answer["card"] == f"{translate_here(run, [f'{tag}A sentence.'], own)}\n"
+    (own,) = translate_here(run, [f"{tag}A sentence."], run.config.search)
+    assert answer["card"] == f"{[own.strip()]}\n"
 
 
 @pytest.mark.parametrize("name", some_are_slow(WRITERS))
