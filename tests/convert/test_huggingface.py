@@ -60,6 +60,7 @@ def largest_difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max())
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("tied", [True, "output", False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_a_post_ln_translator_scores_the_same_as_marian(tied: Any, activation: str) -> None:

@@ -16,7 +16,7 @@ from kilolayer.version import VERSION
 def card(source: Source, name: str, why: str, use: str) -> str:
     """name: the class, or the software; why: this one; use: Python that runs in the folder above."""
     config = source.run.config.model
-    unfinished = "" if source.scores is not None else " The run has not finished."
+    unfinished = "" if source.finished else " The run has not finished."
     title = source.run.registration.title
     what = f"{config.depths.title}, {config.widths}, recipe {config.recipe.title}. Weights of {source.weights}.{unfinished}"
     lines = [
@@ -85,7 +85,7 @@ def _target(config: TranslationConfig) -> str:
 def _scores(source: Source) -> list[str]:
     rows = [
         f"- {part}: {score['name']} {score['value']:.{score.get('digits', 2)}f} (`{score['signature']}`)"
-        for part, table in (source.scores or {}).items()
+        for part, table in source.scores.items()
         if part.startswith("test") or part == VALIDATION
         for score in table.values()
         if "value" in score

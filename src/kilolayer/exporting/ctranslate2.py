@@ -11,9 +11,9 @@ import torch
 from kilolayer.convert.fold import AnyModel
 from kilolayer.convert.huggingface.foreign_class import ACTIVATIONS, is_plain
 from kilolayer.convert.spelled_out import spell_out
-from kilolayer.data.tokenizer import Tokenizer, Tokenizers
+from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import InputError, OptionError
-from kilolayer.exporting.form import folded
+from kilolayer.exporting.form import folded, is_plain_stack
 from kilolayer.exporting.source import Source
 from kilolayer.files.reading import read_bytes
 from kilolayer.layers.stack import Stack
@@ -54,8 +54,7 @@ def _check(source: Source, model: AnyModel) -> None:
     config = model.config
     reasons = {
         "it is no translator": config.shape != "encoder_decoder",
-        f"its layers are not plain: {config.recipe.equation}": not _is_pre_norm(model)
-        and not is_plain(config, Plan(out_norm=True)),
+        f"its layers are not plain: {config.recipe.equation}": not is_plain_stack(model),
         "it has no final norm": config.final_norm is False,
         "it has experts": config.moe is not None,
         "its norms are RMSNorms": config.norm != "layer",
@@ -72,14 +71,10 @@ def _check(source: Source, model: AnyModel) -> None:
         )
 
 
-def _is_pre_norm(model: AnyModel) -> bool:
-    return is_plain(model.config, Plan(pre_norm=True))
-
-
 def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers) -> Any:
     from ctranslate2.specs.common_spec import Activation
 
-    config, before = plain.config, _is_pre_norm(plain)
+    config, before = plain.config, is_plain(plain.config, Plan(pre_norm=True))
     activation = Activation.RELU if config.activation == "relu" else Activation.GELU
     depths = (config.depths.encoder, config.depths.decoder)
     spec = specs.TransformerSpec.from_config(depths, config.heads, pre_norm=before, activation=activation)
@@ -90,15 +85,11 @@ def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers) ->
     spec.decoder.projection.weight = _array(plain.vocabulary.weight)
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps
-    spec.register_source_vocabulary(_words(tokenizers.source))
-    spec.register_target_vocabulary(_words(tokenizers.target))
+    spec.register_source_vocabulary(tokenizers.source.pieces)
+    spec.register_target_vocabulary(tokenizers.target.pieces)
     spec.validate()
     spec.optimize()
     return spec
-
-
-def _words(tokenizer: Tokenizer) -> list[str]:
-    return tokenizer.pieces
 
 
 def _fill_stack(spec: Any, embeddings: Any, stack: Stack, table: Any, before: bool) -> None:

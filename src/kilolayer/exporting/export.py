@@ -56,7 +56,7 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
         use = ctranslate2_use(source, folder)
     files["README.md"] = card(source, architecture, why, use).encode()
     _put(folder, files)
-    return Export(folder, architecture, why, source.weights, source.scores is not None)
+    return Export(folder, architecture, why, source.weights, source.finished)
 
 
 def check_out(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from kilolayer.files.paths import kind_of
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.results import read_scores
 from kilolayer.tasks.translation.config import TranslationConfig
+from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen, choose
 from kilolayer.training.run import Run
 
@@ -23,12 +24,12 @@ LEAST_POSITIONS, MOST_POSITIONS = 1024, 4096
 
 @dataclass(frozen=True)
 class Source:
-    """A run and its trained model; scores: what scores.json holds, None of a run that has not finished."""
+    """A run and its trained model; scores: what scores.json holds, nothing where the run was not scored."""
 
     run: Run
     model: AnyModel
     chosen: Chosen
-    scores: dict[str, Any] | None
+    scores: dict[str, Any]
 
     @classmethod
     def of(cls, run: str | Path | Any) -> Source:
@@ -41,7 +42,13 @@ class Source:
         model = opened.load_model(torch.device("cpu"), chosen)
         assert isinstance(model, AnyModel)
         scored = kind_of(opened.folder / "scores.json") is not None
-        return cls(opened, model, chosen, read_scores(opened.folder) if scored else None)
+        return cls(opened, model, chosen, read_scores(opened.folder) if scored else {})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training came to its end; scores are written then, by a run that stopped before its last step too."""
+        newest = checkpoint.step_of(checkpoint.steps(self.run.checkpoints)[-1])
+        return bool(self.scores) or newest >= self.run.config.train.steps
 
     @property
     def positions(self) -> int:

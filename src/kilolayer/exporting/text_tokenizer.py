@@ -1,9 +1,12 @@
 """A language model's vocabulary as a tokenizer.json, which the tokenizers library reads without SentencePiece.
 
 Byte-level BPE is one already. Bytes are byte-level BPE without merges. Of a SentencePiece model that changes nothing, spaces
-become U+2581, line feeds stand alone, and the pieces are a unigram model or merges. Pieces that text is never cut into (special
-tokens, and the bytes that spell what has no piece) get a score that no cut of a text can want: SentencePiece knows their kind,
-and the tokenizers library does not.
+become U+2581, line feeds stand alone, and the pieces are a unigram model or merges. All give the same ids, but for a unigram
+model where two cuts of a text have the same score: SentencePiece rounds sums to fp32, the tokenizers library to fp64.
+
+Text that spells <s> or <0x41> must not become that piece. SentencePiece knows its kind, and the unigram model here does not:
+the piece gets a score below that of any cut into others; and where one of its letters is in no piece, so that there is no such
+cut, the text is cut at that letter before.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from kilolayer.errors import InputError, shown
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
 PIECE_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+APART_LETTERS = "<>/xpadunks0123456789ABCDEF"
+"""Of special tokens and of bytes."""
 NEVER = -1e6
 """A score far below that of any piece."""
 
@@ -70,11 +75,18 @@ def _of_pieces(tokenizer: Tokenizer) -> dict[str, Any]:
     else:
         scores = [NEVER if tokenizer.is_apart(token) else tokenizer.score(token) for token in range(len(pieces))]
         model = {"type": "Unigram", "unk_id": 1, "vocab": [list(pair) for pair in zip(pieces, scores, strict=True)]}
+    letters = {letter for token, piece in enumerate(pieces) if not tokenizer.is_apart(token) for letter in piece}
+    unknown = "".join(letter for letter in APART_LETTERS if letter not in letters)
     return _table(
         PIECE_SPECIAL,
         {**model, "byte_fallback": True},
         normalizer={"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-        pre_tokenizer={"type": "Split", "pattern": {"String": "\n"}, "behavior": "Isolated", "invert": False},
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"Regex": f"[\\n{unknown}]"},
+            "behavior": "Isolated",
+            "invert": False,
+        },
         decoder={
             "type": "Sequence",
             "decoders": [
