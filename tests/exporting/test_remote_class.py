@@ -92,6 +92,7 @@ def test_a_translator_writes_the_same_tokens_by_greedy_and_beam(
         assert [text.strip() for text in tokenizer.batch_decode(found, skip_special_tokens=True)] == [*map(str.strip, texts)]
 
 
+@pytest.mark.slow
 def test_a_language_model_has_the_same_likelihoods_and_goes_on_alike(exported: Callable[..., tuple[Run, Path]]) -> None:
     run, folder = exported("causal_lm", SPARSE)
     tokenizer, loaded = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
@@ -129,6 +130,7 @@ def test_masks_are_filled_with_the_same_tokens(exported: Callable[..., tuple[Run
     assert found[0]["sequence"] == wanted.filled
 
 
+@pytest.mark.slow
 def test_texts_are_classified_alike(exported: Callable[..., tuple[Run, Path]]) -> None:
     run, folder = exported("classify", {"recipe": "sub_ln"})
     label = pipeline("text-classification", str(folder), top_k=None)
@@ -149,7 +151,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [*KINDS])
+@pytest.mark.parametrize("kind", ["bytes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("unigram", "byte_bpe"))])
 def test_the_tokenizer_gives_the_ids_of_kilolayer(kind: str, corpus: Path, tmp_path: Path) -> None:
     run = new_run_of("masked_lm", tmp_path / "run", corpus, tokenizer=KINDS[kind])
     config: Any = run.config
