@@ -51,7 +51,7 @@ def by_kilolayer(model: Any, source: Tensor, search: str) -> list[list[int]]:
     return [found[0].tokens for found in generate(model, source, config)]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("search", [*SEARCHES])
 @pytest.mark.parametrize("form", [*FORMS])
 def test_a_translator_writes_the_same_tokens_as_in_kilolayer(form: str, search: str) -> None:
@@ -66,7 +66,7 @@ def test_a_translator_writes_the_same_tokens_as_in_kilolayer(form: str, search: 
     assert by_transformers(model, source, search) == wanted
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("search", [*SEARCHES])
 @pytest.mark.parametrize("form", [*FORMS])
 def test_prompts_of_different_lengths_go_on_as_each_alone(form: str, search: str) -> None:
@@ -100,6 +100,7 @@ def test_each_step_computes_the_new_position_alone(shape: str) -> None:
         assert projected == [1]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("form", [*FORMS])
 def test_scores_step_by_step_are_those_of_one_forward(form: str) -> None:
     model = wrapped(bare_model("decoder", **FORMS[form]))

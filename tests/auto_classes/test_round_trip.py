@@ -55,7 +55,7 @@ def round_trip(model: Any, folder: Path) -> Any:
     return loaded
 
 
-@pytest.mark.matrix(15)
+@pytest.mark.matrix(30)
 @pytest.mark.parametrize("shape", [*AUTO])
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_every_recipe_computes_the_same_after_a_round_trip(recipe: str, shape: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_every_recipe_computes_the_same_after_a_round_trip(recipe: str, shape: s
     assert torch.equal(loaded(**inputs_of(loaded)).logits, logits_of(model))
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("shape", [*AUTO])
 @pytest.mark.parametrize("form", [*FORMS])
 def test_every_form_computes_the_same_after_a_round_trip(form: str, shape: str, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_loaded_model_trains_with_the_drop_path_that_it_was_built_with(tmp_pat
     assert max(chances) == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)])
 def test_a_dtype_is_taken_and_routers_stay_precise(dtype: torch.dtype, tmp_path: Path) -> None:
     model = bare_model("decoder", moe=SPARSE)
     wrapped(model).save_pretrained(tmp_path)

@@ -13,6 +13,7 @@ from kilolayer.errors import InputError, file_fault, unknown
 from kilolayer.exporting.card import card, ctranslate2_use, transformers_use
 from kilolayer.exporting.ctranslate2 import ctranslate2_files
 from kilolayer.exporting.huggingface import huggingface_files
+from kilolayer.exporting.remote_class import architecture_of, remote_use
 from kilolayer.exporting.source import Source
 from kilolayer.files.paths import resolve
 from kilolayer.files.writing import PART, unwritable, write
@@ -38,8 +39,8 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     """Write a run's trained model, its vocabulary and its search into a new folder.
 
     run: a run's folder, or an object with a `folder`. to: "huggingface", for Transformers' Auto classes, or "ctranslate2".
-    out: a folder that is not there, or empty. The class is chosen by what the model computes; a model without a plain form
-    raises with the reason.
+    out: a folder that is not there, or empty. The class is chosen by what the model computes; one that no class of
+    Transformers computes goes to a class of Kilolayer's own, and to CTranslate2 it raises with the reason.
     """
     if to not in get_args(Target):
         raise unknown(to, get_args(Target), kind="format", where="to")
@@ -47,7 +48,8 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     source = Source.of(run)
     if to == "huggingface":
         architecture, why, files = huggingface_files(source)
-        use = transformers_use(source, folder)
+        ours = architecture == architecture_of(source.model.config)
+        use = remote_use(source, folder) if ours else transformers_use(source, folder)
     else:
         architecture = "CTranslate2"
         why, files = ctranslate2_files(source)

@@ -16,12 +16,15 @@ from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import InputError
 from kilolayer.exporting.form import NoPlainForm, PlainForm, find_form
 from kilolayer.exporting.generation import generation_config, special_tokens
+from kilolayer.exporting.remote_class import remote_files
 from kilolayer.exporting.source import Source
 from kilolayer.exporting.text_tokenizer import text_files
 from kilolayer.exporting.translator_tokenizer import marian_files
 from kilolayer.layers.position import sinusoids
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.causal_lm.task import CausalLMTask
+from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 from kilolayer.tasks.translation.config import TranslationConfig
 
 
@@ -29,7 +32,8 @@ def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
     """The class that loads the model, why this one, and all files but the README: names and contents."""
     form = find_form(source.model, source.positions)
     if isinstance(form, NoPlainForm):
-        return without_plain_form(source, form.why)
+        own = isinstance(source.run.config, MaskedLMConfig | ClassifyConfig)
+        return remote_files(source, form.why, None if own else tokenizer_files(source))
     files = {
         "config.json": _json(_config(source, form)),
         "generation_config.json": _json(generation_config(source)),
@@ -37,15 +41,6 @@ def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
         **tokenizer_files(source),
     }
     return form.foreign.architecture, form.why, files
-
-
-def without_plain_form(source: Source, why: str) -> tuple[str, str, dict[str, bytes]]:
-    """As `huggingface_files`, of a model that no class of Transformers computes."""
-    raise InputError(
-        "no class of Transformers computes what this model computes",
-        where=f"{source.run.folder}: {why}",
-        fix="export a run whose recipe has a plain form, as post_ln, deepnorm, admin and pre_ln have",
-    )
 
 
 def tokenizer_files(source: Source) -> dict[str, bytes]:

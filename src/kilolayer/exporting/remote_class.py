@@ -1,0 +1,100 @@
+"""A folder for a model that no class of Transformers computes: it is read by Kilolayer's own classes for it.
+
+They are in `kilolayer.auto_classes`. The Auto classes find them after `import kilolayer.auto_classes`, or by themselves with
+`trust_remote_code=True`, through the small module that goes along.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from safetensors.torch import save
+
+from kilolayer.data.tokenizer import END
+from kilolayer.data.vocabulary import load_vocabulary
+from kilolayer.errors import OptionError
+from kilolayer.exporting.card import transformers_use
+from kilolayer.exporting.generation import generation_config, special_tokens
+from kilolayer.exporting.source import Source
+from kilolayer.files.reading import read_bytes
+from kilolayer.models.config import ModelConfig
+from kilolayer.moe.shard import refuse_part
+from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
+
+
+def remote_files(source: Source, why: str, tokenizer: dict[str, bytes] | None) -> tuple[str, str, dict[str, bytes]]:
+    """The class that loads the model, why this one, and all files but the README: names and contents.
+
+    why: no class of Transformers does. tokenizer: the vocabulary's files; None where the tokenizer is of our own class too.
+    """
+    refuse_part(source.model)
+    classes, architecture = import_classes(), architecture_of(source.model.config)
+    options = {**_special(source), **_labels(source), "architectures": [architecture], "dtype": "float32"}
+    with tempfile.TemporaryDirectory() as folder:
+        classes.KilolayerConfig(source.model.config, **options).save_pretrained(folder)
+        if tokenizer is None:
+            _save_tokenizer(classes, source, Path(folder))
+        files = {path.name: read_bytes(path, most=path.stat().st_size) for path in sorted(Path(folder).iterdir())}
+    weights = {f"model.{name}": tensor for name, tensor in source.model.state_dict().items()}
+    files |= {**(tokenizer or {}), "model.safetensors": save(weights, metadata={"format": "pt"})}
+    if source.model.config.shape != "encoder":
+        search = {**generation_config(source), **_special(source)}
+        files["generation_config.json"] = (json.dumps(search, indent=1) + "\n").encode()
+    return architecture, f"no class of Transformers itself computes this model, because {why}", files
+
+
+def remote_use(source: Source, out: Path) -> str:
+    """Raw text in, raw text out, by the Auto classes."""
+    first = "import kilolayer.auto_classes  # the class of this model; or trust_remote_code=True below\n"
+    pipelines = {"masked_lm": ("fill-mask", "A <mask> text."), "classify": ("text-classification", "A text.")}
+    config = source.run.config
+    if not isinstance(config, MaskedLMConfig | ClassifyConfig):
+        return first + transformers_use(source, out)
+    task, text = pipelines[config.task]
+    return f'{first}from transformers import pipeline\n\nprint(pipeline("{task}", "{out.name}")("{text}"))'
+
+
+def architecture_of(config: ModelConfig) -> str:
+    """Which of our classes holds a model."""
+    if config.shape == "encoder":
+        return "KilolayerForMaskedLM" if config.head is None else "KilolayerForSequenceClassification"
+    return "KilolayerForCausalLM" if config.shape == "decoder" else "KilolayerForSeq2SeqLM"
+
+
+def import_classes() -> ModuleType:
+    """The package's classes for Transformers; refuses where Transformers is missing."""
+    try:
+        from kilolayer import auto_classes
+    except ImportError:
+        raise OptionError(
+            "exporting this model needs the package transformers", where="--to", fix="pip install 'kilolayer[export]'"
+        ) from None
+    return auto_classes
+
+
+def _special(source: Source) -> dict[str, int]:
+    # A language model has read the end of a document before each beginning, and never a start.
+    decoder = source.model.config.shape == "decoder"
+    return {**special_tokens(source), **({"bos_token_id": END} if decoder else {})}
+
+
+def _labels(source: Source) -> dict[str, Any]:
+    config = source.run.config
+    if not isinstance(config, ClassifyConfig) or not config.examples.classes:
+        return {}
+    classes = config.examples.classes
+    return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
+
+
+def _save_tokenizer(classes: ModuleType, source: Source, folder: Path) -> None:
+    config = source.run.config
+    assert isinstance(config, MaskedLMConfig | ClassifyConfig)
+    load_vocabulary(source.run.folder, config.tokenizer).save(folder)
+    masks = isinstance(config, MaskedLMConfig)
+    longest = config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length
+    classes.KilolayerTokenizer.in_folder(folder, masks=masks, model_max_length=longest).save_pretrained(folder)
