@@ -238,7 +238,7 @@ def test_bad_prompts_options_and_runs_are_told_in_three_lines(
     assert (code, out, len(err.splitlines())) == (2, "", 3)
     assert "standard input, line 2, byte 1" in err
     for words, what in {
-        ("--temperature", "0"): "--greedy takes the most probable",
+        ("--temperature", "0"): "--temperature is 0",
         ("--top-p", "1.5"): "top_p is 1.5",
         ("--top-k", "0"): "--top-k: must be 1 to",
         ("--seed", "-1"): "--seed: must be 0 to",

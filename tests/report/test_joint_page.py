@@ -130,7 +130,7 @@ def test_five_samples_are_open_and_their_differing_words_are_marked(
 
 
 def test_words_are_shared_in_their_order() -> None:
-    wanted, found = differing("the dog  sleeps in the garden", "a dog sleeps garden the")
+    wanted, found = differing("the dog  sleeps in the garden", "a dog sleeps garden")
     assert wanted == [
         Piece("the", True),
         Piece(" dog  sleeps "),
@@ -139,7 +139,7 @@ def test_words_are_shared_in_their_order() -> None:
         Piece("the", True),
         Piece(" garden"),
     ]
-    assert found == [Piece("a", True), Piece(" dog sleeps garden "), Piece("the", True)]
+    assert found == [Piece("a", True), Piece(" dog sleeps garden")]
     for text in ("", "  ", "one", "ein\nHund\u3000 läuft"):
         assert "".join(piece.text for piece in differing(text, "other words")[0]) == text
         assert not any(piece.differs for side in differing(text, text) for piece in side)

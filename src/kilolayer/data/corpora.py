@@ -19,7 +19,7 @@ from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
 from kilolayer.data.text import SUFFIXES
-from kilolayer.errors import IdleOptionError, InputError, OptionError, shown, unknown
+from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_distance, nearest, shown, unknown
 from kilolayer.files.paths import kind_of
 
 SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -257,8 +257,11 @@ def expand(names: Sequence[str], languages: Sequence[str]) -> list[Direction]:
 def _matches(side: str, languages: Sequence[str]) -> list[str]:
     if side != "*" and side not in languages:
         listed = ", ".join(f'"{each}"' for each in (side, *languages))
+        near = nearest(side, languages)
+        # "en" beside "es" is another language, "enn" beside "en" a slip of the fingers.
+        guess = f"; did you mean {near!r}?" if edit_distance(side, near) == 1 and len(side) != len(near) else ""
         raise OptionError(
-            f"languages does not list {side!r}, which stands beside a * in directions",
+            f"languages does not list {side!r}, which stands beside a * in directions{guess}",
             where="data",
             fix=f"add it: languages = [{listed}]",
         )

@@ -164,7 +164,7 @@ function makePlot(chart, source) {
     pen.textAlign = "center";
     pen.textBaseline = "top";
     let last = -Infinity;
-    for (const { at, text } of ticks(view.x0, view.x1, Math.max(4, width / 70), source.logX())) {
+    for (const { at, text } of ticks(view.x0, view.x1, Math.max(4, width / 55), source.logX())) {
       const px = toPixelX(at), half = pen.measureText(text).width / 2;
       stroke(pen, px, margin.top, px, bottom);
       if (px - half < last + 8 || px + half > size.width) continue;
