@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import kilolayer as kl
 from kilolayer.config import build, table_of
 from kilolayer.tasks.config import RunConfig
 
-SMALL = {"vocab_size": 11, "dim": 16, "heads": 2, "ffn_dim": 24}
+SMALL: dict[str, Any] = {"vocab_size": 11, "dim": 16, "heads": 2, "ffn_dim": 24}
 
 
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])

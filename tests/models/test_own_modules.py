@@ -46,9 +46,9 @@ class Averaging(nn.Module):
         return seen / seen.sum(-1, keepdim=True) @ value
 
 
-def with_own(part: str = "feedforward", recipe: str = "deepnorm", **options: Any) -> kl.Decoder:
+def with_own(part: str = "feedforward", recipe: str = "deepnorm", **options: Any) -> Any:
     torch.manual_seed(0)
-    model = kl.Decoder(11, 16, 2, 24, 2, recipe=recipe, dtype=torch.float64, **options)
+    model: Any = kl.Decoder(11, 16, 2, 24, 2, recipe=recipe, dtype=torch.float64, **options)
     own = TanhNetwork(16) if part == "feedforward" else Averaging(16)
     getattr(model.decoder.blocks[1 if part == "feedforward" else 0], part).f = own.double()
     return model

@@ -46,8 +46,8 @@ def test_an_exported_model_is_the_model_at_other_sizes_too(make: Any) -> None:
 
 
 def test_outputs_are_trees_of_their_tensors() -> None:
-    model = kl.Decoder(**SMALL, layers=2, moe=kl.MoE(experts=2, every=1))
-    out = model(TOKENS, hidden_states=True, attention_weights=True)
+    model: Any = kl.Decoder(**SMALL, layers=2, moe=kl.MoE(experts=2, every=1))
+    out: Any = model(TOKENS, hidden_states=True, attention_weights=True)
     doubled = pytree.tree_map(lambda leaf: leaf * 2 if isinstance(leaf, torch.Tensor) else leaf, out)
     assert type(doubled) is type(out)
     torch.testing.assert_close(doubled.attention[1], out.attention[1] * 2)
@@ -58,7 +58,7 @@ def test_a_projection_is_a_linear_layer_that_draws_nothing_from_torchs_generator
     torch.manual_seed(4)
     expected = torch.randint(2**62, ()), torch.rand(3)
     torch.manual_seed(4)
-    model = kl.Decoder(**SMALL, layers=2)
+    model: Any = kl.Decoder(**SMALL, layers=2)
     assert model.seed == int(expected[0])
     assert torch.equal(torch.rand(3), expected[1])
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -72,7 +72,7 @@ def test_a_projection_is_a_linear_layer_that_draws_nothing_from_torchs_generator
 def test_lora_trains_its_own_weights_and_merges(caplog: pytest.LogCaptureFixture) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    model = kl.Decoder(**SMALL, layers=2, recipe="deepnorm", dtype=torch.float64)
+    model: Any = kl.Decoder(**SMALL, layers=2, recipe="deepnorm", dtype=torch.float64)
     start = {name: weight.clone() for name, weight in model.state_dict().items()}
     before = model(TOKENS).logits
     config = peft.LoraConfig(r=2, lora_alpha=8, target_modules=["query_key_value", "output", "input"])

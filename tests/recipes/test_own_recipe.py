@@ -53,7 +53,7 @@ TINY = [
     "--batches.tokens=128",
 ]
 TINY += ["--train.warmup_steps=2", "--train.device=cpu", "--tokenizer.kind=bytes"]
-SMALL = {"vocab_size": 11, "dim": 8, "heads": 2, "ffn_dim": 12, "layers": 2}
+SMALL: dict[str, Any] = {"vocab_size": 11, "dim": 8, "heads": 2, "ffn_dim": 12, "layers": 2}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_name_that_another_recipe_has_is_refused_with_the_fix(known: dict[str,
 
 
 def test_the_class_gives_name_title_and_options_where_nothing_else_does(known: dict[str, Any]) -> None:
-    class MyBestRecipe(kl.recipes.find("deepnorm")):
+    class MyBestRecipe(kl.recipes.find("deepnorm")):  # pyright: ignore
         """DeepNorm with one option more."""
 
         extra: int = 3
@@ -120,7 +120,7 @@ def test_the_class_gives_name_title_and_options_where_nothing_else_does(known: d
 
 def test_it_is_given_to_constructors_by_its_path_and_computes_what_it_says(folder: Path) -> None:
     model = kl.Decoder(**SMALL, recipe="half_branch:HalfBranch", pad_id=None, dtype=torch.float64)
-    plain = kl.Decoder(**SMALL, recipe="pre_ln", pad_id=None, dtype=torch.float64)
+    plain: Any = kl.Decoder(**SMALL, recipe="pre_ln", pad_id=None, dtype=torch.float64)
     plain.load_state_dict(model.state_dict())
     for sublayer in plain.decoder.sublayers():
         sublayer.f.output.weight.data *= 0.5  # biases start at 0

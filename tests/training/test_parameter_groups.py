@@ -13,11 +13,11 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.optimizer import Optimizer
 
-SMALL = {"vocab_size": 13, "dim": 16, "heads": 2, "ffn_dim": 24, "dtype": torch.float64}
+SMALL: dict[str, Any] = {"vocab_size": 13, "dim": 16, "heads": 2, "ffn_dim": 24, "dtype": torch.float64}
 TOKENS = torch.randint(1, 13, (3, 6), generator=torch.Generator().manual_seed(1))
 
 
-def make(kind: str) -> nn.Module:
+def make(kind: str) -> Any:
     torch.manual_seed(3)
     complete = kl.recipes.get("complete_p", base_width=4, base_depth=1)
     match kind:
@@ -74,7 +74,7 @@ def test_every_weight_is_in_one_group_and_what_decays_is_a_matrix() -> None:
 
 
 def test_learning_rates_fall_from_the_top_layer_down() -> None:
-    model = kl.Decoder(**SMALL, layers=3, recipe="pre_ln", tie_embeddings=False)
+    model: Any = kl.Decoder(**SMALL, layers=3, recipe="pre_ln", tie_embeddings=False)
     rate = {weight: group["lr"] for group in kl.parameter_groups(model, lr=1.0, layer_decay=0.5) for weight in group["params"]}
     found = [rate[block.feedforward.f.output.weight] for block in model.decoder.blocks]
     assert found == [0.25, 0.5, 1.0]
