@@ -361,8 +361,7 @@ class Recipe:
 
 DEFAULT = "deepnorm"
 PLAIN = "post_ln"  # what a folded model is
-PLAIN_PRE = "pre_ln"
-"""The recipe of x + f(LN(x)), with LN on top."""
+PLAIN_PRE = "pre_ln"  # x + f(LN(x)), LN on top
 
 _registry: dict[str, type[Recipe]] = {}
 
