@@ -126,9 +126,9 @@ class WordPieceVocabulary:
             pair=f"{FIRST[START]} $A {FIRST[END]} $B:1 {FIRST[END]}:1",
             special_tokens=[(FIRST[START], START), (FIRST[END], END)],
         )
-        pieces = list(given.table["model"]["vocab"])
-        self.vocab_size = len(pieces) - 1  # without the mask
-        ordinary = [piece.removeprefix("##") if token > END else "" for token, piece in enumerate(pieces[:-1])]
+        self.pieces = list(given.table["model"]["vocab"])[:-1]  # without the mask
+        self.vocab_size = len(self.pieces)
+        ordinary = [piece.removeprefix("##") if token > END else "" for token, piece in enumerate(self.pieces)]
         self.byte_lengths = np.array([len(piece.encode()) for piece in ordinary], np.int64)
         self.digest = hashlib.sha256(self._library.to_str().encode()).hexdigest()
 

@@ -81,8 +81,8 @@ class TrainedRun:
         if not test and source is None and reference is None:
             return self._run.scores(self.device.type)
         named = (test,) if isinstance(test, Path | str) else test
-        paths = [None if path is None else str(path) for path in (source, reference)]
-        text = OtherText(tuple(map(str, named)), *paths, direction)
+        first, second = (None if path is None else str(path) for path in (source, reference))
+        text = OtherText(tuple(map(str, named)), first, second, direction)
         return score_text(self._run, text, load=lambda: self.reader)
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
