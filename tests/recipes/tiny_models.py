@@ -25,8 +25,8 @@ SHAPES = {
 def build(shape: str, recipe: str, recipe_options: Mapping[str, Any] | None = None, **options: Any) -> nn.Module:
     """A model of one of SHAPES in fp64, as it starts."""
     depths = {f"{side}_layers": layers for side, layers in SHAPES[shape].items() if layers}
-    settings = {
-        "dim": 8,
+    settings = {"dim": 8, "heads": HEADS, "ffn_dim": 12, "vocab_size": 11, "positions": "none", "tie_embeddings": True}
+    settings |= {**depths, **options}
         "heads": HEADS,
         "ffn_dim": 12,
         "vocab_size": 11,
