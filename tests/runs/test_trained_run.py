@@ -201,6 +201,9 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no mask": ("masked_lm", "fill", (["<mask>", "none"],), {}, "(?s)has no mask.*text 2"),
     "no guesses": ("masked_lm", "fill", ("<mask>",), {"top": 0}, "top must be at least 1"),
     "an empty sentence": ("classify", "predict", (["so", " "],), {}, "(?s)a sentence is empty.*row 2"),
+    "no rows": ("classify", "predict", (3,), {}, "rows are given as 3"),
+    "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, and no text.*row 2"),
+    "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is named"),
     "a row that is no text": ("classify", "predict", ([[3]],), {}, "this is 3, and no text"),
 }
 
