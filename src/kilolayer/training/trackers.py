@@ -103,8 +103,6 @@ def guarded(trackers: Sequence[Tracker]) -> list[Guarded]:
 def make_trackers(config: TrainConfig, given: Sequence[Tracker] = ()) -> list[Guarded]:
     """The trackers of a run: those that its configuration names, then those that are given as objects."""
     named = find_trackers(config).items()
-    for each in given:
-        check_tracker(each, "trackers")
     return guarded([*(_made(name, make) for name, make in named), *given])
 
 
