@@ -27,12 +27,6 @@ class BorrowedLayer:
         self.kept, self.layer = kept, layer
         self.own = kept.self_attention_cache if isinstance(kept, EncoderDecoderCache) else kept
 
-    @property
-    def keys(self) -> Tensor | None:
-        """What is kept, None before the first step."""
-        layers: Any = self.own.layers
-        return layers[self.layer].keys if self.layer < len(layers) else None
-
     def append(self, key: Tensor, value: Tensor, past: Any) -> tuple[Tensor, Tensor]:
         """Write [batch, key heads, new, head width] behind what is kept; return all of it."""
         return self.own.update(key, value, self.layer)
@@ -68,6 +62,9 @@ class BorrowedCache(Cache):
         self.layers = [BorrowedLayer(kept, layer) for layer in range(layers)]
         self.length = int(kept.get_seq_length())
         self.real = real
+
+    def advance(self, length: int) -> None:
+        """Nothing: Transformers counts what it keeps."""
 
 
 def new_cache(*, crossed: bool) -> Kept:

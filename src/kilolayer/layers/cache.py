@@ -15,11 +15,6 @@ class KeyCache(Protocol):
 
     memory: tuple[Tensor, Tensor] | None
 
-    @property
-    def keys(self) -> Tensor | None:
-        """Those that are kept, None before the first step."""
-        ...
-
     def append(self, key: Tensor, value: Tensor, past: Any) -> tuple[Tensor, Tensor]:
         """Write [batch, key heads, new, head width] behind what is `past`; return all that may be looked at."""
         ...

@@ -80,11 +80,11 @@ class TrainedRun:
         for a translator; direction: of one with several. The scores of another text are kept nowhere.
         """
         if not test and source is None and reference is None and direction is None:
-            return self._run.scores(self.device.type)
+            return self._run.scores(self.device)
         named = (test,) if isinstance(test, Path | str) else test
         first, second = (None if path is None else str(path) for path in (source, reference))
         text = OtherText(tuple(map(str, named)), first, second, direction)
-        return score_text(self._run, text, load=lambda: self.reader)
+        return score_text(self._run, text, loaded=(self._chosen, lambda: self.reader))
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl so far; kind: "train", "valid", "layers", "event", ..., those of this kind alone."""
@@ -107,7 +107,7 @@ class TrainedRun:
         return f"{type(self).__name__}({str(self.folder)!r})"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copying and pickling ask every object for
+        if name.startswith("_"):  # what copying, pickling and notebooks ask every object for
             raise AttributeError(name)
         methods = [each for each in dir(type(self)) if not each.startswith("_")]
         raise MissingMethodError(

@@ -102,7 +102,8 @@ def guarded(trackers: Sequence[Tracker]) -> list[Guarded]:
 
 def make_trackers(config: TrainConfig, given: Sequence[Tracker] = ()) -> list[Guarded]:
     """The trackers of a run: those that its configuration names, then those that are given as objects."""
-    return guarded([*(_made(name, make) for name, make in find_trackers(config).items()), *given])
+    named = find_trackers(config).items()
+    return guarded([*(_made(name, make) for name, make in named), *given])
 
 
 def find_trackers(config: TrainConfig) -> dict[str, Callable[[], Any]]:
