@@ -6,9 +6,9 @@ Each module in this folder registers its recipe when it is imported; a new recip
 import importlib
 import pkgutil
 
-from kilolayer.recipes.base import DEFAULT, PLAIN, find, get, names, parse
+from kilolayer.recipes.base import DEFAULT, PLAIN, PLAIN_PRE, find, get, names, parse
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["DEFAULT", "PLAIN", "find", "get", "names", "parse"]
+__all__ = ["DEFAULT", "PLAIN", "PLAIN_PRE", "find", "get", "names", "parse"]

@@ -361,6 +361,7 @@ class Recipe:
 
 DEFAULT = "deepnorm"
 PLAIN = "post_ln"  # what a folded model is
+PLAIN_PRE = "pre_ln"  # x + f(LN(x)), LN on top
 
 _registry: dict[str, type[Recipe]] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from kilolayer import recipes
 from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, shared_misfits
 from kilolayer.convert.huggingface.weights import Entry, linear, norm
 from kilolayer.errors import InputError
@@ -73,7 +74,7 @@ class Marian(ForeignClass):
             "scale_embeddings": False,  # theirs where config.json says nothing
             **super().own_options(theirs),
             "shape": "encoder_decoder",
-            "recipe": "post_ln",
+            "recipe": recipes.PLAIN,
             "encoder_layers": theirs["encoder_layers"],
             "decoder_layers": theirs["decoder_layers"],
             "vocab_size": target,

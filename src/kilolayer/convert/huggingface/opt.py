@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from kilolayer import recipes
 from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, shared_misfits
 from kilolayer.convert.huggingface.marian import layer_entries
 from kilolayer.convert.huggingface.weights import Entry, norm
@@ -65,7 +66,7 @@ class OPT(ForeignClass):
         return {
             **super().own_options(theirs),
             "shape": "decoder",
-            "recipe": "pre_ln" if theirs.get("do_layer_norm_before", True) else "post_ln",
+            "recipe": recipes.PLAIN_PRE if theirs.get("do_layer_norm_before", True) else recipes.PLAIN,
             "layers": theirs["num_hidden_layers"],
             "positions": "learned",
             "scale_embeddings": False,

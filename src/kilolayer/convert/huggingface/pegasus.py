@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from kilolayer import recipes
 from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, shared_misfits
 from kilolayer.convert.huggingface.marian import SEQ2SEQ_OPTIONS, seq2seq_entries
 from kilolayer.convert.huggingface.weights import Entry, norm
@@ -49,7 +50,12 @@ class Pegasus(ForeignClass):
         }
 
     def own_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        return {"scale_embeddings": False, **super().own_options(theirs), "shape": "encoder_decoder", "recipe": "pre_ln"}
+        return {
+            "scale_embeddings": False,
+            **super().own_options(theirs),
+            "shape": "encoder_decoder",
+            "recipe": recipes.PLAIN_PRE,
+        }
 
     def entries(self, config: ModelConfig) -> list[Entry]:
         tops = [entry for side in ("encoder", "decoder") for entry in norm(f"{side}.top_norm", f"model.{side}.layer_norm")]
