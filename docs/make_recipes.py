@@ -20,8 +20,8 @@ one by name, `recipe="deepnorm"`, or with options, `kl.recipes.get("admin", weig
 `[model.recipe]`. `kilolayer recipes NAME` prints the constants by depth.
 
 In the equations N and M are the numbers of encoder and decoder layers, and f is a sublayer. Xavier's standard deviation is
-sqrt(2 / (fan_in + fan_out)), computed for each projection separately. Biases start at 0. 18L-18L means 18 encoder and 18 decoder
-layers.
+sqrt(2 / (fan_in + fan_out)), computed for each projection separately. Biases start at 0. 18L-18L means 18 encoder and
+18 decoder layers.
 
 A recipe may also multiply the learning rate, Adam's eps and the weight decay by factors that depend on the kind of weight (a
 matrix by its role, a norm, a bias, an embedding table) and on the model's width and depth. Its section says so, and

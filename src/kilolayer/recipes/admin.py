@@ -21,7 +21,7 @@ class Admin(Recipe):
     variances. "released": as in its authors' code, with its running variance, its attention initialisation and a trained w.
     "closed": by a closed form without data."""
     weight: Literal["derived", "fixed", "trainable"] = "derived"
-    """Whether training changes w. "derived" is fixed, as in Very Deep Transformers; with start "released" w is always trained."""
+    """Whether training changes w. "derived": no, as in Very Deep Transformers; with start "released", always."""
 
     name: ClassVar[str] = "admin"
     title: ClassVar[str] = "Admin"
