@@ -192,7 +192,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no lines": ("translation", "translate", (None,), {}, "lines are given as None"),
     "half a character": ("translation", "translate", (["\ud800"],), {}, "no Unicode"),
     "an unknown option": ("translation", "translate", (["a"],), {"bean": 3}, "did you mean 'beam'"),
-    "a lonely option": ("translation", "translate", (["a"],), {"beam": 3, "top_k": 2}, "has no effect with method 'beam'"),
+    "a lonely option": ("translation", "translate", (["a"],), {"beam": 3, "top_k": 2}, "has no effect with method"),
     "several hypotheses": ("translation", "translate", (["a"],), {"method": "beam", "n_best": 2}, r"\.translations"),
     "no tokens": ("causal_lm", "generate", ("a",), {"max_tokens": 0}, "max_tokens must be 1 to 1,000,000"),
     "a wrong option": ("causal_lm", "generate", ("a",), {"temprature": 1.0}, "did you mean 'temperature'"),

@@ -17,11 +17,11 @@ class Admin(Recipe):
     """A vector w on each residual, set from the variance of the branches below it."""
 
     start: Literal["paper", "released", "closed"] = "paper"
-    """How w starts: by the formula of Very Deep Transformers, section 3, from the sum of the branches' variances; as in the
-    code that its authors released, whose running variance, attention start and trained w come together; or by a closed form
-    without data."""
+    """How w is initialised. "paper": by the formula of Very Deep Transformers, section 3, from the sum of the branches'
+    variances. "released": as in its authors' code, with its running variance, its attention initialisation and a trained w.
+    "closed": by a closed form without data."""
     weight: Literal["derived", "fixed", "trainable"] = "derived"
-    """Whether training changes w; derived: fixed, as Very Deep Transformers says. The released code's is always trained."""
+    """Whether training changes w. "derived": no, as in Very Deep Transformers; with start "released", always."""
 
     name: ClassVar[str] = "admin"
     title: ClassVar[str] = "Admin"
@@ -31,12 +31,12 @@ class Admin(Recipe):
         "60L-12L reached 43.8 BLEU on WMT'14 En-Fr, 2.5 above 6L-6L. At 50L-50L and deeper it diverged in DeepNet's Table 1."
     )
     extension: ClassVar[str] = (
-        "Encoder and decoder are profiled apart; a single stack is profiled as either. The formula's first w is 0, an empty "
-        "sum, and would cut the embedding off the first residual: it is 1 here, and what the paper's runs had is not stated. "
-        "Its second w may be below Post-LN's 1 (0.75 at 18L-18L, width 64). The released code's first w is 1 and no later one "
-        "is smaller; it starts query, key and value as one Xavier matrix of all three, each at 1/sqrt(2) of its own deviation "
-        "where all are of the model's width. Both are profiled on one batch of about 8,000 tokens (the paper's footnote 5), "
-        "which training joins from its first batches."
+        "Encoder and decoder are profiled separately; a single stack is profiled in the same way. The formula gives 0 for the "
+        "first w, an empty sum, which would remove the embedding from the first residual. It is 1 here; the paper does not "
+        "say what its runs used. The second w may be below Post-LN's 1 (0.75 at 18L-18L, width 64). In the released code the "
+        "first w is 1 and no later one is smaller. It initialises query, key and value as one Xavier matrix of all three, so "
+        "each has 1/sqrt(2) of its own deviation if all have the model's width. Both forms are profiled on one batch of about "
+        "8,000 tokens (the paper's footnote 5), which training builds from its first batches."
     )
 
     def __post_init__(self) -> None:

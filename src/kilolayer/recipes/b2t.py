@@ -30,8 +30,9 @@ class B2T(Recipe):
         "setting for 100L-100L."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code, which always starts as rescale=True does; whether the paper does was not checked. "
-        "Matrices start normal, in the code uniform, with query, key and value of attention as fairseq has them."
+        "Checked against the authors' code, which always initialises as rescale=True does; whether the paper does was not "
+        "checked. Matrices are drawn from a normal distribution. The authors' code draws them from a uniform one, with query, "
+        "key and value of attention as in fairseq."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -35,20 +35,21 @@ class CompleteP(Recipe):
         "Dey et al. 2025, Don't be lazy: CompleteP enables compute-efficient deep transformers; its public code"
     )
     expect: ClassVar[str] = (
-        "The learning rate that is best in a small model is to stay the best in deeper and wider ones: tune there, and set "
-        "base_width and base_depth to its sizes."
+        "The learning rate that is best in a small model should stay the best in deeper and wider ones: tune it in the small "
+        "model, and set base_width and base_depth to that model's sizes."
     )
     extension: ClassVar[str] = (
-        "Branch, learning rates, eps and weight decay are checked against the authors' code, whose one eps serves all weights. "
-        "The paper itself could not be read. The code divides attention scores by the width of a head, here it is by its root: "
-        "the same rule as long as heads keep their width. Xavier's start is the base's; it falls with the width as muP asks "
-        "while ffn_dim grows with dim. Encoder and decoder have their own m_L; a shared table has the encoder's. Routers and "
-        "heads, which the code does not have, follow the rule of matrices."
+        "Branch, learning rates, eps and weight decay are checked against the authors' code, which has one eps for all "
+        "weights. The paper itself could not be read. The code divides attention scores by the width of a head, and Kilolayer "
+        "by its square root: the rule is the same as long as heads keep their width. The initialisation is Xavier's, whose "
+        "deviation falls with the width as muP requires if ffn_dim grows with dim. Encoder and decoder have their own m_L; a "
+        "shared embedding table has the encoder's. Routers and heads, which the code does not have, follow the rule for "
+        "matrices."
     )
     training: ClassVar[str] = (
-        "Learning rate: matrices times m_L^(alpha - 1) / m_N, norms, biases and scales of layers times m_L^(alpha - 1), tables "
-        "of the vocabulary times m_N^-1/2. Adam's eps: times 1 / (m_N m_L^alpha), of tables times m_N^-1/2 m_L^-alpha. Weight "
-        "decay: matrices times m_N, tables times m_N^1/2; the rule is that of AdamW."
+        "Learning rate: matrices times m_L^(alpha - 1) / m_N; norms, biases and scales of layers times m_L^(alpha - 1); "
+        "embedding tables times m_N^-1/2. Adam's eps: times 1 / (m_N m_L^alpha), for embedding tables times m_N^-1/2 "
+        "m_L^-alpha. Weight decay: matrices times m_N, embedding tables times m_N^1/2. The rule is for AdamW."
     )
 
     def check_embeddings(self, scaled: bool) -> None:

@@ -30,8 +30,8 @@ class DeepNorm(Recipe):
     equation: ClassVar[str] = "x' = LN(alpha x + f(x));  W_v, W_o, W_1, W_2 start at beta Xavier"
     paper: ClassVar[str] = "Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers, section 3.3"
     expect: ClassVar[str] = (
-        "Trained at 6 to 1,000 layers in the paper. It may need a large batch when very deep: others saw 100L-100L fail "
-        "on WMT-17 at 8 x 4,096 tokens a batch and work at 128 x 4,096."
+        "Trained at 6 to 1,000 layers in the paper. Very deep models may need a large batch: others saw 100L-100L fail on "
+        "WMT-17 at 8 x 4,096 tokens a batch and work at 128 x 4,096."
     )
 
     def __post_init__(self) -> None:

@@ -24,9 +24,11 @@ class DLCL(Recipe):
     )
     paper: ClassVar[str] = "Wang et al. 2019, Learning Deep Transformer Models for Machine Translation"
     expect: ClassVar[str] = (
-        "27.5 BLEU at 100L-100L, diverged at 50L-50L on WMT-17 (DeepNet, Table 1). Its work grows with the depth squared."
+        "27.5 BLEU at 100L-100L, diverged at 50L-50L on WMT-17 (DeepNet, Table 1). Its cost grows with the square of the depth."
     )
-    extension: ClassVar[str] = "Each row of W starts as the average. Decoders, alone too, combine their own layers."
+    extension: ClassVar[str] = (
+        "Each row of W starts as the average. A decoder combines its own layers, in an encoder-decoder and alone."
+    )
 
     def plan(self, place: Place) -> Plan:
         return Plan(pre_norm=self.norm == "pre", out_norm=self.norm == "post")

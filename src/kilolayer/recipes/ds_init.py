@@ -26,7 +26,8 @@ class DSInit(Recipe):
     paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, Improving Deep Transformer with Depth-Scaled Initialization"
     expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged from 18L-18L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
-        "Encoder and decoder count their layers apart, from 1. Matrices start uniform, as in the paper and its public code."
+        "Encoder and decoder count their layers separately, from 1. Matrices are drawn from a uniform distribution, as in the "
+        "paper and its public code."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -23,9 +23,9 @@ class Keel(Recipe):
         "replication is known."
     )
     extension: ClassVar[str] = (
-        "Equation and alpha are as public descriptions of the paper and re-implementations have them; the paper itself and its "
-        "authors' code could not be read, so that a special first layer, if it has one, is missing here. It is stated for one "
-        "stack; encoder and decoder each count their own sublayers, 2N and 3M."
+        "Equation and alpha follow public descriptions of the paper and re-implementations. The paper itself and its authors' "
+        "code could not be read, so if the paper treats the first layer differently, that is missing here. The paper states "
+        "the method for one stack; here encoder and decoder each count their own sublayers, 2N and 3M."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -24,10 +24,12 @@ class LayerScale(Recipe):
         "x' = x + s . f(LN(x));  s learned, starts at 0.1 to 18 layers, 1e-5 to 24, 1e-6 above;  final LN on top"
     )
     paper: ClassVar[str] = "Touvron et al. 2021, Going Deeper with Image Transformers (CaiT)"
-    expect: ClassVar[str] = "Made image classifiers of 36 and 48 layers trainable; not made for translation or language models."
+    expect: ClassVar[str] = (
+        "It made image classifiers of 36 and 48 layers trainable; it was not designed for translation or language models."
+    )
     extension: ClassVar[str] = (
-        "The starts are checked against public implementations of CaiT. The depths are those of one stack; encoder and decoder "
-        "have their own, and cross-attention has a vector as self-attention does."
+        "The initial values are checked against public implementations of CaiT. The depths are those of one stack: encoder "
+        "and decoder each have their own, and cross-attention has a vector as self-attention does."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

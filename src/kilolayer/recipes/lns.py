@@ -20,13 +20,13 @@ class LayerNormScaling(Recipe):
     equation: ClassVar[str] = "x' = x + f(LN(x) / sqrt(l)), l the layer, counted from 1;  final LN on top"
     paper: ClassVar[str] = "Sun et al. 2025, The Curse of Depth in Large Language Models (NeurIPS); its public code"
     expect: ClassVar[str] = (
-        "Keeps the residual's variance from growing with depth, so that deep layers change more; language models to 7 billion "
-        "parameters in the paper. nanochat saw no gain with Muon and output projections that start at 0."
+        "It keeps the residual's variance from growing with depth, so that deep layers change more; the paper has language "
+        "models of up to 7 billion parameters. nanochat saw no gain with Muon and output projections that start at 0."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code, whose switch compares a lower-cased name with 'LNS' and so never turns it on. "
-        "Its authors warn of starts that also fall with depth. Encoder and decoder count their layers apart, from 1, and "
-        "cross-attention is scaled as self-attention is."
+        "Checked against the authors' code, whose switch compares a lower-cased name with 'LNS' and so never turns the method "
+        "on. Its authors warn against combining it with initialisations that also shrink with depth. Encoder and decoder "
+        "count their layers separately, from 1, and cross-attention is scaled as self-attention is."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

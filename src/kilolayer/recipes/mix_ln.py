@@ -25,12 +25,12 @@ class MixLN(Recipe):
         "Li, Yin and Liu 2024, Mix-LN: Unleashing the Power of Deeper Layers (arXiv 2412.13795); its public code"
     )
     expect: ClassVar[str] = (
-        "Gradients are more even over depth than Pre-LN's and Post-LN's in language models of 71 million to 7 billion "
-        "parameters; its Post-LN part keeps Post-LN's limits, so that very deep stacks need a smaller share."
+        "Gradients are more even over depth than with Pre-LN and Post-LN in language models of 71 million to 7 billion "
+        "parameters. The Post-LN part keeps Post-LN's limits, so very deep stacks need a smaller share."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code, which is given the number of Post-LN layers: 3 of 12, 6 of 24. Here it is the "
-        "share of the layers, rounded down, and 1 where that is 0. Encoder and decoder each have their own."
+        "Checked against the authors' code, which takes the number of Post-LN layers: 3 of 12, 6 of 24. Here it is the share "
+        "of the layers, rounded down, but at least one layer. Encoder and decoder each have their own."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

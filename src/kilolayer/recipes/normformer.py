@@ -25,8 +25,9 @@ class NormFormer(Recipe):
     paper: ClassVar[str] = "Shleifer, Weston and Ott 2021, NormFormer"
     expect: ClassVar[str] = "28.3 BLEU at 18L-18L, 27.8 at 50L-50L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
-        "Cross-attention is treated as self-attention is: a scale on each head and a norm after it; fairseq's leaves it alone. "
-        "Matrices start normal, in fairseq uniform, with query, key and value at 1/sqrt(2) of Xavier."
+        "Cross-attention is treated as self-attention is, with a scale on each head and a norm after it; fairseq does not "
+        "change it. Matrices are drawn from a normal distribution; fairseq draws them from a uniform one, with query, key and "
+        "value at 1/sqrt(2) of Xavier."
     )
 
     def plan(self, place: Place) -> Plan:

@@ -26,9 +26,9 @@ class PeriLN(Recipe):
         "billion parameters in the paper."
     )
     extension: ClassVar[str] = (
-        "The equation is as public descriptions of the paper have it; the paper itself could not be read. It is stated for "
-        "decoders; cross-attention is treated as self-attention is, and each stack of an encoder-decoder normalises its own "
-        "embeddings."
+        "The equation follows public descriptions of the paper; the paper itself could not be read. It is stated for "
+        "decoders. Here cross-attention is treated as self-attention is, and each stack of an encoder-decoder normalises its "
+        "own embeddings."
     )
 
     def plan(self, place: Place) -> Plan:

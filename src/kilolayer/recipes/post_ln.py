@@ -18,8 +18,13 @@ class PostLN(Recipe):
     title: ClassVar[str] = "Post-LN"
     equation: ClassVar[str] = "x' = LN(x + f(x))"
     paper: ClassVar[str] = "Vaswani et al. 2017, Attention Is All You Need"
-    expect: ClassVar[str] = "Good to about 6 layers a side with warm-up; at 18L-18L it diverged on WMT-17 (DeepNet, Table 1)."
-    extension: ClassVar[str] = "Matrices start normal, in fairseq uniform, with query, key and value at 1/sqrt(2) of Xavier."
+    expect: ClassVar[str] = (
+        "Trains up to about 6 layers a side with warm-up; at 18L-18L it diverged on WMT-17 (DeepNet, Table 1)."
+    )
+    extension: ClassVar[str] = (
+        "Matrices are drawn from a normal distribution; fairseq draws them from a uniform one, with query, key and value at "
+        "1/sqrt(2) of Xavier."
+    )
 
     def plan(self, place: Place) -> Plan:
         return Plan(out_norm=True)

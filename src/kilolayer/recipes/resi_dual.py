@@ -25,13 +25,13 @@ class ResiDual(Recipe):
         "Xie et al. 2023, ResiDual: Transformer with Dual Residual Connections; github.com/microsoft/ResiDual"
     )
     expect: ClassVar[str] = (
-        "Its authors trained it at 6 and 12 layers a side on IWSLT and WMT and deeper on OPUS-100. Early layers get larger "
-        "gradients than late ones, as in Pre-LN. The sum is one state more to keep."
+        "Its authors trained it at 6 and 12 layers a side on IWSLT and WMT, and deeper on OPUS-100. Early layers get larger "
+        "gradients than late ones, as in Pre-LN. The second stream is one more state to keep in memory."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code. There the norm on top has eps 1e-7, here that of all norms; their factor on x on "
-        "top, 1 unless set, is left out. A single stack has both streams too. The paper's scale for half precision was not "
-        "checked: their published configurations leave it at 1."
+        "Checked against the authors' code. There the final norm has eps 1e-7, here the eps of all norms; their factor on x "
+        "at the top, 1 unless set, is left out. A single stack has both streams too. The paper's scale for half precision was "
+        "not checked: the published configurations leave it at 1."
     )
 
     def plan(self, place: Place) -> Plan:

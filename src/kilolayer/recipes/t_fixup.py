@@ -20,8 +20,9 @@ class TFixup(Recipe):
     paper: ClassVar[str] = "Huang et al. 2020, Improving Transformer Optimization Through Better Initialization"
     expect: ClassVar[str] = "Trains without warm-up; 28.4 BLEU at 18L-18L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
-        "Defined for an encoder-decoder. A decoder alone has no cross-attention, so its layers are the encoder's: 0.67 M^-1/4. "
-        "Matrices start uniform, as in the authors' code, where query and key are at 1/sqrt(2) of Xavier, here at Xavier."
+        "Defined for an encoder-decoder. A single decoder has no cross-attention, so its layers are scaled like the "
+        "encoder's: 0.67 M^-1/4. Matrices are drawn from a uniform distribution, as in the authors' code. There query and key "
+        "are at 1/sqrt(2) of Xavier, here at Xavier."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

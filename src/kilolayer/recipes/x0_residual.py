@@ -25,15 +25,15 @@ class X0Residual(Recipe):
     equation: ClassVar[str] = "x_0 = LN(embedding);  layer l reads r_l x + c_l x_0;  x' = x + f(LN(x));  final LN on top"
     paper: ClassVar[str] = "github.com/KellerJordan/modded-nanogpt; github.com/karpathy/nanochat, dev/LOG.md, January 2026"
     expect: ClassVar[str] = (
-        "nanochat measured 0.0103 to 0.0039 bits per byte less than without, at 8 to 20 layers, at no cost. It starts as "
-        "Pre-LN on normalised embeddings."
+        "nanochat measured 0.0103 to 0.0039 fewer bits per byte with it, at 8 to 20 layers, at no cost. It starts as Pre-LN "
+        "on normalised embeddings."
     )
     extension: ClassVar[str] = (
-        "No paper: checked against copies of nanochat's code. There x_0 is the token's embedding under an RMS norm, with no "
-        "position in it; here it is what stands under the first layer, with positions at the input and dropout. Norms are "
-        "those of the model (there norm = 'rms', without gains), matrices start at Xavier (there the projections that end a "
-        "branch at 0), and c has the learning rate of all weights (there 0.5, with Adam's beta1 0.96). Encoders and paired "
-        "decoders are an extension."
+        "There is no paper; it is checked against copies of nanochat's code. There x_0 is the token's embedding under an RMS "
+        "norm, without positions; here it is the input of the first layer, with input positions and dropout. Norms are those "
+        "of the model (nanochat: norm = 'rms', without gains), matrices start at Xavier (nanochat: the projections that end a "
+        "branch start at 0), and c has the learning rate of all weights (nanochat: 0.5, with Adam's beta1 at 0.96). Encoders "
+        "and encoder-decoders are an extension."
     )
     training: ClassVar[str] = "r (`keep`) learns at 1/100 of the learning rate; c (`add`) as all weights do."
 

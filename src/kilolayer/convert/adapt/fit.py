@@ -30,7 +30,7 @@ def obstacle(
 ) -> Obstacle | None:
     """Why `recipe` cannot be given to stacks of this kind; None where it can."""
     if recipe.stream() is not None:
-        return Obstacle("it changes how the state travels between layers (`stream`), which the class's own forward does")
+        return Obstacle("it changes what is passed from layer to layer (`stream`), which the class's own forward fixes")
     for side in sides:
         for layer in range(1, depths.of(side) + 1):
             for kind in _kinds(side, depths):
@@ -42,7 +42,7 @@ def obstacle(
             return found
     if recipe.calibration() is not None:
         return Obstacle(
-            "its residual scales are measured on a batch (`calibration`), which is done for models of Kilolayer alone",
+            "its residual scales are measured on a batch (`calibration`), which works only for models of Kilolayer",
             fix=f'use its form without data: kl.recipes.get("{recipe.name}", start="closed")',
         )
     if recipe.output_factor(width) != 1:
@@ -71,11 +71,11 @@ def _plan_obstacle(plan: Plan, norm_first: bool) -> Obstacle | None:
     if not plan.bias:
         return Obstacle("its projections have no bias (`bias`)")
     if not plan.pre_norm and not plan.out_norm:
-        return Obstacle("its sublayers have no norm (`pre_norm`, `out_norm`), and each of this class has one")
+        return Obstacle("its sublayers have no norm (`pre_norm`, `out_norm`), but those of this class have one")
     if norm_first and plan.out_norm:
-        return Obstacle("its norm stands on the sum (`out_norm`), LN(x + f(x)), and that of this class before f, x + f(LN(x))")
+        return Obstacle("its norm is on the sum (`out_norm`), LN(x + f(x)), but that of this class is before f, x + f(LN(x))")
     if not norm_first and not plan.out_norm:
-        return Obstacle("its norm stands before f (`pre_norm`), x + f(LN(x)), and that of this class on the sum, LN(x + f(x))")
+        return Obstacle("its norm is before f (`pre_norm`), x + f(LN(x)), but that of this class is on the sum, LN(x + f(x))")
     if norm_first and fixed_number(plan.skip) != 1:
         return Obstacle("it scales the residual of a Pre-LN sublayer (`skip`), which no module of this class holds")
     if isinstance(plan.branch, Learned) and plan.branch.per == "layer":
