@@ -169,10 +169,12 @@ def test_the_side_that_is_empty_is_told(tmp_path: Path) -> None:
     config = write_corpus(tmp_path)
     lines = (tmp_path / "train.en").read_text(encoding="utf-8").count("\n")
     (tmp_path / "train.en").write_text("\n" * lines, encoding="utf-8")
-    told = refused("train", config, "--run", tmp_path / "run")
-    assert told[0] == "kilolayer: every source is empty"
-    assert told[1].strip() == str(tmp_path / "train.en")
-    assert "filters" not in told[2]
+    # Also where the other side alone is too little text for the vocabulary.
+    for number, typed in enumerate(([], ["--tokenizer.vocab_size", "3000"])):
+        told = refused("train", config, "--run", tmp_path / f"run{number}", *typed)
+        assert told[0] == "kilolayer: every source is empty"
+        assert told[1].strip() == str(tmp_path / "train.en")
+        assert "filters" not in told[2]
 
 
 def test_flags_of_the_search_are_the_same_for_every_verb_that_writes(

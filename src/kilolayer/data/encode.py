@@ -11,7 +11,7 @@ from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora, DataConfig
 from kilolayer.data.filters import FilterConfig, FilterReport, Seen, drop_empty, fits_length, fits_ratio
 from kilolayer.data.mixing import Mixture, Part
-from kilolayer.data.parallel import Pair, ParallelText
+from kilolayer.data.parallel import Pair, ParallelText, blank_side
 from kilolayer.data.store import PairWriter, TokenPairs
 from kilolayer.data.tokenizer import END, Tokenizers
 from kilolayer.errors import InputError
@@ -40,13 +40,7 @@ def encode_text(
 
 def _nothing_left(text: ParallelText, report: FilterReport | None) -> InputError:
     where = " and ".join(map(str, text.files))
-    blank = [all(not pair[side].strip() for pair in text.pairs()) for side in (0, 1)]
-    if not any(blank):
-        return InputError(f"no pair is left: {report}", where=where, fix="loosen data.filters")
-    sides = [side for side, is_blank in zip(("source", "target"), blank, strict=True) if is_blank]
-    if len(text.files) == 2:
-        where = " and ".join(str(path) for path, is_blank in zip(text.files, blank, strict=True) if is_blank)
-    return InputError(f"every {' and every '.join(sides)} is empty", where=where, fix="fill in the text: one sentence a line")
+    return blank_side(text) or InputError(f"no pair is left: {report}", where=where, fix="loosen data.filters")
 
 
 def encode_training(corpora: Corpora, tokenizers: Tokenizers, config: DataConfig, cache: Path) -> Mixture:

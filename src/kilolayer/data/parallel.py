@@ -168,3 +168,17 @@ def _languages(path: Path) -> Iterator[tuple[str, list[str]]]:
                     fix="a name has letters, digits and _",
                 )
         yield unordered(*cells[:2]), cells
+
+
+def blank_side(text: ParallelText) -> InputError | None:
+    """The error for a text with a side of which every line is empty; None where both sides say something."""
+    blank = [all(not pair[side].strip() for pair in text.pairs()) for side in (0, 1)]
+    if not any(blank):
+        return None
+    sides = [side for side, is_blank in zip(("source", "target"), blank, strict=True) if is_blank]
+    files = [path for path, is_blank in zip(text.files, blank, strict=True) if is_blank] if len(text.files) == 2 else text.files
+    return InputError(
+        f"every {' and every '.join(sides)} is empty",
+        where=" and ".join(map(str, files)),
+        fix="fill in the text: one sentence a line",
+    )

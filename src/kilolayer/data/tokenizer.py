@@ -22,7 +22,7 @@ from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora
 from kilolayer.data.marian_pieces import read_marian_pieces
-from kilolayer.data.parallel import ParallelText
+from kilolayer.data.parallel import ParallelText, blank_side
 from kilolayer.data.piece_trainer import UntrainableError, train_pieces
 from kilolayer.data.text import read_lines
 from kilolayer.errors import IdleOptionError, InputError, OptionError, unknown
@@ -274,7 +274,10 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
             lines = (line for side in sides for line in side.lines())
             (draft / name).write_bytes(train_tokenizer(lines, config, tags))
 
-    return Tokenizers.load(built(cache / f"tokenizer-{key}", build))
+    try:
+        return Tokenizers.load(built(cache / f"tokenizer-{key}", build))
+    except OptionError as error:
+        raise next((fault for text in texts if (fault := blank_side(text)) is not None), error) from None
 
 
 def train_tokenizer(
