@@ -3,8 +3,8 @@
     kilolayer train --run runs/sub_ln --model.recipe sub_ln
     python benchmarks/export/remote_class.py benchmarks/export/remote_class.json runs/sub_ln
 
-The sentences are of the embedded grammar and not of its training part. Compared are the tokens of greedy search and a beam of 5,
-in fp32. Sources of one length are decoded together, so that each has the length limit that Kilolayer gives it.
+The sentences are of the embedded grammar and not of its training part. Compared are the tokens of greedy search and a beam of
+5, in fp32. Sources of one length are decoded together, so that each has the length limit that Kilolayer gives it.
 """
 
 from __future__ import annotations
