@@ -119,8 +119,6 @@ def test_what_is_no_tracker_is_refused_before_any_work(my_module: ModuleType) ->
         with pytest.raises(InputError, match=what) as caught:
             make_trackers(TrainConfig(trackers=[f"my_module:{place}"]))
         assert "train.trackers" in caught.value.where
-    with pytest.raises(InputError, match="it has no finish"):
-        make_trackers(TrainConfig(), [my_module.Partial()])
     with pytest.raises(InputError, match="there is no module 'nowhere'"):
         find_trackers(TrainConfig(trackers=["nowhere:Mine"]))
     with pytest.raises(OptionError, match="a tracker is 'wandb'") as caught:
