@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from kilolayer.data.tokenizer import END
 from kilolayer.data.vocabulary import load_vocabulary
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.exporting.card import transformers_use
 from kilolayer.exporting.generation import generation_config, special_tokens
 from kilolayer.exporting.source import Source
@@ -94,6 +94,12 @@ def _labels(source: Source) -> dict[str, Any]:
 def _save_tokenizer(classes: ModuleType, source: Source, folder: Path) -> None:
     config = source.run.config
     assert isinstance(config, MaskedLMConfig | ClassifyConfig)
+    if config.tokenizer.kind == "wordpiece":
+        raise InputError(
+            "a run with BERT's WordPiece vocabulary cannot be exported",
+            where=str(source.run.folder),
+            fix="use it in Kilolayer: kl.load(folder)",
+        )
     load_vocabulary(source.run.folder, config.tokenizer).save(folder)
     masks = isinstance(config, MaskedLMConfig)
     longest = config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length
