@@ -100,6 +100,16 @@ def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.
     assert "a side" not in shown
 
 
+def test_a_translators_plan_has_the_tables_of_its_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text('[model]\ndim = 64\nheads = 4\nlayers = 1\n[data]\nfolder = "."\ndirections = ["en-de"]\n[tokenizer]\n')
+    for words, size in (([], 8000), (["--tokenizer.vocab_size", "300"], 300), (["--model.vocab_size", "500"], 500)):
+        assert main(["plan", str(file), *words, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["model"]["vocab_size"] == size
+        assert plan["parameters"]["parts"]["embedding"] == size * 64
+
+
 def test_typed_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, file = tmp_path / "base.toml", tmp_path / "small.toml"
     base.write_text('[model]\ndim = 64\nheads = 4\nlayers = 2\nrecipe = "admin"\n')

@@ -145,6 +145,11 @@ def test_a_vector_without_a_table_to_go_into_is_refused() -> None:
         kl.fold(model)
 
 
+def test_what_is_no_model_of_ours_is_refused() -> None:
+    with pytest.raises(FoldError, match=r"Linear is no model(?s:.*)kl\.bake"):
+        kl.fold(torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
+
+
 def test_a_length_that_is_not_needed_is_refused() -> None:
     with pytest.raises(FoldError, match="no effect"):
         kl.fold(build("encoder", "deepnorm"), max_length=9)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.errors import InputError, KilolayerError
+from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.models.model import Model
 from kilolayer.moe.layer import need_sparse_layers
 
@@ -229,6 +229,20 @@ def test_a_model_that_could_not_come_back_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mine is missing there"):
         kl.save(changed, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_a_place_or_a_dtype_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    folder = kl.save(kl.Decoder(**WIDTHS, layers=1), tmp_path / "model")
+    for options, text in (
+        ({"device": "gpu"}, "device is 'gpu'"),
+        ({"device": "cuda"}, "there is no CUDA device"),
+        ({"dtype": "bf16"}, r"dtype is 'bf16'(?s:.*)torch\.bfloat16"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            kl.load_model(folder, **options)
+    with pytest.raises(InputError, match="str is no model"):
+        kl.save("folder", kl.Decoder(**WIDTHS, layers=1))  # pyright: ignore[reportArgumentType]
 
 
 def test_the_files_hold_the_model_and_no_code(tmp_path: Path) -> None:

@@ -183,6 +183,11 @@ def test_a_recipe_that_is_none_is_refused(name: str, what: str) -> None:
     assert what in caught.value.what
 
 
+def test_a_name_is_no_recipe_to_register() -> None:
+    with pytest.raises(InputError, match="'mine' is no recipe"):
+        kl.recipes.register("mine")  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
 def test_a_module_that_fails_is_named_as_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_recipe.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)

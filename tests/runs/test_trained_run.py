@@ -218,6 +218,8 @@ def test_a_mistake_says_what_and_where(name: str, trained: dict[str, Path]) -> N
 def test_where_a_run_is_loaded_is_checked_at_once(trained: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this is not a run"):
         kl.load(tmp_path)
+    with pytest.raises(InputError, match=r"a model without a run(?s:.*)kl\.load_model"):
+        kl.load(kl.save(kl.load(trained["classify"]).model, tmp_path / "bare"))
     with pytest.raises(OptionError, match="device is 'gpu'"):
         kl.load(trained["classify"], device="gpu")
     wrong: Any = "int8"

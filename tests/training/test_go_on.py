@@ -291,6 +291,15 @@ def test_a_newest_checkpoint_that_was_deleted_is_named(
     assert choose(opened.checkpoints, opened.config.train).passed_over == []
 
 
+def test_scores_are_kept_under_the_step_that_was_scored_where_its_checkpoint_was_deleted(run: Path) -> None:
+    (run / "scores.step-00000002.json").write_text("{}")  # of a run that was made longer before
+    shutil.rmtree(checkpoint.steps(run / "checkpoints")[-1])
+    with old_run(run):
+        pass
+    assert (run / "scores.step-00000002.json").read_text() == "{}"
+    assert (run / "scores.step-00000004.json").read_text() == SCORES
+
+
 @pytest.mark.slow
 def test_moved_data_are_found_where_they_are_said_to_be(
     run: Path, corpus: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,11 @@ def _first_eps(config: ModelConfig, side: Side, scale: Tensor | None) -> float |
 
 
 def _check(model: AnyModel) -> None:
+    if not isinstance(model, AnyModel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise FoldError(
+            f"{type(model).__name__} is no model of Kilolayer",
+            fix="give an Encoder, a Decoder or an EncoderDecoder; what kl.adapt has changed, kl.bake makes plain",
+        )
     refuse_part(model)
     recipe = model.config.recipe
     for stack in model.stacks():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kilolayer.convert.fold import AnyModel
-from kilolayer.errors import InputError, shown
+from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.results import read_scores
@@ -36,7 +36,11 @@ class Source:
         """The run in a folder, or of an object that has a `folder`."""
         folder = getattr(run, "folder", run)
         if not isinstance(folder, str | Path):
-            raise InputError(f"{shown(run)} is no run", where="export", fix="give a run's folder, or a run that was loaded")
+            raise InputError(
+                f"an object of the class {type(run).__name__} is no run",
+                where="export",
+                fix="give a run's folder, or a run that was loaded",
+            )
         opened = Run.open(Path(folder))
         chosen = choose(opened.checkpoints, opened.config.train)
         model = opened.load_model(torch.device("cpu"), chosen)

@@ -22,6 +22,7 @@ from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import find_misfit
 from kilolayer.models.model import Model
+from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
@@ -32,7 +33,7 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
 
     Each tensor is written once, as it is, in its own dtype: parameters, and buffers such as Admin's calibrated scales.
     """
-    folder, table = Path(folder), _table_of(model)
+    table, folder = _table_of(model), Path(folder)
     _check_place(folder)
     make_folder(folder)
     # Away first and written last: a folder with this file is a whole model.
@@ -46,11 +47,13 @@ def load_model(
     folder: str | PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Encoder | Decoder | EncoderDecoder:
     """The model that `save` wrote, to the bit, in evaluation mode. dtype: of all its weights, where not as they were saved."""
-    folder = Path(folder)
+    folder, place = Path(folder), check_place(device or "cpu")
+    if dtype is not None:
+        check_dtype(dtype)
     config, states_dtype = _read_config(folder)
     model = build_model(config, device="meta", seed=0)
     path = folder / WEIGHTS
-    tensors = load_tensors(path, str(device or "cpu"), fix="the file is damaged: save the model again")
+    tensors = load_tensors(path, str(place), fix="the file is damaged: save the model again")
     if misfit := find_misfit(_tensors_of(model), tensors):
         raise InputError(
             f"the weights do not fit the configuration: {misfit}",

@@ -24,7 +24,10 @@ def register(cls: AnyRecipe) -> AnyRecipe:
     A class that is no dataclass yet becomes a frozen one, so that its fields are options. A name that another class has is
     refused.
     """
-    made, before = _checked(cls, f"{cls.__module__}:{cls.__qualname__}"), _registry.get(cls.name)
+    made, before = (
+        _checked(cls, f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else cls),
+        _registry.get(cls.name),
+    )
     if before is not None and (before.__module__, before.__qualname__) != (cls.__module__, cls.__qualname__):
         owner = "built in" if is_built_in(before) else f"that of {before.__module__}:{before.__qualname__}"
         raise OptionError(
@@ -73,7 +76,7 @@ def parse(value: Any) -> Recipe:
             )
 
 
-def _checked(cls: Any, path: str) -> Any:
+def _checked(cls: Any, path: Any) -> Any:
     """The class, a frozen dataclass; refused where it is no recipe."""
     if not (isinstance(cls, type) and issubclass(cls, Recipe)):
         raise InputError(

@@ -14,7 +14,7 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.terminal import say
 from kilolayer.training import checkpoint
 from kilolayer.training.changes import PLACES, Change, changes_between, check_changes, saved_config
-from kilolayer.training.last_saved import all_deleted
+from kilolayer.training.last_saved import all_deleted, last_saved
 from kilolayer.training.run import Run, settled
 
 TYPED = "in the typed options"
@@ -46,9 +46,11 @@ def gone_on(run: Run, over: Table) -> Run:
     if finished and typed and not more:
         raise _nothing_more(run, step, waited)
     if finished and more:
-        aside = folder / f"scores.step-{step:08d}.json"
+        # Of the checkpoint that was scored, which may have been deleted since.
+        ended = max(step, last_saved(run.checkpoints) or 0)
+        aside = folder / f"scores.step-{ended:08d}.json"
         move(folder / "scores.json", aside)
-        say(f"{folder} was finished at step {step:,} and goes on; its scores so far are kept in {aside.name}")
+        say(f"{folder} was finished at step {ended:,} and goes on; its scores so far are kept in {aside.name}")
     if typed:
         write(folder / "config.toml", dump(config.table()))
     return replace(run, config=config)

@@ -9,8 +9,9 @@ from typing import Any, get_args
 
 import torch
 
-from kilolayer.errors import InputError, KilolayerError, OptionError, shown, unknown
+from kilolayer.errors import InputError, KilolayerError, shown, unknown
 from kilolayer.models.model import Model
+from kilolayer.models.place import check_place
 from kilolayer.report.page import write_report
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.other_text import OtherText
@@ -144,12 +145,4 @@ def as_list(given: Any, kind: str) -> list[Any]:
 
 
 def _device_of(device: str | torch.device) -> torch.device:
-    if isinstance(device, str) and device in ("auto", "cpu", "cuda"):
-        return choose_device(device)
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise OptionError(f"device is {shown(device)}", fix='allowed: "auto", "cpu", "cuda", "cuda:1", ...') from None
-    if found.type == "cuda":
-        choose_device("cuda")
-    return found
+    return choose_device("auto") if device == "auto" else check_place(device)

@@ -30,6 +30,7 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import find_misfit
 from kilolayer.models.model import Model
+from kilolayer.models.saved import is_saved
 from kilolayer.speed.written import write_out
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -75,6 +76,12 @@ class Run:
         if kind_of(path) != "file":
             raise InputError(
                 "this is not a run", where=str(folder), fix="name a folder that `kilolayer train` made: it holds config.toml"
+            )
+        if is_saved(folder):
+            raise InputError(
+                "this is a model without a run",
+                where=str(folder),
+                fix="load it with kl.load_model, or begin a run with its weights: train.start_from",
             )
         try:
             run = cls(folder, configuration.build(RunConfig, configuration.load(path)))
@@ -275,5 +282,5 @@ def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
 def choose_device(name: str) -> torch.device:
     """The device that a configuration names."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise OptionError("there is no CUDA device", where="train.device", fix='set it to "auto" or "cpu"')
+        raise OptionError("there is no CUDA device", where="train.device or --device", fix='set it to "auto" or "cpu"')
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

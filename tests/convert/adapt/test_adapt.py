@@ -112,6 +112,7 @@ def test_the_report_says_what_was_changed() -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
+        (lambda: "bert-base-uncased", "this is no model: 'bert-base-uncased'"),
         (lambda: nn.Linear(2, 2), "known: nn.Transformer, nn.TransformerEncoder"),
         (lambda: nn.ModuleList([torch_encoder(), torch_encoder()]), "2 encoders"),
         (lambda: bert(is_decoder=True, add_cross_attention=True), "cross-attention"),

@@ -10,7 +10,7 @@ from torch import nn
 
 from kilolayer.convert.adapt.layouts import KNOWN, Layout, layout_of
 from kilolayer.convert.adapt.sublayers import ForeignSublayer
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.recipes.base import Depths, Kind, Side
 
 
@@ -60,6 +60,8 @@ class ForeignModel:
 
 def find(model: nn.Module) -> ForeignModel:
     """The stacks of `model`; raises where it has no layer of a known class, or more than recipes are defined for."""
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"this is no model: {shown(model)}", fix="give a module of torch, as from_pretrained returns it")
     lists: dict[str, list[nn.Module]] = {}
     for name, module in model.named_modules():
         if layout_of(module) is not None:

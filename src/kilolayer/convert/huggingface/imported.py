@@ -25,6 +25,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.place import check_dtype, check_place
 
 FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT())}
 # Of checkpoints that were made from TensorFlow's.
@@ -134,8 +135,10 @@ def from_huggingface(
     BERT (alone, with the head of masked tokens or with a classifier), GPT-2, Marian and OPT, from safetensors; nothing is
     unpickled, nothing is fetched, and Transformers is not needed. Token ids are those of the folder's own tokenizer.
     """
+    place = check_place(device)
+    check_dtype(dtype)
     imported = Imported.open(Path(folder))
     model = build_model(imported.config, device="meta", seed=0)
     # Assigned, not copied: nothing is drawn for weights that are given.
-    model.load_state_dict({name: weight.to(device, dtype) for name, weight in imported.weights().items()}, assign=True)
+    model.load_state_dict({name: weight.to(place, dtype) for name, weight in imported.weights().items()}, assign=True)
     return model.eval()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from kilolayer.config import Table
 from kilolayer.data.corpora import DataConfig
 from kilolayer.data.shapes import BatchConfig
 from kilolayer.data.tokenizer import TokenizerConfig
@@ -42,6 +43,15 @@ class TranslationConfig(RunConfig):
     """Tokens and shapes of a batch."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """How translations are found."""
+
+    @classmethod
+    def defaults(cls, table: Mapping[str, Any]) -> Table:
+        """The size of a vocabulary that is trained, or less, is that of the model's tables."""
+        tokenizer = table.get("tokenizer", {})
+        if not isinstance(tokenizer, Mapping) or tokenizer.get("path", "none") != "none":
+            return {}
+        size = tokenizer.get("vocab_size", TokenizerConfig.vocab_size)
+        return {"model": {"vocab_size": size}} if isinstance(size, int) else {}
 
     def faults(self) -> Iterator[Fault]:
         patient, unvalidated = bool(self.train.patience), self.data.folder is not None and self.data.valid is None

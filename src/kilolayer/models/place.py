@@ -1,0 +1,26 @@
+"""Where a model is put, and in which dtype: checked before anything is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kilolayer.errors import OptionError, shown
+
+
+def check_place(device: Any) -> torch.device:
+    """The device that is named; one that this machine does not have is refused."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise OptionError(f"device is {shown(device)}", fix='allowed: "cpu", "cuda", "cuda:1", ...') from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError("there is no CUDA device", where="device", fix='use "cpu"')
+    return found
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse what is no dtype of torch, such as its name."""
+    if not isinstance(dtype, torch.dtype):
+        raise OptionError(f"dtype is {shown(dtype)}", fix="give a dtype of torch, as torch.bfloat16")
