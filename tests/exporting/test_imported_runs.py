@@ -23,7 +23,7 @@ from transformers import (
 
 import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.config import dump, merge
+from kilolayer.config import merge
 from kilolayer.data.example_batches import encode_example, sentence_types
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.evaluate.predictions import probabilities
@@ -33,22 +33,25 @@ from kilolayer.generate.continuation import continue_texts
 from kilolayer.generate.fill import fill_texts, masked_tokens
 from kilolayer.generate.translate import translate_lines
 from kilolayer.tasks.translation.task import SidedTokenizer
+from kilolayer.training.loop import train
 from kilolayer.training.origins import open_origin
-from kilolayer.training.run import Run
+from kilolayer.training.run import Run, cache_folder, in_steps, prepare
+from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
 CPU = torch.device("cpu")
 NEW = 6  # tokens that are written
-# Untrained models with one table repeat what they read: a name below has a table of its own for the output where it writes.
+# With small weights, and one table, an untrained translator writes one piece whatever it reads.
+LARGE = {"init_std": 0.6}
 STARTS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "bert": ("masked_lm", bert_folder, {}),
     "classifier": ("classify", bert_folder, {}),
     "gpt2": ("causal_lm", gpt2_folder, {}),
     "gpt2, untied": ("causal_lm", gpt2_folder, {"tie_word_embeddings": False, "layer_norm_epsilon": 1e-3}),
     "opt": ("causal_lm", opt_folder, {}),
-    "marian": ("translation", marian_folder, {}),
-    "marian, silu": ("translation", marian_folder, {"activation_function": "swish", "scale_embedding": False}),
+    "marian": ("translation", marian_folder, LARGE),
+    "marian, silu": ("translation", marian_folder, {**LARGE, "activation_function": "swish", "scale_embedding": False}),
 }
 CLASSES = {
     "bert": "BertForMaskedLM",
@@ -76,11 +79,10 @@ def names(*wanted: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Exported:
-    """A run of two steps, where it was started, the folder that it was exported to, and what the folder loads as."""
+    """A run of two steps, and the folder that it was exported to."""
 
     run: Run
     folder: Path
-    table: dict[str, Any]
 
     @property
     def model(self) -> Any:
@@ -117,10 +119,12 @@ def exported(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
             whole = {key: value for key, value in SMALL[task](corpus).items() if key not in ("model", "tokenizer")}
             own = {"train": {"start_from": str(place / "theirs"), "steps": 2, "warmup_steps": 1}}
             table = merge(merge(whole, own), OWN.get(name, {}))
-            (place / "config.toml").write_text(dump(table))
-            assert main(["train", str(place / "config.toml"), "--run", str(place / "run")]) == 0
-            assert main(["export", str(place / "run"), "--to", "huggingface", "--out", str(place / "out")]) == 0
-            known[name] = Exported(Run.open(place / "run"), place / "out", table)
+            config = started_config(table)
+            prepared = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
+            run = Run.create(place / "run", in_steps(prepared.resolve(config), prepared), prepared.vocabulary)
+            assert train(run, prepared) == 0
+            assert main(["export", str(run.folder), "--to", "huggingface", "--out", str(place / "out")]) == 0
+            known[name] = Exported(run, place / "out")
         return known[name]
 
     return of
@@ -131,26 +135,36 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 @torch.no_grad()
-def test_bert_scores_masked_tokens_and_fills_them_alike(exported: Callable[[str], Exported]) -> None:
+def test_bert_scores_masked_tokens_alike(exported: Callable[[str], Exported]) -> None:
     made = exported("bert")
     vocabulary: Any = made.run.vocabulary()
-    theirs, tokenizer, texts = made.load(AutoModelForMaskedLM, "bert"), made.tokenizer, ["A [MASK] sees.", "The small dog [MASK]"]
+    theirs, tokenizer, texts = (
+        made.load(AutoModelForMaskedLM, "bert"),
+        made.tokenizer,
+        ["A [MASK] sees.", "The small dog [MASK]"],
+    )
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     ours = [masked_tokens(text.replace("[MASK]", "<mask>"), vocabulary, 48) for text in texts]
     real = batch["attention_mask"].bool()
     assert [row[own].tolist() for row, own in zip(batch["input_ids"], real, strict=True)] == ours
     assert_close(theirs(**batch).logits[real], made.model(batch["input_ids"], mask=real).logits[real])
-    (wanted,) = fill_texts(made.model, texts[:1], ours[:1], vocabulary, 5)
-    found = pipeline("fill-mask", str(made.folder), top_k=vocabulary.vocab_size)(texts[0])
+
+
+@pytest.mark.slow
+def test_masks_are_filled_alike(exported: Callable[[str], Exported]) -> None:
+    made, text = exported("bert"), "A [MASK] sees."
+    vocabulary: Any = made.run.vocabulary()
+    ids = masked_tokens(text.replace("[MASK]", "<mask>"), vocabulary, 48)
+    (wanted,) = fill_texts(made.model, [text], [ids], vocabulary, 5)
+    found = pipeline("fill-mask", str(made.folder), top_k=vocabulary.vocab_size)(text)
     guesses = [(each["token"], each["score"]) for each in found if 3 < each["token"] < vocabulary.vocab_size][:5]
     assert [token for token, _ in guesses] == [guess.id for guess in wanted.masks[0]]
     assert [score for _, score in guesses] == pytest.approx([guess.probability for guess in wanted.masks[0]], rel=1e-4)
 
 
 @torch.no_grad()
-def test_bert_classifies_pairs_alike_and_names_the_classes(exported: Callable[[str], Exported]) -> None:
+def test_bert_classifies_pairs_alike(exported: Callable[[str], Exported]) -> None:
     made = exported("classifier")
-    config: Any = made.run.config
     vocabulary: Any = made.run.vocabulary()
     theirs, tokenizer = made.load(AutoModelForSequenceClassification, "classifier"), made.tokenizer
     batch = tokenizer(*map(list, zip(*PAIRS, strict=True)), return_tensors="pt", padding=True)
@@ -160,9 +174,18 @@ def test_bert_classifies_pairs_alike_and_names_the_classes(exported: Callable[[s
     expected = torch.cat([made.model(row[None], types=sentence_types(row[None])).logits for row in ours])
     assert_close(theirs(**batch).logits, expected)
     assert (expected - torch.cat([made.model(row[None]).logits for row in ours])).abs().max() > 1e-3
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_pairs_get_the_names_of_their_classes(exported: Callable[[str], Exported]) -> None:
+    made = exported("classifier")
+    config: Any = made.run.config
+    vocabulary: Any = made.run.vocabulary()
     label = pipeline("text-classification", str(made.folder), top_k=None)
     found = {each["label"]: each["score"] for each in label({"text": PAIRS[0][0], "text_pair": PAIRS[0][1]})}
-    shares = probabilities(expected.numpy())[0]
+    row = torch.from_numpy(encode_example(*PAIRS[0], vocabulary, 40)[0])[None]
+    shares = probabilities(made.model(row, types=sentence_types(row)).logits.numpy())[0]
     assert found == pytest.approx(dict(zip(config.examples.classes, shares, strict=True)), rel=1e-4)
 
 
@@ -185,7 +208,7 @@ def test_language_models_have_the_same_scores_and_go_on_alike(name: str, exporte
     written = theirs.generate(**batch, do_sample=False, max_length=None, max_new_tokens=NEW)[:, batch["input_ids"].shape[1] :]
     search = SearchConfig(method="greedy", max_length_factor=0, max_length_extra=NEW)
     found = continue_texts(model, [vocabulary.encode(each.encode()).tolist() for each in prompts], search, context=40)
-    assert len({token for each in found for token in each[0].tokens}) > 2
+    assert len({token for each in found for token in each[0].tokens}) > 1
     texts = [vocabulary.decode(each[0].tokens) for each in found]
     assert tokenizer.batch_decode(written, skip_special_tokens=True) == texts
 

@@ -92,11 +92,19 @@ def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers, le
         spec.decoder.projection.bias = _array(plain.output_bias.weight)
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps
-    spec.register_source_vocabulary(tokenizers.source.pieces[left_out:])
+    spec.register_source_vocabulary(_pieces_read(tokenizers)[left_out:])
     spec.register_target_vocabulary(tokenizers.target.pieces[left_out:])
     spec.validate()
     spec.optimize()
     return spec
+
+
+def _pieces_read(tokenizers: Tokenizers) -> list[str]:
+    """The source's pieces. A letter that its SentencePiece model does not know must not be found as a piece of the target's."""
+    source = tokenizers.source
+    if tokenizers.shared:
+        return source.pieces
+    return [f"<unused {token}>" if source.is_unused(token) else piece for token, piece in enumerate(source.pieces)]
 
 
 def _fill_stack(spec: Any, embeddings: Any, stack: Stack, table: Any, before: bool) -> None:
