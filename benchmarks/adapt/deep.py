@@ -3,9 +3,12 @@
 python benchmarks/adapt/deep.py --out benchmarks/adapt/deep.json
 
 Text: sentences of the embedded grammar, English for BERT and GPT-2, English to German for Marian; a token is a word. Each model
-is trained twice for each seed at the same learning rate: as its class starts it, and after `kl.adapt`. A model is alive if it
-predicts unseen sentences better than the frequencies of single words do; `margin` says by how much. BERT is scored at masked
-words. Where a class has a bias on its scores, it starts at those frequencies.
+is trained twice for each seed with the same learning rate and warm-up: as its class starts it, and after `kl.adapt`. BERT is
+scored at masked words. Where a class has a bias on its scores, it starts at the frequencies of single words.
+
+A run is alive if its last loss on unseen sentences is below MARGIN times that of the frequencies of single words, and dead if
+not, or if a loss is not finite, which ends it. It uses context if that loss is also below the one of each word's frequency at
+its position.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import random
 import shlex
@@ -32,10 +36,39 @@ import kilolayer as kl
 from kilolayer.data import grammar
 
 PAD, MASK, START, END = range(4)
-LENGTH, WARMUP, MASKED = 20, 10, 0.25
-MARGIN = 0.95  # of the loss of single words' frequencies: a model that is not below it has learned nothing from context
-LEARNING_RATES = {"bert": 3e-3, "gpt2": 1e-2, "marian": 2e-3}
+LENGTH, MASKED, EVERY = 20, 0.25, 20
+MARGIN = 0.95  # of the loss of single words' frequencies
+LEARNING_RATES = {"bert": 3e-3, "gpt2": 2e-2, "marian": 2e-3}
 RECIPES = {"bert": "deepnorm", "marian": "deepnorm", "gpt2": "sub_ln"}
+WIDTHS = {"bert": 768, "gpt2": 768, "marian": 1024}  # the classes' default width, to which their deviation of 0.02 belongs
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run."""
+
+    kind: str
+    adapted: bool
+    lr: float
+    seed: int
+    layers: int = 100
+    steps: int = 200
+    warmup: int = 30
+    batch: int = 16
+    dim: int = 32
+    deviation: float | None = None
+    """Of the weights that the class starts. None: its own at its own width, carried to `dim`, so that products keep their size.
+    """
+
+    def std(self) -> float:
+        """The deviation that the class is given."""
+        return self.deviation or 0.02 * math.sqrt(WIDTHS[self.kind] / self.dim)
+
+    def described(self) -> dict[str, Any]:
+        """What the run is, as its result says it."""
+        same = {name: getattr(self, name) for name in ("layers", "dim", "lr", "warmup", "steps", "batch", "seed")}
+        recipe = RECIPES[self.kind] if self.adapted else None
+        return {"model": self.kind, "recipe": recipe, **same, "deviation": round(self.std(), 4)}
 
 
 @dataclass(frozen=True)
@@ -60,8 +93,9 @@ def read_texts() -> Texts:
     return Texts((rows(seen, 0), rows(seen, 1)), (rows(unseen, 0), rows(unseen, 1)), len(ids) + 4)
 
 
-def build(kind: str, layers: int, words: int, dim: int = 32) -> Any:
+def build(setting: Setting, words: int) -> Any:
     """The model as its own class starts it, without dropout."""
+    kind, layers, dim = setting.kind, setting.layers, setting.dim
     if kind == "bert":
         config: Any = transformers.BertConfig(
             vocab_size=words,
@@ -70,6 +104,7 @@ def build(kind: str, layers: int, words: int, dim: int = 32) -> Any:
             num_attention_heads=2,
             intermediate_size=2 * dim,
             max_position_embeddings=LENGTH,
+            initializer_range=setting.std(),
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
@@ -82,11 +117,13 @@ def build(kind: str, layers: int, words: int, dim: int = 32) -> Any:
             n_head=2,
             n_inner=2 * dim,
             n_positions=LENGTH,
+            initializer_range=setting.std(),
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
             bos_token_id=START,
             eos_token_id=END,
+            activation_function="gelu_pytorch_tanh",  # the same function as the default, as one operation
             use_cache=False,
         )
         return transformers.GPT2LMHeadModel(config)
@@ -102,7 +139,7 @@ def build(kind: str, layers: int, words: int, dim: int = 32) -> Any:
         max_position_embeddings=LENGTH,
         dropout=0.0,
         scale_embedding=True,
-        init_std=dim**-0.5,
+        init_std=setting.std(),
         pad_token_id=PAD,
         decoder_start_token_id=START,
         eos_token_id=END,
@@ -114,7 +151,7 @@ def build(kind: str, layers: int, words: int, dim: int = 32) -> Any:
 def nll(kind: str, model: Any, english: Tensor, german: Tensor, generator: torch.Generator) -> Tensor:
     """Nats a predicted word."""
     if kind == "bert":
-        hidden = (torch.rand(english.shape, generator=generator) < MASKED) & (english > END)
+        hidden = masked(english, generator)
         logits = model(english.masked_fill(hidden, MASK), attention_mask=(english != PAD).long()).logits
         return F.cross_entropy(logits[hidden], english[hidden])
     target = german if kind == "marian" else english
@@ -126,6 +163,11 @@ def nll(kind: str, model: Any, english: Tensor, german: Tensor, generator: torch
     return F.cross_entropy(logits.transpose(1, 2), target, ignore_index=PAD)
 
 
+def masked(english: Tensor, generator: torch.Generator) -> Tensor:
+    """Which words BERT has to predict."""
+    return (torch.rand(english.shape, generator=generator) < MASKED) & (english > END)
+
+
 def frequencies(kind: str, texts: Texts) -> Tensor:
     """The logarithm of each word's share in the training text, among what the model predicts; each counts once more."""
     words = texts.train[1 if kind == "marian" else 0]
@@ -133,10 +175,25 @@ def frequencies(kind: str, texts: Texts) -> Tensor:
     return (counts / counts.sum()).log()
 
 
-def frequencies_nll(kind: str, texts: Texts) -> float:
-    """Nats a word of the unseen sentences by the frequencies of single words."""
+def frequencies_by_position(kind: str, texts: Texts) -> Tensor:
+    """The same at each position, [LENGTH, words]; the shares in the whole text count as ten more words there."""
+    words = texts.train[1 if kind == "marian" else 0]
+    columns = [column[column > first_word(kind)] for column in words.unbind(1)]
+    counts = torch.stack([torch.bincount(column, minlength=texts.words) for column in columns])
+    counts = counts + 10 * frequencies(kind, texts).exp()
+    return (counts / counts.sum(1, keepdim=True)).log()
+
+
+def references(kind: str, texts: Texts) -> dict[str, float]:
+    """Nats a scored word of the unseen sentences without context: by its frequency, and by its frequency at its position."""
     words = texts.valid[1 if kind == "marian" else 0]
-    return -frequencies(kind, texts)[words[words > first_word(kind)]].mean().item()
+    scored = masked(words, torch.Generator().manual_seed(0)) if kind == "bert" else words != PAD
+    single = frequencies(kind, texts)[words]
+    by_position = frequencies_by_position(kind, texts).gather(1, words.T).T
+    return {
+        "frequencies": round(-single[scored].mean().item(), 4),
+        "frequencies_by_position": round(-by_position[scored].mean().item(), 4),
+    }
 
 
 def first_word(kind: str) -> int:
@@ -152,41 +209,38 @@ def start_output(kind: str, model: Any, texts: Texts) -> None:
         model.state_dict(keep_vars=True)[bias].copy_(frequencies(kind, texts))
 
 
-def train(kind: str, adapted: bool, texts: Texts, layers: int, lr: float, steps: int, seed: int, batch: int) -> dict[str, Any]:
-    """One run: its validation loss by step, and what it is beside the frequencies of single words."""
-    torch.manual_seed(seed)
-    model = build(kind, layers, texts.words)
-    if adapted:
-        kl.adapt(model, RECIPES[kind], seed=seed)
+def train(setting: Setting, texts: Texts) -> dict[str, Any]:
+    """One run: its validation loss by step, and what it is beside predictions without context."""
+    torch.manual_seed(setting.seed)
+    kind, model = setting.kind, build(setting, texts.words)
+    if setting.adapted:
+        kl.adapt(model, RECIPES[kind], seed=setting.seed)
     start_output(kind, model, texts)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
-    generator, dice = torch.Generator().manual_seed(seed), random.Random(seed)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), fused=True)
+    generator, dice = torch.Generator().manual_seed(setting.seed), random.Random(setting.seed)
     valid, began = {}, time.perf_counter()
-    for step in range(1, steps + 1):
-        rows = torch.tensor(dice.sample(range(len(texts.train[0])), batch))
+    for step in range(1, setting.steps + 1):
+        rows = torch.tensor(dice.sample(range(len(texts.train[0])), setting.batch))
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1, step / WARMUP)
+            group["lr"] = setting.lr * min(1, step / setting.warmup)
         loss = nll(kind, model, texts.train[0][rows], texts.train[1][rows], generator)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 30 == 0 or step == steps:
+        if step % EVERY == 0 or step == setting.steps:
             valid[step] = validate(kind, model, texts)
-            print(f"{kind} adapted={adapted} lr={lr:g} seed={seed} step={step}: {valid[step]}", file=sys.stderr, flush=True)
+            print(f"{setting} step={step}: {valid[step]}, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
             if not math.isfinite(valid[step]):
                 break
-    reference, last = frequencies_nll(kind, texts), valid[max(valid)]
+    without_context, last = references(kind, texts), valid[max(valid)]
+    finite = math.isfinite(last)
     return {
-        "model": kind,
-        "recipe": RECIPES[kind] if adapted else None,
-        "layers": layers,
-        "lr": lr,
-        "seed": seed,
-        "valid": valid,
-        "frequencies": round(reference, 4),
-        "margin": None if not math.isfinite(last) else round(reference - last, 4),
-        "alive": math.isfinite(last) and last < MARGIN * reference,
-        "seconds": round(time.perf_counter() - began, 1),
+        **setting.described(),
+        "valid": valid if finite else {step: loss if math.isfinite(loss) else None for step, loss in valid.items()},
+        **without_context,
+        "margin": round(without_context["frequencies"] - last, 4) if finite else None,
+        "alive": finite and last < MARGIN * without_context["frequencies"],
+        "uses_context": finite and last < without_context["frequencies_by_position"],
     }
 
 
@@ -202,39 +256,50 @@ def validate(kind: str, model: Any, texts: Texts) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="bert,gpt2,marian")
-    parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--lr", type=float, nargs="*", help="one for each of --models")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--layers", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument(
+        "--deviation", type=float, help="of the weights that the class starts; without it, 0.02 carried to this width"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="the results; runs that the file has are not repeated")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     texts, kinds = read_texts(), args.models.split(",")
     settings = [
-        (kind, adapted, texts, args.layers, lr, args.steps, int(seed), args.batch)
+        Setting(kind, adapted, lr, int(seed), layers=args.layers, steps=args.steps, deviation=args.deviation)
         for kind, lr in zip(kinds, args.lr or [LEARNING_RATES[kind] for kind in kinds], strict=True)
         for seed in args.seeds.split(",")
         for adapted in (False, True)
     ]
-    rows: dict[int, dict[str, Any]] = {}
-    with ProcessPoolExecutor(args.jobs) as pool:
-        under_way = {pool.submit(train, *setting): place for place, setting in enumerate(settings)}
+    earlier = json.loads(args.out.read_text())["runs"] if args.out and args.out.exists() else []
+    rows = {
+        place: row for place, setting in enumerate(settings) for row in earlier if setting.described().items() <= row.items()
+    }
+    with ProcessPoolExecutor(args.jobs, initializer=start_worker) as pool:
+        under_way = {pool.submit(train, setting, texts): place for place, setting in enumerate(settings) if place not in rows}
         for done in as_completed(under_way):
             rows[under_way[done]] = done.result()
             print(json.dumps(done.result()), flush=True)
             if args.out:
-                args.out.write_text(json.dumps(document([rows[place] for place in sorted(rows)]), indent=1) + "\n")
+                args.out.write_text(json.dumps(document([rows[place] for place in sorted(rows)], args.jobs), indent=1) + "\n")
 
 
-def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def start_worker() -> None:
+    """One thread, and torch's plain products: at this width oneDNN's calls take longer than its products."""
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)
+
+
+def document(rows: list[dict[str, Any]], jobs: int) -> dict[str, Any]:
     """The results with what made them."""
+    processor = {"aarch64": "ARM", "x86_64": "x86-64"}.get(platform.machine(), platform.machine())
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "command": f"python {shlex.join(sys.argv)}",
         "versions": {**versions, "kilolayer": kl.__version__},
-        "hardware": f"CPU, {platform.machine()}, one thread",
+        "hardware": f"{os.cpu_count()} cores of an {processor} processor, {jobs} runs side by side with one thread each",
         "runs": rows,
     }
 

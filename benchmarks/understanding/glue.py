@@ -131,7 +131,7 @@ class Suite:
                 head.pop("dropout")
             examples = {"glue": name, "folder": str(options.data), "rows": options.rows, "length": options.length}
             table = {"task": "classify", "model": model, "examples": examples, "train": train}
-            config = build(RunConfig, merge(ClassifyConfig.from_start(self.run.config), table))
+            config = build(RunConfig, merge(ClassifyConfig.from_start(self.run.config.table()), table))
             task = prepare(config, cache_folder(), self.vocabulary)
             config = in_steps(task.resolve(config), task)
             assert isinstance(config, ClassifyConfig)

@@ -56,6 +56,7 @@ def test_help_names_what_an_option_may_be(capsys: pytest.CaptureFixture[str]) ->
     assert "(paper, released, closed) [paper]" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_plan_of_a_thousand_layers_within_ten_seconds_and_a_gigabyte() -> None:
     # The peak comes from the kernel's page on the process: what wait4 tells counts the memory of the test that forked it too.
     tell = "print(time.process_time(), open('/proc/self/status').read(), file=sys.stderr)"
@@ -136,7 +137,7 @@ def test_tables_fit_a_narrow_terminal() -> None:
     assert "\u2026" not in done.stdout
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
 def test_every_shipped_config_can_be_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(config), "--json", "--batch", "1", "--length", "4"]) == 0

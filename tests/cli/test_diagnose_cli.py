@@ -6,9 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from typed_commands import quietly, refused
 
 
+@pytest.mark.slow
 def test_a_configuration_is_diagnosed_with_typed_options(config: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     code, out, err = quietly("diagnose", config, "--model.recipe", "pre_ln", "--train.warmup_steps", "4000", "--out", page)

@@ -266,7 +266,7 @@ def test_text_that_cannot_be_used_is_told_in_three_lines(text: Path, tmp_path: P
     }.items():
         lines = refused("train", path, *run, "--text.train", tmp_path / name)
         assert (what in lines[0], name in lines[1]) == (True, True)
-    lines = refused("train", path, *run, "--text.valid", text)
+    lines = refused("train", path, *run, "--text.valid", text, "--text.valid_share", "0.1")
     assert "valid and valid_share are both given" in lines[0]
     lines = refused("train", path, *run, "--data.directions", '["en-de"]')
     assert ("data.directions has no effect" in lines[0], "task" in lines[2]) == (True, True)

@@ -91,7 +91,7 @@ def test_an_edit_that_breaks_something_is_refused_with_all_names(run: Path) -> N
         (["--train.setps", "30"], "did you mean 'steps'", "valid: "),
         (["--train.steps", "many"], "steps is 'many'", "a whole number"),
         (["--train.keep", "3"], "finished at step 4, and these options leave it nothing to do", "--train.steps 8"),
-        (["--train.keep", "1", "--train.average", "3"], "only 1 checkpoints are kept", "raise keep"),
+        (["--train.keep", "1", "--train.average", "3"], "of checkpoints the newest 1 stay", "raise keep"),
         (["--run", "runs/other"], "--resume takes no configuration and no --run", "--train.steps 20000"),
     ],
 )

@@ -256,6 +256,7 @@ def test_the_report_is_written_anew(trained: tuple[Path, str, str]) -> None:
     assert recipes.get(recipes.DEFAULT).name in (trained[0] / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_two_directions_share_a_model(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "both"
     typed = ["--data.directions", '["en-de", "de-en"]', "--train.average", "2"]

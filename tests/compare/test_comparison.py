@@ -204,6 +204,7 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
     assert (tmp_path / "out" / "comparison.json").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_is_extended_by_an_option_of_its_recipe(tmp_path: Path) -> None:
     made = Comparison.make(tmp_path / "made", None, [Axis("model.recipe", ("deepnorm", "post_ln"))])
     with pytest.raises(OptionError):

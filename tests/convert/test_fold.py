@@ -150,6 +150,7 @@ def test_a_length_that_is_not_needed_is_refused() -> None:
         kl.fold(build("encoder", "deepnorm"), max_length=9)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_folded_and_calibrated() -> None:
     model = build("encoder", "admin")
     model.encoder.blocks[1] = torch.compile(model.encoder.blocks[1], backend="eager")

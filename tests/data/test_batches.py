@@ -187,6 +187,7 @@ def test_large_files_are_read_without_a_difference(tmp_path: Path, monkeypatch: 
     assert all(same(a, b) for a, b in zip(kept, Batches(pairs, BatchConfig(tokens=200)), strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("KILOLAYER_DATA" not in os.environ, reason="KILOLAYER_DATA names no folder of real data")
 def test_multi30k_pads_at_most_15_percent_in_12_shapes(tmp_path: Path) -> None:
     folder = Path(os.environ["KILOLAYER_DATA"]) / "multi30k"

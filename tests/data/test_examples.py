@@ -228,7 +228,7 @@ def test_a_test_part_may_have_labels_or_none(tmp_path: Path) -> None:
 HEADER = "sentence\tlabel"
 BAD: list[tuple[list[str], dict[str, Any], str]] = [
     ([HEADER, "a\tx", "b\tx"], {}, "all training examples have the label 'x'"),
-    ([HEADER, "a\tx", "b"], {}, "the line has 1 columns, and the first line names 2\n.*train.tsv, line 3"),
+    ([HEADER, "a\tx", "b"], {}, "the line has 1 column, and the first line names 2\n.*train.tsv, line 3"),
     ([HEADER, "a\tx", "b\ty\tz"], {}, "the line has 3 columns"),
     ([HEADER, "a\tx", " \ty"], {}, "the sentence in column 'sentence' is empty\n.*train.tsv, line 3"),
     ([HEADER, "a\tx", "b\t"], {}, "the label is '', not a class\n.*train.tsv, line 3"),

@@ -69,7 +69,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("place", "value"), [(place, value) for place, values in REFUSED.items() for value in values])
 def test_numbers_and_names_out_of_bounds_are_refused(
     place: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -45,6 +45,7 @@ def test_a_full_disk_behind_a_stream_ends_nothing(
     assert_same(tmp_path / "run", finished("translation"), "translation")
 
 
+@pytest.mark.slow
 def test_closed_streams_end_nothing(tmp_path: Path, configured: Callable[..., Path], finished: Callable[..., Path]) -> None:
     words = ["-m", "kilolayer", "train", str(configured("translation")), "--run", str(tmp_path / "run")]
     line = '"$@" <&- >&- 2>&-'

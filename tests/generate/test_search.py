@@ -54,7 +54,7 @@ def test_a_beam_that_holds_everything_finds_the_true_n_best(penalty: float, seed
         assert [each.score for each in hypotheses] == pytest.approx([score for score, _ in expected], rel=1e-12)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("beam", "penalty"), [(1, 1.0), (2, 0.0), (3, 1.0), (5, 0.6)])
 def test_beam_search_is_the_plain_one(seed: int, beam: int, penalty: float) -> None:
@@ -75,7 +75,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_hypotheses_side_by_side_are_hypotheses_alone(options: dict[str, Any]) -> None:
     torch.manual_seed(1)
@@ -100,7 +100,7 @@ def test_greedy_takes_the_best_token_at_each_step_and_is_a_beam_of_one(seed: int
         assert [each.tokens for (each,) in beam] == greedy
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("config", METHODS, ids=NAMES)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sentence_is_decoded_the_same_alone_and_in_a_batch(config: SearchConfig, seed: int) -> None:
@@ -127,7 +127,7 @@ class Counting(Reader):
         return super().read(tokens)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @torch.inference_mode()
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("n_best", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import random
 from collections.abc import Callable
@@ -216,7 +217,7 @@ def test_packed_documents_are_not_decoded_step_by_step() -> None:
 
 
 def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
-    fields = kl.ModelConfig.__dataclass_fields__
+    fields = {field.name: field for field in dataclasses.fields(kl.ModelConfig)}
     of_encoders = {"head", "token_types", "output_transform"}
     for cls, absent in (
         (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),

@@ -25,7 +25,8 @@ SHAPES = {
 def build(shape: str, recipe: str, recipe_options: Mapping[str, Any] | None = None, **options: Any) -> nn.Module:
     """A model of one of SHAPES in fp64, as it starts."""
     depths = {f"{side}_layers": layers for side, layers in SHAPES[shape].items() if layers}
-    settings = {"dim": 8, "heads": HEADS, "ffn_dim": 12, "vocab_size": 11, "positions": "none", **depths, **options}
+    settings = {"dim": 8, "heads": HEADS, "ffn_dim": 12, "vocab_size": 11, "positions": "none", "tie_embeddings": True}
+    settings |= {**depths, **options}
     config = kl.ModelConfig(shape=shape, recipe=kl.recipes.get(recipe, **recipe_options or {}), **settings)
     return kl.build_model(config, dtype=torch.float64)
 

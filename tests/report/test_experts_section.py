@@ -135,6 +135,7 @@ def counted(step: int, load: list[float], choices: int, tokens: int) -> dict[str
     return entry(step, load, choices=[choices], tokens=[tokens])
 
 
+@pytest.mark.slow
 def test_a_collapse_is_found_by_tokens_whatever_the_second_experts_do() -> None:
     alone = page(counted(10, [1.0, 0.0, 0.0, 0.0], choices=5000, tokens=5000))
     assert "expert 1 takes 100% of the tokens" in alone
@@ -144,6 +145,7 @@ def test_a_collapse_is_found_by_tokens_whatever_the_second_experts_do() -> None:
     assert "expert 1 takes 96% of the tokens" in most
 
 
+@pytest.mark.slow
 def test_chance_kills_no_expert() -> None:
     even, lucky = [counted(step, EVEN, choices=300, tokens=150) for step in (1, 2)], [0.4, 0.4, 0.2, 0.0]
     last = counted(3, lucky, choices=20, tokens=10)

@@ -132,6 +132,21 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], Any], type[KilolayerError], str
     "no file": (lambda corpus, folder: kl.train("no.toml", run=folder), OptionError, "does not exist"),
     "no folder": (lambda corpus, folder: kl.train(table(corpus)), OptionError, 'name one: run="runs/mine"'),
     "both folders": (lambda corpus, folder: kl.train(run=folder, resume=folder), OptionError, "resume takes no"),
+    "no tracker": (
+        lambda corpus, folder: kl.train(table(corpus), run=folder, trackers=[Listener(), "a:B"]),  # pyright: ignore
+        InputError,
+        "(?s)it has no start: 'a:B'.*trackers, number 2",
+    ),
+    "a tracker's class": (
+        lambda corpus, folder: kl.train(table(corpus), run=folder, trackers=[Listener]),  # pyright: ignore
+        InputError,
+        "it is a class",
+    ),
+    "a tracker without a list": (
+        lambda corpus, folder: kl.train(table(corpus), run=folder, trackers=Listener()),  # pyright: ignore
+        OptionError,
+        r"trackers=\[MyTracker",
+    ),
     "nothing to resume": (lambda corpus, folder: kl.train(resume=folder), InputError, "this is not a run"),
 }
 

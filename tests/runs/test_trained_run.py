@@ -77,13 +77,13 @@ def test_an_unfinished_run_can_be_used(corpus: Path, tmp_path: Path) -> None:
     "search",
     [
         {},
-        {"method": "beam", "beam": 3, "length_penalty": 0.5},
-        pytest.param({"method": "sample", "seed": 3, "top_k": 20}, marks=pytest.mark.slow),
+        {"beam": 3, "length_penalty": 0.5},
+        pytest.param({"seed": 3, "top_k": 20}, marks=pytest.mark.slow),
         pytest.param({"max_source_length": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_translations_are_the_commands(search: dict[str, Any], trained: dict[str, Path]) -> None:
-    typed = [f"--search.{name}={value}" for name, value in search.items()]
+    typed = [f"--{name.replace('_', '-')}={value}" for name, value in search.items()]
     run = kl.load(trained["translation"])
     expected = printed("translate", trained["translation"], *typed, lines=LINES).split("\n")[:-1]
     assert run.translate(LINES, **search) == expected
@@ -94,13 +94,12 @@ def test_translations_are_the_commands(search: dict[str, Any], trained: dict[str
 def test_all_hypotheses_are_the_commands(trained: dict[str, Path]) -> None:
     run = kl.load(trained["translation"])
     search = run.search(method="beam", beam=3, n_best=3)
-    typed = ["--search.method=beam", "--search.beam=3", "--search.n_best=3"]
     rows = [
         f"{number}\t{score:.4f}\t{text}"
         for number, each in enumerate(run.translations(LINES, search), 1)
         for score, text in zip(each.scores, each.texts, strict=True)
     ]
-    assert rows == printed("translate", trained["translation"], "--n-best", *typed, lines=LINES).split("\n")[:-1]
+    assert rows == printed("translate", trained["translation"], "--n-best=3", "--beam=3", lines=LINES).split("\n")[:-1]
 
 
 @pytest.mark.slow
@@ -193,7 +192,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no lines": ("translation", "translate", (None,), {}, "lines are given as None"),
     "half a character": ("translation", "translate", (["\ud800"],), {}, "no Unicode"),
     "an unknown option": ("translation", "translate", (["a"],), {"bean": 3}, "did you mean 'beam'"),
-    "a lonely option": ("translation", "translate", (["a"],), {"beam": 3}, "has no effect with method 'greedy'"),
+    "a lonely option": ("translation", "translate", (["a"],), {"beam": 3, "top_k": 2}, "has no effect with method"),
     "several hypotheses": ("translation", "translate", (["a"],), {"method": "beam", "n_best": 2}, r"\.translations"),
     "no tokens": ("causal_lm", "generate", ("a",), {"max_tokens": 0}, "max_tokens must be 1 to 1,000,000"),
     "a wrong option": ("causal_lm", "generate", ("a",), {"temprature": 1.0}, "did you mean 'temperature'"),
@@ -202,6 +201,9 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no mask": ("masked_lm", "fill", (["<mask>", "none"],), {}, "(?s)has no mask.*text 2"),
     "no guesses": ("masked_lm", "fill", ("<mask>",), {"top": 0}, "top must be at least 1"),
     "an empty sentence": ("classify", "predict", (["so", " "],), {}, "(?s)a sentence is empty.*row 2"),
+    "no rows": ("classify", "predict", (3,), {}, "rows are given as 3"),
+    "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, and no text.*row 2"),
+    "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is named"),
     "a row that is no text": ("classify", "predict", ([[3]],), {}, "this is 3, and no text"),
 }
 

@@ -31,7 +31,7 @@ def run(config: kl.ModelConfig) -> torch.Tensor:
     return out.logits
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parameters_are_counted_once(shape: str, recipe: str) -> None:
@@ -76,7 +76,7 @@ def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32") -> int:
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in owned)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -> None:
@@ -87,7 +87,7 @@ def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -
     assert planned == pytest.approx(real, rel=0.01)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("recipe", ["deepnorm", "admin", "sub_ln", "normformer", "pre_ln", "dlcl"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_in_bf16_the_residual_is_precise_and_kernels_keep_what_they_keep(shape: str, recipe: str) -> None:
@@ -138,7 +138,7 @@ def test_flops_of_sparse_models_are_those_of_their_products(moe: kl.MoE, activat
     assert budget(config, WORK).forward_flops_per_token * tokens == pytest.approx(counter.get_total_flops() + attention)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])
 @pytest.mark.parametrize("moe", SPARSE[::2], ids=lambda moe: f"{moe.experts}-{moe.router}")
 @pytest.mark.parametrize("shape", SHAPES)

@@ -57,7 +57,7 @@ def long_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.speed.fast_stack.can_run_short_attention", lambda *_: False)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.usefixtures("every_operator")
 @each_recipe
 @each_shape
@@ -140,7 +140,7 @@ def test_a_decoder_alone_goes_on_from_a_cache() -> None:
     assert_close(torch.cat([step.logits for step in steps], dim=1), model(text).logits, 1e-9, "logits")
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("what", ["selective", "layer"])
 @each_sparsity

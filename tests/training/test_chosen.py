@@ -39,7 +39,7 @@ def weights_in(run: Run) -> dict[str, Any]:
     return json.loads((run.folder / "scores.json").read_text())["weights"]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "options",
     [AVERAGED, BY_BEST, {**BY_BEST, "save_best": False}, {**AVERAGED, "valid_every": 3}],
@@ -103,7 +103,7 @@ def test_a_damaged_member_of_a_mean_is_named_and_recorded(
     assert main(["report", str(run.folder)]) == 0
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("gone", [4, 6])
 def test_a_member_of_a_mean_that_is_gone_is_named_and_recorded(
     tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture, gone: int

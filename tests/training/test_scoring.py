@@ -192,7 +192,7 @@ def test_a_text_that_cannot_be_scored_is_refused_before_the_model_is_read(
     (few := tmp_path / "few.de").write_text("eins\n")
     (empty := tmp_path / "empty.txt").write_text("")
     translator, source = ["evaluate", runs["translation"].folder], ["--source", corpus / "valid.en"]
-    assert "not aligned: 20 and 1 lines" in told(*translator, *source, "--reference", few)[0]
+    assert "not aligned: 20 lines and 1 line" in told(*translator, *source, "--reference", few)[0]
     assert "the file is empty" in told(*translator, *source, "--reference", empty)[0]
     lines = told(*translator, "--test", "newstest")
     assert "the corpus 'newstest' has no text for en-de" in lines[0]

@@ -86,7 +86,7 @@ VALIDATED: dict[str, tuple[Any, dict[str, Any], str, int]] = {
 }
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("case", VALIDATED)
 def test_a_validation_that_a_signal_ends_is_made_first_by_the_resumed_run(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -254,7 +254,7 @@ def test_the_training_of_a_vocabulary_is_ended_with_its_process(
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]  # no draft, no lock
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("owner", "name", "begun"),
     [

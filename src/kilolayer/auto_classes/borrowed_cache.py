@@ -63,6 +63,9 @@ class BorrowedCache(Cache):
         self.length = int(kept.get_seq_length())
         self.real = real
 
+    def advance(self, length: int) -> None:
+        """Nothing: Transformers counts what it keeps."""
+
 
 def new_cache(*, crossed: bool) -> Kept:
     """An empty one, that grows; crossed: with keys and values of a source."""

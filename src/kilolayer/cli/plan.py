@@ -81,10 +81,9 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     found = given(path, typed)
     if set(found.merged) <= {"model"}:
         return found.build(PlanConfig)
-    from kilolayer.tasks.config import RunConfig  # with numpy and SentencePiece, which a model alone does not need
-    from kilolayer.training.start import find_start
+    from kilolayer.training.start import read_started  # with numpy and SentencePiece, which a model alone does not need
 
-    return found.build(RunConfig, find_start(found.merged)[1])
+    return read_started(found)[0]
 
 
 def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:

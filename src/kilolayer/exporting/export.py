@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -79,9 +79,9 @@ def _put(folder: Path, files: dict[str, bytes]) -> None:
     """All files at once: they are written beside the folder, which is put in its place when all are there."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", suffix=PART, dir=folder.parent))
+        draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}{PART}"
+        draft.mkdir()
         try:
-            draft.chmod(0o777 & ~_umask())
             for name, content in files.items():
                 write(draft / name, content)
             os.rename(draft, folder)
@@ -90,10 +90,3 @@ def _put(folder: Path, files: dict[str, bytes]) -> None:
             raise
     except OSError as error:
         raise unwritable(folder, error) from None
-
-
-def _umask() -> int:
-    """mkdtemp's folders are for their owner alone; this one is as any other."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -157,7 +157,8 @@ def _read_config(folder: Path) -> tuple[ModelConfig, torch.dtype | None]:
         config = configuration.build(ModelConfig, table["model"], "model")
     except OptionError as error:
         raise error.at(f"in {path}") from None
-    dtypes = {None: None, "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+    known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    dtypes = {None: None, **{str(dtype).removeprefix("torch."): dtype for dtype in known}}
     if not isinstance(states, str | None) or states not in dtypes:
         raise InputError(f"states_dtype is {states!r}", where=str(path), fix="put the file back that kl.save wrote")
     return config, dtypes[states]

@@ -13,7 +13,7 @@ from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import InputError
 from kilolayer.evaluate.predictions import predict, probabilities
 from kilolayer.models.encoder import Encoder
-from kilolayer.runs.trained_run import TrainedRun, check_text
+from kilolayer.runs.trained_run import TrainedRun, as_list, check_text
 from kilolayer.tasks.classify.config import ClassifyConfig
 
 ROWS_AT_ONCE = 1024
@@ -48,7 +48,7 @@ class Classifier(TrainedRun):
     def predict(self, rows: Iterable[Row]) -> list[Prediction]: ...
     def predict(self, rows: str | Iterable[Row]) -> Prediction | list[Prediction]:
         """The label of each row, with probabilities: of a sentence, or of a pair `("one", "other")`; of one text, its label."""
-        listed: list[Row] = [rows] if isinstance(rows, str) else list(rows)
+        listed: list[Row] = as_list(rows, "row")
         checked = [self.sentences_of(row, f"row {number}") for number, row in enumerate(listed, 1)]
         found = list(self.predictions(checked))
         return found[0] if isinstance(rows, str) else found
@@ -61,7 +61,7 @@ class Classifier(TrainedRun):
 
     def sentences_of(self, row: Row, where: str) -> list[str]:
         """The sentences of a row, as many as the run reads; where: its place, for errors."""
-        sentences = row.split("\t") if isinstance(row, str) else list(row)
+        sentences = row.split("\t") if isinstance(row, str) else list(row) if isinstance(row, Sequence) else [row]
         for sentence in sentences:
             check_text(sentence, where)
         sentences = [sentence.strip() for sentence in sentences]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kilolayer.config import Table, build, dump, merge
+from kilolayer.config import Table, build, dump, merge, override
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.writing import move, write
@@ -70,7 +70,7 @@ def _laid_over(run: Run, over: Table) -> RunConfig:
         elif isinstance(value, list) and all(isinstance(each, str) for each in value):
             absolute = merge(absolute, {section: {name: [str(storable(Path(each))) for each in value]}})
     try:
-        return settled(build(RunConfig, merge(merge(run.config.table(), over), absolute)))
+        return settled(build(RunConfig, merge(override(RunConfig, run.config.table(), over), absolute)))
     except OptionError as error:
         raise error.at(TYPED) from None
 

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.errors import OptionError
+from kilolayer.errors import OptionError, shown
 from kilolayer.parallel.parent import when_parent_dies
 from kilolayer.runs.given import Source, new_folder, plain_tables, read_given
 from kilolayer.terminal import command, say, speaks, under_torchrun
@@ -46,8 +46,13 @@ def train(
     from kilolayer.runs.begin import new_run, old_run
     from kilolayer.runs.load import load
     from kilolayer.training.run import Run
+    from kilolayer.training.trackers import check_tracker
 
     over = plain_tables(tables)
+    if not isinstance(trackers, Sequence) or isinstance(trackers, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"trackers is {shown(trackers)}", fix="give a list of objects: trackers=[MyTracker()]")
+    for number, tracker in enumerate(trackers, 1):
+        check_tracker(tracker, f"trackers, number {number}")
     if resume is not None and (config is not None or run is not None):
         raise OptionError("resume takes no configuration and no run", fix="the run's folder holds them: remove them")
     folder = Path(resume) if resume is not None else new_folder(config, run)

@@ -78,12 +78,12 @@ class TrainedRun:
         text in its place, as the run's option `test` could name it: a set, files, folders. source, reference: two aligned files
         for a translator; direction: of one with several. The scores of another text are kept nowhere.
         """
-        if not test and source is None and reference is None:
-            return self._run.scores(self.device.type)
+        if not test and source is None and reference is None and direction is None:
+            return self._run.scores(self.device)
         named = (test,) if isinstance(test, Path | str) else test
         first, second = (None if path is None else str(path) for path in (source, reference))
         text = OtherText(tuple(map(str, named)), first, second, direction)
-        return score_text(self._run, text, load=lambda: self.reader)
+        return score_text(self._run, text, loaded=(self._chosen, lambda: self.reader))
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl so far; kind: "train", "valid", "layers", "event", ..., those of this kind alone."""
@@ -106,7 +106,7 @@ class TrainedRun:
         return f"{type(self).__name__}({str(self.folder)!r})"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copying and pickling ask every object for
+        if name.startswith("_"):  # what copying, pickling and notebooks ask every object for
             raise AttributeError(name)
         methods = [each for each in dir(type(self)) if not each.startswith("_")]
         raise MissingMethodError(
@@ -118,7 +118,7 @@ class TrainedRun:
 
 def as_texts(given: str | Iterable[str], kind: str) -> list[str]:
     """One text or several, as a list; whatever is no text is refused. kind: what a text is called."""
-    texts = [given] if isinstance(given, str) else _listed(given, kind)
+    texts = as_list(given, kind)
     for number, text in enumerate(texts, 1):
         check_text(text, f"{kind} {number}")
     return texts
@@ -134,7 +134,10 @@ def check_text(text: Any, where: str) -> None:
         raise InputError(f"this text is no Unicode: {shown(text)}", where=where, fix="decode bytes as UTF-8") from None
 
 
-def _listed(given: Any, kind: str) -> list[Any]:
+def as_list(given: Any, kind: str) -> list[Any]:
+    """One text as a list of one, or the list of what is given; a single thing that is no text is refused."""
+    if isinstance(given, str):
+        return [given]
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise InputError(f"{kind}s are given as {shown(given)}", fix="give one text, or a list of texts")
     return list(given)

@@ -80,8 +80,9 @@ def read_vocabulary(imported: Imported) -> ForeignVocabulary:
             first = [None if pad == start else pad, pieces.numbers["<unk>"], start, end]
             rows = [*first, *(pieces.numbers[piece] for piece in pieces.pieces[END + 1 :])]
     size = imported.config.vocab_size or 0
-    for row in rows:
-        if row is not None and (type(row) is not int or not 0 <= row < size):
+    missing = rows[:END].count(None)
+    for token, row in enumerate(rows):
+        if (row is not None or token >= missing) and (type(row) is not int or not 0 <= row < size):
             raise InputError(
                 f"the vocabulary has a token {shown(row)}, and the model {size} tokens",
                 where=str(folder),

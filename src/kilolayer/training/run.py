@@ -135,10 +135,10 @@ class Run:
         chosen = choose(self.checkpoints, self.config.train)
         task.score(self.load_reader(device, chosen=chosen), self.folder, chosen.table())
 
-    def scores(self, device: str) -> dict[str, Any]:
+    def scores(self, device: str | torch.device) -> dict[str, Any]:
         """What scores.json holds; the test part is scored now where it has not been."""
         if kind_of(self.folder / "scores.json") is None:
-            self.score(self.task(cache_folder()), choose_device(device))
+            self.score(self.task(cache_folder()), choose_device(device) if isinstance(device, str) else device)
         return read_scores(self.folder)
 
 

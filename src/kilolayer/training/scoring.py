@@ -7,16 +7,22 @@ from typing import Any
 
 from kilolayer.models.model import Model
 from kilolayer.tasks.other_text import OtherText
-from kilolayer.training.chosen import choose
+from kilolayer.training.chosen import Chosen, choose
 from kilolayer.training.run import Run, cache_folder, choose_device
 
 
-def score_text(run: Run, text: OtherText, *, device: str = "auto", load: Callable[[], Model] | None = None) -> dict[str, Any]:
+def score_text(
+    run: Run, text: OtherText, *, device: str = "auto", loaded: tuple[Chosen, Callable[[], Model]] | None = None
+) -> dict[str, Any]:
     """Tables as in scores.json, one for each part of the text, and `weights`, the checkpoints that were scored.
 
-    Nothing is written. load: gives the run's model, which is read from its checkpoints where this is absent.
+    Nothing is written. loaded: the checkpoints of a model, and what gives it; without them, the run's own are read.
     """
     score = run.registration.load().read_text(run.config, run.vocabulary(), text, cache_folder())
-    chosen = choose(run.checkpoints, run.config.train)
-    model = run.load_reader(choose_device(device), chosen=chosen) if load is None else load()
+    if loaded is None:
+        chosen = choose(run.checkpoints, run.config.train)
+        model = run.load_reader(choose_device(device), chosen=chosen)
+    else:
+        chosen, load = loaded
+        model = load()
     return {**score(model), "weights": chosen.table()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kilolayer.config import Table
-from kilolayer.errors import InputError, KilolayerError, OptionError
+from kilolayer.errors import InputError, KilolayerError, OptionError, shown
 from kilolayer.files.writing import make_folder
 from kilolayer.importing import import_class
 from kilolayer.tasks.train_config import TrainConfig
@@ -102,7 +102,8 @@ def guarded(trackers: Sequence[Tracker]) -> list[Guarded]:
 
 def make_trackers(config: TrainConfig, given: Sequence[Tracker] = ()) -> list[Guarded]:
     """The trackers of a run: those that its configuration names, then those that are given as objects."""
-    return guarded([*(_made(name, make) for name, make in find_trackers(config).items()), *given])
+    named = find_trackers(config).items()
+    return guarded([*(_made(name, make) for name, make in named), *given])
 
 
 def find_trackers(config: TrainConfig) -> dict[str, Callable[[], Any]]:
@@ -123,14 +124,19 @@ def _made(place: str, make: Callable[[], Any]) -> Tracker:
             where=f"train.trackers: {place}",
             fix="a tracker's class is called without arguments",
         ) from error
-    absent = [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]
-    if absent:
-        raise InputError(
-            f"this is no tracker: it has no {absent[0]}",
-            where=f"train.trackers: {place}",
-            fix="give it start(folder, config, step), log(row) and finish(scores)",
-        )
+    check_tracker(tracker, f"train.trackers: {place}")
     return tracker
+
+
+def check_tracker(tracker: Any, where: str) -> None:
+    """Refuse what cannot follow a run: a class in the place of its object, and what lacks a method."""
+    absent = [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]
+    if absent or isinstance(tracker, type):
+        raise InputError(
+            f"this is no tracker: it {f'has no {absent[0]}' if absent else 'is a class'}: {shown(tracker)}",
+            where=where,
+            fix="give an object with start(folder, config, step), log(row) and finish(scores)",
+        )
 
 
 def summary_writer() -> Any:

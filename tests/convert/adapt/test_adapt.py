@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_models import BUILDERS, SOURCE_REAL, STATES, bart, bert, gpt2, llama, run, t5, torch_encoder, transformers, vit
+from adaptable_models import BUILDERS, SOURCE_REAL, STATES, bart, bert, gpt2, llama, run, t5, torch_encoder, transformers, vit
 from torch import nn
 
 import kilolayer as kl

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_models import BUILDERS, bart, bert, gpt2, marian, run, torch_encoder, transformers
+from adaptable_models import BUILDERS, bart, bert, gpt2, marian, run, torch_encoder, transformers
 from torch import nn
 
 import kilolayer as kl

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_models import BUILDERS, SOURCE_REAL, STATES, run
+from adaptable_models import BUILDERS, SOURCE_REAL, STATES, run
 from torch import Tensor, nn
 from twins import our_model, run_ours, twins
 

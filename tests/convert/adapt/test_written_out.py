@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from foreign_models import SOURCE, SOURCE_REAL, TARGET, TARGET_REAL, llama, run, t5
+from adaptable_models import SOURCE, SOURCE_REAL, TARGET, TARGET_REAL, llama, run, t5
 from torch import Tensor
 
 import kilolayer as kl

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from foreign_models import DIM, FFN, HEADS, LAYERS
+from adaptable_models import DIM, FFN, HEADS, LAYERS
 from torch import Tensor, nn
 
 import kilolayer as kl

@@ -56,13 +56,15 @@ class Additions(nn.Module):
                 self._keep(before.register_forward_hook(self.scale_state))
         if any(map(_present, (self.skip, self.pre_norm, self.in_scale))):
             self._keep(sublayer.function.register_forward_pre_hook(self.read, with_kwargs=True))
-        if _present(self.inner_norm) or _present(self.head_scale):
+        changed_inside = _present(self.inner_norm) or _present(self.head_scale)
+        if changed_inside:
             if isinstance(sublayer.output, nn.MultiheadAttention):
                 self.change(sublayer.output, "__class__", InnerAttention)
                 sublayer.output.__dict__["inside"] = self.inside
             else:
                 self._keep(sublayer.output.register_forward_pre_hook(self.look_inside))
-        if _present(self.post_norm) or _present(self.branch) or self.skip_number != 1:
+        # Also where nothing is written: torch's layers skip the attention's forward unless a hook is on one of their modules.
+        if changed_inside or _present(self.post_norm) or _present(self.branch) or self.skip_number != 1:
             self._keep(sublayer.output.register_forward_hook(self.write))
         if self.skip_number != 1:
             eps = eps_name(sublayer.norm)

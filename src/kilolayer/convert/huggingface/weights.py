@@ -68,14 +68,12 @@ def to_theirs(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str,
     return {name: tensor for entry in table.values() for name, tensor in entry.to_theirs(ours[entry.ours]).items()}
 
 
-def to_ours(
-    entries: Iterable[Entry], theirs: Mapping[str, Tensor], *, copies: Mapping[str, str], unused: Iterable[str] = ()
-) -> dict[str, Tensor]:
+def to_ours(entries: Iterable[Entry], theirs: Mapping[str, Tensor], *, copies: Mapping[str, str]) -> dict[str, Tensor]:
     """A state dict of theirs under our names.
 
-    copies: names under which a file may repeat the tensor of another name, or hold it alone. unused: names that mean nothing.
+    copies: names under which a file may repeat the tensor of another name, or hold it alone.
     """
-    found = {name: tensor for name, tensor in theirs.items() if name not in copies and name not in set(unused)}
+    found = {name: tensor for name, tensor in theirs.items() if name not in copies}
     for copy, name in copies.items():
         if copy in theirs:
             found.setdefault(name, theirs[copy])
