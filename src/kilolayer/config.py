@@ -291,7 +291,7 @@ def override(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any
             idle = [fault.idle] if fault.idle not in named else list(fault.beside) if fault.either else []
             gone = [name for name in idle if name not in named and _value_at(remaining, name) is not None]
             if not named or not gone:
-                return merge(table, typed)
+                return merge(remaining, typed)
             remaining = reduce(_without, gone, remaining)
         return merge(remaining, typed)
     except OptionError:
