@@ -35,6 +35,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "xpos, shared keys": {"positions": "xpos", "kv_heads": 1, "tie_embeddings": False},
     "learned": {"positions": "learned", "max_length": 9, "pad_id": None, "norm": "rms"},
     "t5": {"positions": "t5"},
+    "as imported": {"embedding_norm": True, "output_bias": True, "first_predicted": 2, "activation": "gelu_tanh"},
+    "silu": {"activation": "silu"},
 }
 
 
@@ -77,6 +79,21 @@ def test_every_form_computes_the_same_after_a_round_trip(form: str, shape: str, 
     if model.config.pad_id is None:  # no padding: a full batch
         inputs = {name: each for name, each in inputs.items() if name != "attention_mask"}
     assert torch.equal(loaded(**inputs).logits, logits_of(model))
+
+
+def test_token_types_and_what_stands_before_the_scores_go_along(tmp_path: Path) -> None:
+    options = {"embedding_norm": True, "token_types": 2, "output_transform": True, "output_bias": True, "first_predicted": 2}
+    model = bare_model("encoder", **options)
+    loaded, types = round_trip(model, tmp_path), (SOURCE % 2).long()
+    wanted = model(SOURCE, types=types)
+    assert not torch.equal(wanted.logits, model(SOURCE).logits)
+    inputs = {**inputs_of(loaded), "token_type_ids": types}
+    assert torch.equal(loaded(**inputs).logits, wanted.logits)
+    assert torch.equal(AutoModel.from_pretrained(tmp_path)(**inputs).last_hidden_state, wanted.states)
+    # A new head stands in the place of all that scored tokens.
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)(**inputs).logits.shape == (2, 3)
+    with pytest.raises(InputError, match="no token types"):
+        wrapped(bare_model("encoder"))(**inputs)
 
 
 def test_the_file_has_every_weight_once(tmp_path: Path) -> None:

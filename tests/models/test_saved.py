@@ -121,6 +121,13 @@ def test_a_lowered_model_computes_as_before(tmp_path: Path) -> None:
     assert {each.dtype for each in found.parameters()} == {torch.bfloat16, torch.float32}
 
 
+@pytest.mark.parametrize("residual", [torch.float16, torch.float64])
+def test_the_states_between_layers_keep_their_dtype(residual: torch.dtype, tmp_path: Path) -> None:
+    model = kl.Decoder(**WIDTHS, layers=1)
+    model.lower(torch.bfloat16, residual)
+    assert kl.load_model(kl.save(model, tmp_path)).embedding.states_dtype == residual  # pyright: ignore
+
+
 def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:
     tied, untied = (kl.Decoder(**WIDTHS, layers=1, tie_embeddings=tie) for tie in (True, False))
     shapes = []

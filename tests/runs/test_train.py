@@ -106,6 +106,24 @@ def test_a_file_is_trained_in_another_thread_and_followed_by_a_tracker(
     assert listener.heard[-1] == ("finish", run.scores())
 
 
+class EvaluatesOnTheWay:
+    """Leaves what `kilolayer evaluate` leaves of a run that still trains."""
+
+    def start(self, folder: Path, config: dict[str, Any], step: int) -> None:
+        self.scores = folder / "scores.json"
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.scores.write_text('{"test": {}}')
+
+    def finish(self, scores: dict[str, Any] | None) -> None:
+        assert scores is not None
+
+
+def test_scores_from_the_way_are_not_taken_for_those_of_the_end(corpus: Path, tmp_path: Path) -> None:
+    run = kl.train(text_table(corpus), run=tmp_path / "run", train=STEPS, trackers=[EvaluatesOnTheWay()])
+    assert run.scores()["weights"]["steps"] == [4]
+
+
 def test_an_interrupt_leaves_a_checkpoint_and_the_run_goes_on(
     trained: dict[str, Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from kilolayer.cli.main import main
 from kilolayer.config import dump, merge
 from kilolayer.data.masking import inputs_of
 from kilolayer.data.word_pieces import WordPieceVocabulary, read_word_pieces
-from kilolayer.errors import KilolayerError
+from kilolayer.errors import InputError, KilolayerError
 from kilolayer.probe.diagnose import diagnose
 from kilolayer.training.origins import ForeignOrigin, open_origin
 from kilolayer.training.run import Run, cache_folder, in_steps, prepare
@@ -232,6 +234,15 @@ def test_plan_and_diagnosis_know_such_a_start(made: dict[str, Made], tmp_path: P
     assert main(["plan", str(path), "--json"]) == 0
     assert '"parameters"' in capsys.readouterr().out
     assert diagnose(path, steps=1).findings is not None
+
+
+def test_a_model_whose_configuration_names_no_end_is_refused(made: dict[str, Made], tmp_path: Path) -> None:
+    folder = shutil.copytree(made["gpt2"].folder, tmp_path / "model")
+    theirs = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**theirs, "eos_token_id": None}))
+    with pytest.raises(InputError, match="a token None") as caught:
+        open_origin(folder).vocabulary()
+    assert "eos_token_id" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,14 @@ def test_options_that_may_change_do_and_the_checkpoint_tells_it(run: Path, optio
         assert len(choose(found.checkpoints, found.config.train).steps) == 2
 
 
+def test_what_is_typed_wins_over_what_the_run_says_beside_it(run: Path) -> None:
+    with old_run(run, {"train": {"steps": 6, "schedule": "warmup_stable_decay", "decay_steps": 2}}) as first:
+        assert first.config.train.decay_steps == 2
+    with old_run(run, {"train": {"schedule": "constant"}, "search": {"beam": 3}}) as found:
+        assert (found.config.train.schedule, found.config.train.decay_steps) == ("constant", 0)
+        assert getattr(found.config, "search").method == "beam"  # noqa: B009
+
+
 @pytest.mark.slow
 def test_a_run_of_an_older_version_is_made_longer_too(run: Path, whole: dict[str, Any]) -> None:
     for path in checkpoint.steps(run / "checkpoints"):

@@ -59,6 +59,13 @@ def files_of(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+def test_a_loaded_run_is_scored_with_what_it_has_loaded(runs: dict[str, Run], corpus: Path, tmp_path: Path) -> None:
+    loaded = kl.load(shutil.copytree(runs["causal_lm"].folder, tmp_path / "run"), device="cpu")
+    before = loaded.scores(own_test("causal_lm", corpus))
+    shutil.rmtree(loaded.folder / "checkpoints")
+    assert loaded.scores(own_test("causal_lm", corpus)) == before
+
+
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", SMALL)
 def test_the_own_test_part_by_its_name_has_the_scores_that_the_run_has(

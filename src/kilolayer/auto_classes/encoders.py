@@ -31,14 +31,18 @@ class ReadsText(KilolayerPreTrainedModel):
         attention_mask: Tensor | None,
         inputs_embeds: Tensor | None,
         output_hidden_states: bool | None,
+        token_type_ids: Tensor | None,
     ) -> EncoderOutput:
-        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding."""
+        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
+
+        token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
+        """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
             raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
         _, real = real_positions(attention_mask, 0, given.shape[1])
         states = self.wants_states(output_hidden_states)
-        return self.model(input_ids, embeddings=inputs_embeds, mask=real, hidden_states=states)
+        return self.model(input_ids, embeddings=inputs_embeds, mask=real, types=token_type_ids, hidden_states=states)
 
 
 class KilolayerForMaskedLM(ReadsText):
@@ -62,12 +66,14 @@ class KilolayerForMaskedLM(ReadsText):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> MaskedLMOutput:
         """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
 
+        token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
         labels: int64 [batch, length], -100 where nothing was hidden. While training, the loss has the routers' part.
         """
-        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states)
+        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, token_type_ids)
         assert out.logits is not None
         loss = None if labels is None else token_loss(out.logits, labels) + (out.router_loss if self.training else 0)
         return output(MaskedLMOutput, loss=loss, logits=out.logits, hidden_states=out.hidden_states)
@@ -84,9 +90,9 @@ class KilolayerForSequenceClassification(ReadsText):
         found = super().model_config(config)
         if found.head is not None and found.head.outputs == config.num_labels:
             return found
-        # A table of outputs would be there for nothing.
-        tied = {"tie_embeddings": True}
-        return replace(found, head=replace(found.head or Head(), outputs=config.num_labels), **tied)
+        # What scores tokens would be there for nothing.
+        without = {"tie_embeddings": True, "output_transform": False, "output_bias": False, "first_predicted": 0}
+        return replace(found, head=replace(found.head or Head(), outputs=config.num_labels), **without)
 
     @can_return_tuple
     def forward(
@@ -96,13 +102,15 @@ class KilolayerForSequenceClassification(ReadsText):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> SequenceClassifierOutput:
         """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
 
+        token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
         labels: int64 [batch], the classes, or, with problem_type "regression", numbers [batch]. While training, the loss has
         the routers' part.
         """
-        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states)
+        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, token_type_ids)
         assert out.logits is not None
         loss = None if labels is None else self._loss(out.logits.float(), labels) + (out.router_loss if self.training else 0)
         return output(SequenceClassifierOutput, loss=loss, logits=out.logits, hidden_states=out.hidden_states)

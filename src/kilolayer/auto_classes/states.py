@@ -33,6 +33,7 @@ class KilolayerModel(ReadsSources, ReadsText):
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Any:
         """The arguments of the shape's own class, without labels; last_hidden_state: [batch, length, dim]."""
         if self.config.is_encoder_decoder:
@@ -49,7 +50,7 @@ class KilolayerModel(ReadsSources, ReadsText):
                 output_hidden_states,
             )[0]
         if self.config.model_config.shape == "encoder":
-            out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states)
+            out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, token_type_ids)
             return output(BaseModelOutput, last_hidden_state=out.states, hidden_states=out.hidden_states)
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:

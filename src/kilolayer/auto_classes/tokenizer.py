@@ -23,13 +23,19 @@ class KilolayerTokenizer(PreTrainedTokenizer):
 
     vocab_file: of SentencePiece; tokenizer_file: of byte-level BPE; without either, tokens are bytes.
     masks: whether <mask> is one, of a masked language model; its id is behind the vocabulary's last.
+    types: whether the model has token types: 0 up to the first END, with it, and 1 behind it.
     """
 
     vocab_files_names = {"vocab_file": SHARED_FILE, "tokenizer_file": BYTE_BPE_FILE}  # noqa: RUF012
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     def __init__(
-        self, vocab_file: str | None = None, tokenizer_file: str | None = None, masks: bool = False, **others: Any
+        self,
+        vocab_file: str | None = None,
+        tokenizer_file: str | None = None,
+        masks: bool = False,
+        types: bool = False,
+        **others: Any,
     ) -> None:
         self.masks = masks
         self.vocabulary = _load(vocab_file, tokenizer_file)
@@ -40,7 +46,9 @@ class KilolayerTokenizer(PreTrainedTokenizer):
         others |= {"mask_token": MASK} if masks else {}
         others |= {"split_special_tokens": True, "special_tokens_pattern": "cls_double_sep"}
         others["auto_map"] = {"AutoTokenizer": [class_in_module(type(self).__name__), None]}
-        super().__init__(masks=masks, **{"clean_up_tokenization_spaces": False, **others})
+        if types:
+            others["model_input_names"] = [*self.model_input_names, "token_type_ids"]
+        super().__init__(masks=masks, types=types, **{"clean_up_tokenization_spaces": False, **others})
 
     @classmethod
     def in_folder(cls, folder: Path, **options: Any) -> Self:
@@ -101,6 +109,10 @@ class KilolayerTokenizer(PreTrainedTokenizer):
         self.vocabulary.save(folder)
         write_module(folder)
         return tuple(str(folder / file) for file in self.vocab_files_names.values() if kind_of(folder / file) is not None)
+
+    def create_token_type_ids_from_sequences(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
+        """As a classifier of Kilolayer reads START a END, or START a END END b END."""
+        return [0] * (len(token_ids_0) + 2) + ([] if token_ids_1 is None else [1] * (len(token_ids_1) + 2))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:

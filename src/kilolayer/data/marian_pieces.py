@@ -1,5 +1,7 @@
 """The vocabulary of a Marian model of Hugging Face: source.spm and target.spm cut text, vocab.json numbers the pieces of both.
 
+Where there is a target_vocab.json, each numbers those of its side, and both belong together if they never contradict.
+
 Here a SentencePiece model numbers its own pieces. So both models get the pieces of vocab.json, in its order, behind padding,
 unknown, start and end; those that a side does not have are marked as unused, and no text is cut into them. A piece that
 vocab.json does not have, unknown to Marian, is left out: text is cut into others.
@@ -14,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.errors import InputError
+from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes, read_json
 
-FILES, NUMBERS = ("source.spm", "target.spm"), "vocab.json"
+FILES, NUMBERS, TARGET_NUMBERS = ("source.spm", "target.spm"), "vocab.json", "target_vocab.json"
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5
 """Kinds of pieces, as SentencePiece numbers them."""
@@ -37,9 +40,16 @@ class MarianPieces:
 
 def read_marian_pieces(folder: Path) -> MarianPieces:
     """The three files of a folder."""
-    numbers = read_json(folder / NUMBERS)
-    if not isinstance(numbers, dict) or not all(type(token) is int and token >= 0 for token in numbers.values()):
-        raise InputError("the file is no table from pieces to ids", where=str(folder / NUMBERS), fix=FIX)
+    numbers = _numbers(folder / NUMBERS)
+    if kind_of(folder / TARGET_NUMBERS) is not None:
+        target = _numbers(folder / TARGET_NUMBERS)
+        if any(numbers.get(piece, token) != token for piece, token in target.items()):
+            raise InputError(
+                "source and target number their pieces differently",
+                where=str(folder / TARGET_NUMBERS),
+                fix="the model can be imported, kl.from_huggingface, but no run starts from it",
+            )
+        numbers |= target
     if len({*numbers.values()}) < len(numbers):
         raise InputError("two pieces have one id", where=str(folder / NUMBERS), fix=FIX)
     for name in ("<unk>", "</s>"):
@@ -48,6 +58,13 @@ def read_marian_pieces(folder: Path) -> MarianPieces:
     pieces = [*SPECIAL, *sorted(numbers.keys() - {*SPECIAL}, key=numbers.__getitem__)]
     source, target = (_renumbered(folder / name, pieces) for name in FILES)
     return MarianPieces((source, target), numbers, pieces)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    found = read_json(path)
+    if not isinstance(found, dict) or not all(type(token) is int and token >= 0 for token in found.values()):
+        raise InputError("the file is no table from pieces to ids", where=str(path), fix=FIX)
+    return found
 
 
 def _renumbered(path: Path, pieces: list[str]) -> bytes:

@@ -172,6 +172,10 @@ class Tokenizer:
         """Whether text is never cut into this piece: a special token, a tag, or a byte that spells what has no piece."""
         return any(getattr(self._pieces, f"is_{kind}")(token) for kind in ("control", "unknown", "byte", "unused"))
 
+    def is_unused(self, token: int) -> bool:
+        """Whether the piece has only its place here: of a vocabulary for two languages, one of the other side alone."""
+        return self._pieces.is_unused(token)
+
     @property
     def has_space(self) -> bool:
         """Whether a space alone is a piece."""

@@ -149,6 +149,10 @@ class WordPieceVocabulary:
         """The text of some ids, as the pieces spell it; special tokens leave no trace, and neither do ids out of range."""
         return self._library.decode([token for token in map(int, ids) if 0 <= token < self.vocab_size])
 
+    def text(self) -> str:
+        """The tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
+        return self._library.to_str(pretty=True)
+
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
-        write(folder / BYTE_BPE_FILE, self._library.to_str(pretty=True).encode())
+        """Write tokenizer.json."""
+        write(folder / BYTE_BPE_FILE, self.text().encode())

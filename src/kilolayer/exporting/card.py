@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from kilolayer.data.parallel import Direction
+from kilolayer.data.tokenizer import Tokenizers
+from kilolayer.data.word_pieces import MASK as WORD_MASK
 from kilolayer.exporting.source import Source
 from kilolayer.exporting.translator_tokenizer import marian_tag
 from kilolayer.generate.config import SearchConfig
+from kilolayer.generate.fill import MASK
+from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 from kilolayer.tasks.results import VALIDATION
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.version import VERSION
@@ -37,6 +42,11 @@ def card(source: Source, name: str, why: str, use: str) -> str:
 def transformers_use(source: Source, out: Path) -> str:
     """Raw text in, raw text out, by the Auto classes."""
     config, folder = source.run.config, out.name
+    if isinstance(config, MaskedLMConfig | ClassifyConfig):
+        mask = WORD_MASK if source.word_pieces else MASK
+        pipelines = {"masked_lm": ("fill-mask", f"A {mask} text."), "classify": ("text-classification", "A text.")}
+        task, text = pipelines[config.task]
+        return f'from transformers import pipeline\n\nprint(pipeline("{task}", "{folder}")("{text}"))'
     if not isinstance(config, TranslationConfig):
         return (
             "from transformers import pipeline\n\n"
@@ -58,7 +68,7 @@ def ctranslate2_use(source: Source, out: Path) -> str:
     config, folder = source.run.config, out.name
     assert isinstance(config, TranslationConfig)
     tag = f'["<2{_target(config)}>"] + ' if len(config.data.directions) > 1 else ""
-    shared = config.tokenizer.shared
+    shared = Tokenizers.load(source.run.folder).shared
     reader = f'sentencepiece.SentencePieceProcessor("{folder}/tokenizer.model")'
     writer = "pieces" if shared else f'sentencepiece.SentencePieceProcessor("{folder}/tokenizer.target.model")'
     beam = config.search.width if config.search.method == "beam" else 1

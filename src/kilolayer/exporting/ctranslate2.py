@@ -13,7 +13,7 @@ from kilolayer.convert.huggingface.foreign_class import is_plain
 from kilolayer.convert.spelled_out import spell_out
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import InputError, OptionError
-from kilolayer.exporting.form import folded, is_plain_stack
+from kilolayer.exporting.form import folded, is_plain_stack, without_unread
 from kilolayer.exporting.source import Source
 from kilolayer.files.reading import read_bytes
 from kilolayer.layers.stack import Stack
@@ -21,19 +21,22 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.recipes.base import Plan
 
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.target.model")
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+"""Ours and theirs."""
 
 
 def ctranslate2_files(source: Source) -> tuple[str, dict[str, bytes]]:
     """Why the model fits, and all files but the README: names and contents."""
     specs = _import_specs()
-    model = folded(source.model, source.positions)
+    model = without_unread(folded(source.model, source.positions))
+    left_out = source.model.config.first_predicted - model.config.first_predicted
     _check(source, model)
     plain = spell_out(model, source.positions)
     assert isinstance(plain, EncoderDecoder)
     tokenizers = Tokenizers.load(source.run.folder)
-    kind = "its layers are Pre-LN" if model is source.model else "it has a plain Post-LN form"
+    kind = "its layers are Pre-LN" if is_plain(model.config, Plan(pre_norm=True)) else "it has a plain Post-LN form"
     with tempfile.TemporaryDirectory() as folder:
-        _specification(specs, plain, tokenizers).save(folder)
+        _specification(specs, plain, tokenizers, left_out).save(folder)
         files = {path.name: read_bytes(path, most=path.stat().st_size) for path in sorted(Path(folder).iterdir())}
     sides = [tokenizers.source.model] if tokenizers.shared else [tokenizers.source.model, tokenizers.target.model]
     files |= dict(zip(TOKENIZER_FILES, sides, strict=False))
@@ -59,9 +62,8 @@ def _check(source: Source, model: AnyModel) -> None:
         "it has experts": config.moe is not None,
         "its norms are RMSNorms": config.norm != "layer",
         "it has fewer heads of keys and values than of queries": config.kv_heads not in (None, config.heads),
-        f"its activation is {config.activation}": config.activation not in ("relu", "gelu"),
+        f"its activation is {config.activation}": config.activation not in ACTIVATIONS,
         "it has a norm on its embeddings": config.embedding_norm,
-        "it has an output bias": config.output_bias,
         f"its first {config.first_predicted} tokens have no probability": config.first_predicted > 0,
         f"its positions are {config.positions}": config.positions not in ("sinusoidal", "learned"),
     }
@@ -74,11 +76,11 @@ def _check(source: Source, model: AnyModel) -> None:
         )
 
 
-def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers) -> Any:
+def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers, left_out: int) -> Any:
     from ctranslate2.specs.common_spec import Activation
 
     config, before = plain.config, is_plain(plain.config, Plan(pre_norm=True))
-    activation = Activation.RELU if config.activation == "relu" else Activation.GELU
+    activation = Activation[ACTIVATIONS[config.activation]]
     depths = (config.depths.encoder, config.depths.decoder)
     spec = specs.TransformerSpec.from_config(depths, config.heads, pre_norm=before, activation=activation)
     assert plain.source_embedding is not None
@@ -86,13 +88,23 @@ def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers) ->
     _fill_stack(spec.encoder, spec.encoder.embeddings[0], plain.encoder, plain.source_embedding, before)
     _fill_stack(spec.decoder, spec.decoder.embeddings, plain.decoder, plain.embedding, before)
     spec.decoder.projection.weight = _array(plain.vocabulary.weight)
+    if plain.output_bias is not None:
+        spec.decoder.projection.bias = _array(plain.output_bias.weight)
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps
-    spec.register_source_vocabulary(tokenizers.source.pieces)
-    spec.register_target_vocabulary(tokenizers.target.pieces)
+    spec.register_source_vocabulary(_pieces_read(tokenizers)[left_out:])
+    spec.register_target_vocabulary(tokenizers.target.pieces[left_out:])
     spec.validate()
     spec.optimize()
     return spec
+
+
+def _pieces_read(tokenizers: Tokenizers) -> list[str]:
+    """The source's pieces. A letter that its SentencePiece model does not know must not be found as a piece of the target's."""
+    source = tokenizers.source
+    if tokenizers.shared:
+        return source.pieces
+    return [f"<unused {token}>" if source.is_unused(token) else piece for token, piece in enumerate(source.pieces)]
 
 
 def _fill_stack(spec: Any, embeddings: Any, stack: Stack, table: Any, before: bool) -> None:

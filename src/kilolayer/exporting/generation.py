@@ -14,19 +14,22 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.translation.config import TranslationConfig
 
-NEVER_WRITTEN = [[PAD], [START]]
+NEVER_WRITTEN = (PAD, START)
 
 
-def special_tokens(source: Source) -> dict[str, int]:
-    """The ids that config.json and generation_config.json both hold."""
-    found = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": PAD}
-    return {**found, "decoder_start_token_id": START} if source.model.config.shape == "encoder_decoder" else found
+def special_tokens(source: Source, left_out: int = 0) -> dict[str, int]:
+    """The ids that config.json and generation_config.json both hold; left_out: how many ids are, before the first."""
+    # A language model has read the end of a document before each beginning, and never a start.
+    start, end = (END if source.model.config.shape == "decoder" else START) - left_out, END - left_out
+    found = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": start if left_out else PAD}
+    return {**found, "decoder_start_token_id": start} if source.model.config.shape == "encoder_decoder" else found
 
 
-def generation_config(source: Source) -> dict[str, Any]:
+def generation_config(source: Source, left_out: int = 0) -> dict[str, Any]:
     """What `generate` does where it is told nothing else."""
     config = source.run.config
-    found: dict[str, Any] = {**special_tokens(source), "bad_words_ids": NEVER_WRITTEN}
+    never = [[token - left_out] for token in NEVER_WRITTEN if token >= left_out]
+    found: dict[str, Any] = {**special_tokens(source, left_out), **({"bad_words_ids": never} if never else {})}
     if isinstance(config, TranslationConfig):
         return {**found, **_search(config.search), "max_new_tokens": source.positions - 1}
     if isinstance(config, CausalLMConfig):

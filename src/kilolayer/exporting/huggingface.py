@@ -10,19 +10,19 @@ from safetensors.torch import save
 from torch import Tensor
 
 from kilolayer.convert.huggingface.marian import POSITIONS
-from kilolayer.convert.huggingface.opt import OPT
 from kilolayer.convert.huggingface.weights import to_theirs
 from kilolayer.data.tokenizer import Tokenizers
-from kilolayer.errors import InputError
+from kilolayer.data.vocabulary import load_vocabulary
+from kilolayer.data.word_pieces import WordPieceVocabulary
 from kilolayer.exporting.form import NoPlainForm, PlainForm, find_form
 from kilolayer.exporting.generation import generation_config, special_tokens
 from kilolayer.exporting.remote_class import remote_files
 from kilolayer.exporting.source import Source
 from kilolayer.exporting.text_tokenizer import text_files
 from kilolayer.exporting.translator_tokenizer import marian_files
+from kilolayer.exporting.word_tokenizer import word_files
 from kilolayer.layers.position import sinusoids
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
-from kilolayer.tasks.causal_lm.task import CausalLMTask
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 from kilolayer.tasks.translation.config import TranslationConfig
@@ -30,46 +30,50 @@ from kilolayer.tasks.translation.config import TranslationConfig
 
 def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
     """The class that loads the model, why this one, and all files but the README: names and contents."""
-    form = find_form(source.model, source.positions)
+    form = find_form(source.model, source.positions, word_pieces=source.word_pieces)
     if isinstance(form, NoPlainForm):
-        own = isinstance(source.run.config, MaskedLMConfig | ClassifyConfig)
-        return remote_files(source, form.why, None if own else tokenizer_files(source))
+        return remote_files(source, form.why, tokenizer_files(source))
+    config, tokenizer = _config(source, form), tokenizer_files(source, form.left_out)
+    assert tokenizer is not None
     files = {
-        "config.json": _json(_config(source, form)),
-        "generation_config.json": _json(generation_config(source)),
+        "config.json": _json(config),
         "model.safetensors": save(_weights(source, form), metadata={"format": "pt"}),
-        **tokenizer_files(source),
+        **tokenizer,
     }
-    return form.foreign.architecture, form.why, files
+    if form.model.config.shape != "encoder":
+        files["generation_config.json"] = _json(generation_config(source, form.left_out))
+    return config["architectures"][0], form.why, files
 
 
-def tokenizer_files(source: Source) -> dict[str, bytes]:
-    """The vocabulary for `AutoTokenizer`."""
-    run = source.run
-    if isinstance(run.config, TranslationConfig):
-        return marian_files(Tokenizers.load(run.folder), run.config)
-    if isinstance(run.config, CausalLMConfig):
-        return text_files(CausalLMTask.load_vocabulary(run.config, run.folder), run.config)
-    raise InputError(
-        f"the vocabulary of the task {run.config.task!r} has no form elsewhere",
-        where=str(run.folder),
-        fix="translation and causal_lm have one",
-    )
+def tokenizer_files(source: Source, left_out: int = 0) -> dict[str, bytes] | None:
+    """The vocabulary for `AutoTokenizer`; None where there is no form of it but our own class.
+
+    left_out: how many ids are, before the first.
+    """
+    run, config = source.run, source.run.config
+    if isinstance(config, TranslationConfig):
+        return marian_files(Tokenizers.load(run.folder), config, left_out)
+    assert isinstance(config, CausalLMConfig | MaskedLMConfig | ClassifyConfig)
+    vocabulary = load_vocabulary(run.folder, config.tokenizer)
+    if isinstance(config, CausalLMConfig):
+        return text_files(vocabulary, config, left_out)
+    return word_files(vocabulary, config) if isinstance(vocabulary, WordPieceVocabulary) else None
 
 
 def _config(source: Source, form: PlainForm) -> dict[str, Any]:
+    seq2seq = form.model.config.shape == "encoder_decoder"
     return {
         **form.foreign.foreign_config(form.model.config),
-        "max_position_embeddings": source.positions,
-        **special_tokens(source),
-        **({} if isinstance(form.foreign, OPT) else {"forced_eos_token_id": None}),
+        **special_tokens(source, form.left_out),
+        **({"max_position_embeddings": source.positions, "forced_eos_token_id": None} if seq2seq else {}),
+        **source.labels,
         "dtype": "float32",
     }
 
 
 def _weights(source: Source, form: PlainForm) -> dict[str, Tensor]:
     found = to_theirs(form.foreign.entries(form.model.config), form.model.state_dict())
-    if not isinstance(form.foreign, OPT):
+    if form.model.config.shape == "encoder_decoder":
         # The class can compute them, in another precision: with ours, the scores are closest.
         table = sinusoids(torch.arange(source.positions), form.model.config.dim, torch.float32)
         found |= {name: table.clone() for name in POSITIONS}

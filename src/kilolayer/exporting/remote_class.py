@@ -10,13 +10,11 @@ import json
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from safetensors.torch import save
 
-from kilolayer.data.tokenizer import END
 from kilolayer.data.vocabulary import load_vocabulary
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.exporting.card import transformers_use
 from kilolayer.exporting.generation import generation_config, special_tokens
 from kilolayer.exporting.source import Source
@@ -34,7 +32,7 @@ def remote_files(source: Source, why: str, tokenizer: dict[str, bytes] | None) -
     """
     refuse_part(source.model)
     classes, architecture = import_classes(), architecture_of(source.model.config)
-    options = {**_special(source), **_labels(source), "architectures": [architecture], "dtype": "float32"}
+    options = {**special_tokens(source), **source.labels, "architectures": [architecture], "dtype": "float32"}
     with tempfile.TemporaryDirectory() as folder:
         classes.KilolayerConfig(source.model.config, **options).save_pretrained(folder)
         if tokenizer is None:
@@ -43,20 +41,14 @@ def remote_files(source: Source, why: str, tokenizer: dict[str, bytes] | None) -
     weights = {f"model.{name}": tensor for name, tensor in source.model.state_dict().items()}
     files |= {**(tokenizer or {}), "model.safetensors": save(weights, metadata={"format": "pt"})}
     if source.model.config.shape != "encoder":
-        search = {**generation_config(source), **_special(source)}
-        files["generation_config.json"] = (json.dumps(search, indent=1) + "\n").encode()
+        files["generation_config.json"] = (json.dumps(generation_config(source), indent=1) + "\n").encode()
     return architecture, f"no class of Transformers itself computes this model, because {why}", files
 
 
 def remote_use(source: Source, out: Path) -> str:
     """Raw text in, raw text out, by the Auto classes."""
     first = "import kilolayer.auto_classes  # the class of this model; or trust_remote_code=True below\n"
-    pipelines = {"masked_lm": ("fill-mask", "A <mask> text."), "classify": ("text-classification", "A text.")}
-    config = source.run.config
-    if not isinstance(config, MaskedLMConfig | ClassifyConfig):
-        return first + transformers_use(source, out)
-    task, text = pipelines[config.task]
-    return f'{first}from transformers import pipeline\n\nprint(pipeline("{task}", "{out.name}")("{text}"))'
+    return first + transformers_use(source, out)
 
 
 def architecture_of(config: ModelConfig) -> str:
@@ -77,24 +69,16 @@ def import_classes() -> ModuleType:
     return auto_classes
 
 
-def _special(source: Source) -> dict[str, int]:
-    # A language model has read the end of a document before each beginning, and never a start.
-    decoder = source.model.config.shape == "decoder"
-    return {**special_tokens(source), **({"bos_token_id": END} if decoder else {})}
-
-
-def _labels(source: Source) -> dict[str, Any]:
-    config = source.run.config
-    if not isinstance(config, ClassifyConfig) or not config.examples.classes:
-        return {}
-    classes = config.examples.classes
-    return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
-
-
 def _save_tokenizer(classes: ModuleType, source: Source, folder: Path) -> None:
     config = source.run.config
     assert isinstance(config, MaskedLMConfig | ClassifyConfig)
+    if config.tokenizer.kind == "wordpiece":
+        raise InputError(
+            "a run with BERT's WordPiece vocabulary cannot be exported",
+            where=str(source.run.folder),
+            fix="use it in Kilolayer: kl.load(folder)",
+        )
     load_vocabulary(source.run.folder, config.tokenizer).save(folder)
-    masks = isinstance(config, MaskedLMConfig)
+    masks, types = isinstance(config, MaskedLMConfig), (config.model.token_types or 1) > 1
     longest = config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length
-    classes.KilolayerTokenizer.in_folder(folder, masks=masks, model_max_length=longest).save_pretrained(folder)
+    classes.KilolayerTokenizer.in_folder(folder, masks=masks, types=types, model_max_length=longest).save_pretrained(folder)

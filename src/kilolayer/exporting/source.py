@@ -12,6 +12,8 @@ from kilolayer.convert.fold import AnyModel
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
+from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 from kilolayer.tasks.results import read_scores
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.training import checkpoint
@@ -66,6 +68,21 @@ class Source:
         if isinstance(config, CausalLMConfig):
             return max(config.text.length, LEAST_POSITIONS)
         return LEAST_POSITIONS
+
+    @property
+    def word_pieces(self) -> bool:
+        """Whether the vocabulary is BERT's kind, which an encoder that was imported has."""
+        config = self.run.config
+        return isinstance(config, MaskedLMConfig | ClassifyConfig) and config.tokenizer.kind == "wordpiece"
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The names of a classifier's classes, as config.json has them; nothing where there are none."""
+        config = self.run.config
+        if not isinstance(config, ClassifyConfig) or not config.examples.classes:
+            return {}
+        classes = config.examples.classes
+        return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
 
     @property
     def weights(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from kilolayer.data.byte_piece_files import BYTE_OF, SPECIAL
 from kilolayer.data.byte_pieces import BytePieceVocabulary
-from kilolayer.data.tokenizer import SPACE, Tokenizer
+from kilolayer.data.tokenizer import END, SPACE, UNKNOWN, Tokenizer
 from kilolayer.data.vocabulary import ByteVocabulary, PieceVocabulary, TextVocabulary
 from kilolayer.errors import InputError, shown
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
@@ -28,8 +28,8 @@ NEVER = -1e6
 """A score far below that of any piece."""
 
 
-def text_files(vocabulary: TextVocabulary, config: CausalLMConfig) -> dict[str, bytes]:
-    """File names and contents."""
+def text_files(vocabulary: TextVocabulary, config: CausalLMConfig, left_out: int = 0) -> dict[str, bytes]:
+    """File names and contents; left_out: how many ids are, before the first: the end then stands for those special tokens."""
     special = SPECIAL
     match vocabulary:
         case ByteVocabulary():
@@ -40,7 +40,7 @@ def text_files(vocabulary: TextVocabulary, config: CausalLMConfig) -> dict[str, 
             special, table = PIECE_SPECIAL, _of_pieces(vocabulary.tokenizer)
         case _:
             raise InputError(f"a vocabulary of the kind {shown(type(vocabulary).__name__)} has no form elsewhere")
-    pad, unknown, start, end = special
+    pad, unknown, start, end = (special[END] if token < left_out else name for token, name in enumerate(special))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": pad,
@@ -53,7 +53,7 @@ def text_files(vocabulary: TextVocabulary, config: CausalLMConfig) -> dict[str, 
         "clean_up_tokenization_spaces": False,
     }
     return {
-        "tokenizer.json": json.dumps(table, indent=1, ensure_ascii=False).encode(),
+        "tokenizer.json": json.dumps(_without_first(table, left_out), indent=1, ensure_ascii=False).encode(),
         "tokenizer_config.json": json.dumps(settings, indent=1).encode(),
     }
 
@@ -106,6 +106,21 @@ def _merges(tokenizer: Tokenizer) -> list[list[str]]:
         cuts = [(piece[:place], piece[place:]) for place in range(1, len(piece))]
         found += [(-tokenizer.score(token), token, [left, right]) for left, right in cuts if left in known and right in known]
     return [pair for _, _, pair in sorted(found, key=lambda each: each[:2])]
+
+
+def _without_first(table: dict[str, Any], count: int) -> dict[str, Any]:
+    """The ids lower by `count`. Nothing is unknown to these vocabularies: without its token, none is named."""
+    if not count:
+        return table
+    added = [{**each, "id": each["id"] - count} for each in table["added_tokens"] if each["id"] >= count]
+    model = table["model"]
+    vocab: Any = model["vocab"]
+    if isinstance(vocab, list):
+        unknown = {"unk_id": UNKNOWN - count if count <= UNKNOWN else None}
+        return {**table, "added_tokens": added, "model": {**model, **unknown, "vocab": vocab[count:]}}
+    vocab = {piece: token - count for piece, token in vocab.items() if token >= count}
+    unknown = {"unk_token": model.get("unk_token") if count <= UNKNOWN else None}
+    return {**table, "added_tokens": added, "model": {**model, **unknown, "vocab": vocab}}
 
 
 def _table(special: tuple[str, ...], model: dict[str, Any], **parts: Any) -> dict[str, Any]:

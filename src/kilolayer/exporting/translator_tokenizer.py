@@ -13,14 +13,14 @@ from kilolayer.data.tokenizer import Tokenizer, Tokenizers
 from kilolayer.tasks.translation.config import TranslationConfig
 
 
-def marian_files(tokenizers: Tokenizers, config: TranslationConfig) -> dict[str, bytes]:
-    """File names and contents."""
+def marian_files(tokenizers: Tokenizers, config: TranslationConfig, left_out: int = 0) -> dict[str, bytes]:
+    """File names and contents; left_out: how many ids are, before the first: then the start is padding too."""
     settings: dict[str, Any] = {
         "tokenizer_class": "MarianTokenizer",
         "unk_token": "<unk>",
         "bos_token": "<s>",
         "eos_token": "</s>",
-        "pad_token": "<pad>",
+        "pad_token": "<s>" if left_out else "<pad>",
         "model_max_length": config.search.max_source_length,
         "separate_vocabs": not tokenizers.shared,
         "split_special_tokens": True,  # text that spells </s> is ordinary text
@@ -32,10 +32,10 @@ def marian_files(tokenizers: Tokenizers, config: TranslationConfig) -> dict[str,
     files = {
         "source.spm": tokenizers.source.model,
         "target.spm": tokenizers.target.model,
-        "vocab.json": _vocabulary(tokenizers.source),
+        "vocab.json": _vocabulary(tokenizers.source, left_out, read=not tokenizers.shared),
         "tokenizer_config.json": json.dumps(settings, indent=1).encode(),
     }
-    return files if tokenizers.shared else {**files, "target_vocab.json": _vocabulary(tokenizers.target)}
+    return files if tokenizers.shared else {**files, "target_vocab.json": _vocabulary(tokenizers.target, left_out)}
 
 
 def marian_tag(language: str) -> str:
@@ -43,7 +43,12 @@ def marian_tag(language: str) -> str:
     return f">>{language}<<"
 
 
-def _vocabulary(tokenizer: Tokenizer) -> bytes:
+def _vocabulary(tokenizer: Tokenizer, left_out: int, *, read: bool = False) -> bytes:
+    """Pieces and ids; read: only of pieces that this side's text is cut into.
+
+    MarianTokenizer looks up a letter that SentencePiece does not know too, and would find a piece of the other side.
+    """
     tags = {f"<2{language}>": marian_tag(language) for language in tokenizer.languages}
-    ids = {tags.get(piece, piece): token for token, piece in enumerate(tokenizer.pieces)}
+    known = {token: piece for token, piece in enumerate(tokenizer.pieces) if not (read and tokenizer.is_unused(token))}
+    ids = {tags.get(piece, piece): token - left_out for token, piece in known.items() if token >= left_out}
     return json.dumps(ids, indent=1, ensure_ascii=False).encode()

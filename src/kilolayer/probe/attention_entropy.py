@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
+from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention, attention_weights
 from kilolayer.layers.mask import Mask, causal_grid
 from kilolayer.models.model import Model
 from kilolayer.probe.places import ByKind, compute, layer_and_place, looking, table_by_place
@@ -29,15 +29,15 @@ def attention_entropy(model: Model, loss: Loss) -> ByKind:
                         key: tuple[int | None, str] = key,
                         side: str = stack.side,
                     ) -> None:
-                        found[side][key] = _relative_entropy(*_scores(attention, inputs), look.real[side])
+                        found[side][key] = _relative_entropy(*_weights(attention, inputs), look.real[side])
 
                     look.before(module, note)
         compute(model, loss)
     return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
 
 
-def _scores(attention: Attention, inputs: tuple[Any, ...]) -> tuple[Tensor, Mask]:
-    """q k^T / sqrt(head width), [batch, heads, queries, keys], and the mask on it, from what the attention is called with."""
+def _weights(attention: Attention, inputs: tuple[Any, ...]) -> tuple[Tensor, Mask]:
+    """Of what an attention is called with: its weights, [batch, heads, queries, keys], and the mask that they are under."""
     if isinstance(attention, SelfAttention):
         x, mask, rotation, *_ = inputs
         query, key, _ = attention.project(x)
@@ -48,21 +48,17 @@ def _scores(attention: Attention, inputs: tuple[Any, ...]) -> tuple[Tensor, Mask
         x, memory, mask, *_ = inputs
         query = attention.project(x)
         key, _ = attention.project_memory(memory)
-    key = key.repeat_interleave(attention.heads // attention.key_heads, dim=1)
-    return query.float() @ key.float().mT / attention.head_dim**0.5, mask
+    return attention_weights(query, key, mask), mask
 
 
-def _relative_entropy(scores_BHQK: Tensor, mask: Mask, real: Tensor | None) -> float:
-    visible = torch.ones_like(scores_BHQK[:, :1], dtype=torch.bool)
+def _relative_entropy(weights_BHQK: Tensor, mask: Mask, real: Tensor | None) -> float:
+    visible = torch.ones_like(weights_BHQK[:, :1], dtype=torch.bool)
     if mask.causal:
-        queries, keys = scores_BHQK.shape[-2:]
-        visible = visible & causal_grid(queries, keys, 0, scores_BHQK.device)
+        queries, keys = weights_BHQK.shape[-2:]
+        visible = visible & causal_grid(queries, keys, 0, weights_BHQK.device)
     if mask.values is not None:
-        bias = mask.values
-        visible = visible & (bias if bias.dtype == torch.bool else bias > float("-inf"))
-        scores_BHQK = scores_BHQK if bias.dtype == torch.bool else scores_BHQK + bias
-    shares = scores_BHQK.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    entropy = torch.special.entr(shares).sum(dim=-1)
+        visible = visible & (mask.values if mask.values.dtype == torch.bool else mask.values > float("-inf"))
+    entropy = torch.special.entr(weights_BHQK).sum(dim=-1)
     count = visible.sum(dim=-1).expand_as(entropy)
     counted = count > 1
     if real is not None:

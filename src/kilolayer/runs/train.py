@@ -111,7 +111,7 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
     from kilolayer.report.page import write_report
     from kilolayer.runs.begin import data_of
     from kilolayer.training import loop
-    from kilolayer.training.run import Run
+    from kilolayer.training.run import Run, choose_device
     from kilolayer.training.trackers import make_trackers
 
     with ExitStack() as held:
@@ -123,7 +123,8 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
             held.callback(_leave, followed)
             code = 0 if task is None else loop.train(opened, task, resume, processes, stop, followed)
         if not code and processes.first:
-            # Once: what was scored before is read.
+            if task is not None:  # anew: scores that are there by now are of weights on the way
+                opened.score(task, choose_device(opened.config.train.device))
             scores = opened.scores(opened.config.train.device)
             for tracker in followed:
                 tracker.finish(scores)

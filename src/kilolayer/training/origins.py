@@ -14,6 +14,7 @@ from torch import Tensor
 from kilolayer.config import Table, table_of
 from kilolayer.convert.huggingface.folder import is_foreign
 from kilolayer.convert.huggingface.imported import Imported
+from kilolayer.convert.token_rows import TABLES
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.models.config import ModelConfig
@@ -136,10 +137,6 @@ def _check_shape(origin: Origin, task: Registration, what: str) -> None:
             where=f"train.start_from: {origin.folder}",
             fix=f"name one of the shape {trained!r}, or choose another task",
         )
-
-
-TABLES = ("embedding.weight", "source_embedding.weight", "vocabulary.weight", "output_bias.weight")
-"""Weights with a row for each token."""
 
 
 @dataclass(frozen=True)

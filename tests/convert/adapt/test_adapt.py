@@ -40,6 +40,23 @@ def test_each_class_takes_the_recipes_of_the_table_and_refuses_the_others_with_i
             assert torch.isfinite(run(other)[0]).all(), label
 
 
+def test_a_change_inside_attention_alone_holds_in_evaluation_too() -> None:
+    class InsideAttention(kl.recipes.Recipe):
+        def plan(self, place: kl.recipes.Place) -> kl.recipes.Plan:
+            return kl.recipes.Plan(out_norm=True, head_scale=place.kind is kl.recipes.Kind.SELF_ATTENTION)
+
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    kl.adapt(model, kl.recipes.parse(InsideAttention()), seed=1)
+    with torch.no_grad():
+        for name, scale in model.named_parameters():
+            if "head_scale" in name:
+                scale.mul_(3)
+        states = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+        # torch's layers have a path of their own for evaluation, which calls no module.
+        torch.testing.assert_close(model.eval()(states), model.train()(states), rtol=0, atol=1e-5)
+
+
 def test_the_table_has_both_kinds_of_recipes_apart() -> None:
     answers = table()
     assert {label for label, row in answers.items() if row["BERT"] == YES} == {

@@ -1,0 +1,29 @@
+"""An encoder's WordPiece vocabulary as a tokenizer.json with the ids of the run, which Transformers reads without Kilolayer."""
+
+from __future__ import annotations
+
+import json
+
+from kilolayer.data.word_pieces import FIRST, MASK, WordPieceVocabulary
+from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
+
+
+def word_files(vocabulary: WordPieceVocabulary, config: MaskedLMConfig | ClassifyConfig) -> dict[str, bytes]:
+    """File names and contents."""
+    masked = isinstance(config, MaskedLMConfig)
+    pad, unknown, start, end = FIRST
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": pad,
+        "unk_token": unknown,
+        "cls_token": start,
+        "sep_token": end,
+        "mask_token": MASK,
+        "model_max_length": config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length,
+        "model_input_names": [name for name in inputs if config.model.token_types or name != "token_type_ids"],
+        "split_special_tokens": not masked,  # text that spells one is ordinary text, where there is no mask to be found
+        "clean_up_tokenization_spaces": False,
+    }
+    return {"tokenizer.json": vocabulary.text().encode(), "tokenizer_config.json": json.dumps(settings, indent=1).encode()}
