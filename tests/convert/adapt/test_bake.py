@@ -143,3 +143,16 @@ def test_a_copy_is_baked_alone() -> None:
 
 def _module(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name)
+
+
+def test_an_adapted_model_that_is_saved_without_its_recipe_says_so_until_it_is_baked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = bert()
+    kl.adapt(model, "deepnorm")
+    copy.deepcopy(model).save_pretrained(tmp_path / "copied")
+    assert "is saved without its recipe" in caplog.text
+    caplog.clear()
+    kl.bake(model)
+    model.save_pretrained(tmp_path / "baked")
+    assert not caplog.text

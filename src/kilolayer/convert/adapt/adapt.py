@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +16,8 @@ from kilolayer.convert.adapt.start import start_weights
 from kilolayer.errors import InputError
 from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
 from kilolayer.recipes.base import Constants, Depths, Place, Recipe, Side
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ def adapt(
     before = set(model.state_dict())
     for stack in found.stacks:
         _attach(stack, recipe, found.depths)
+    if hasattr(model, "save_pretrained"):
+        # On the object: the class, and models of it without a recipe, stay as they are.
+        model.__dict__["save_pretrained"] = SavedWithWarning(model)
     return Adaptation(
         recipe=recipe,
         model=f"{type(model).__name__} ({found.title})",
@@ -82,6 +89,22 @@ def adapt(
         seed=seed,
         notes=_notes(found, recipe),
     )
+
+
+class SavedWithWarning:
+    """`save_pretrained` of an adapted model, whose files hold the weights, and not what the recipe changes."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        name = type(self.model).__name__
+        logger.warning(
+            "%s is saved without its recipe: from_pretrained gives another function. Load it and call "
+            "kl.adapt(..., start=False), or call kl.bake before saving",
+            name,
+        )
+        return type(self.model).save_pretrained(self.model, *arguments, **options)
 
 
 def is_adapted(stack: ForeignStack) -> bool:

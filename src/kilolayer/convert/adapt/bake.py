@@ -67,6 +67,7 @@ def bake(model: nn.Module) -> Baked:
                 setattr(sublayer.norm, eps_name(sublayer.norm), eps)
                 own_eps[names[sublayer.norm]] = eps
             before = sublayer.norm
+    model.__dict__.pop("save_pretrained", None)
     return Baked(sum(map(len, parts)), own_eps)
 
 
