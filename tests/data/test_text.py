@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kilolayer.data.text import count_lines, read_lines
@@ -59,9 +59,10 @@ def test_random_bytes_are_lines_or_a_named_error(tmp_path: Path, content: bytes)
     try:
         content.decode()
     except UnicodeDecodeError:
-        with pytest.raises(InputError, match="not valid UTF-8"):
+        with pytest.raises(InputError, match="not valid UTF-8|the text is UTF-16"):
             list(read_lines(path))
     else:
+        assume(b"\x00" not in content)  # every second byte 0 is taken for UTF-16
         assert list(read_lines(path)) == expected(content)
         assert count_lines(path) == len(expected(content))
 

@@ -311,7 +311,7 @@ def test_where_the_distribution_is_not_the_papers_the_recipe_says_so(name: str) 
     matrix = build(kl.recipes.get(name), False).state_dict()["encoder.blocks.0.feedforward.f.input.weight"]
     assert float(matrix.abs().max() / matrix.std()) > 3.5
     (note,) = kl.recipes.get(name).describe(encoder_layers=2).notes
-    assert "Matrices start normal, in fairseq uniform" in note
+    assert "Matrices are drawn from a normal distribution; fairseq draws them from a uniform one" in note
 
 
 @pytest.mark.parametrize(
