@@ -59,7 +59,7 @@ def test_random_bytes_are_lines_or_a_named_error(tmp_path: Path, content: bytes)
     try:
         content.decode()
     except UnicodeDecodeError:
-        with pytest.raises(InputError, match="not valid UTF-8|the text is UTF-16"):
+        with pytest.raises(InputError, match=r"not valid UTF-8|the text is UTF-16"):
             list(read_lines(path))
     else:
         assume(b"\x00" not in content)  # every second byte 0 is taken for UTF-16
