@@ -124,7 +124,7 @@ ONE_OF_A_KIND = {"wmt17-en-de", "wmt14-en-fr-admin-bt", "gpt3-medium", "torchsca
 QUICK = [path for name, path in FAMILIES.items() if name in ONE_OF_A_KIND]
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
     "path",
     [path if path in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in CONFIGS],

@@ -21,7 +21,18 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+# The compiler's work on this page takes longer than all others together.
+SLOW = ("models.md",)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else (), id=page.name)
+        for page in PAGES
+        if blocks(page, "python")
+    ],
+)
 def test_python_runs_as_written(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))  # a page may register a recipe
     exec("\n".join(blocks(page, "python")), {})

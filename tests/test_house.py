@@ -36,12 +36,12 @@ def imports(path: Path) -> set[str]:
     return {name for name in found if name.startswith("kilolayer.")}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent != SOURCE or path.stem in ORDER], ids=lambda p: p.stem)
-def test_imports_run_one_way(path: Path) -> None:
-    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    for module in imports(path):
-        if room(module) in ORDER:
-            assert ORDER.index(room(module)) <= ORDER.index(own), f"{path.name} imports {module}"
+def test_imports_run_one_way() -> None:
+    for path in [path for path in FILES if path.parent != SOURCE or path.stem in ORDER]:
+        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for module in imports(path):
+            if room(module) in ORDER:
+                assert ORDER.index(room(module)) <= ORDER.index(own), f"{path.name} imports {module}"
 
 
 def module_name(path: Path) -> str:
@@ -95,12 +95,10 @@ def test_every_room_has_its_place() -> None:
 
 
 # Reproductions name the methods that a paper compares.
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if path.parent.name not in ("recipes", "reproduce")], ids=lambda p: p.stem
-)
-def test_no_other_room_writes_a_recipes_name(path: Path) -> None:
-    texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
-    assert not texts & set(kl.recipes.names())
+def test_no_other_room_writes_a_recipes_name() -> None:
+    for path in [path for path in FILES if path.parent.name not in ("recipes", "reproduce")]:
+        texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert not texts & set(kl.recipes.names()), path
 
 
 @pytest.mark.parametrize("module", ["kilolayer", "kilolayer.config", "kilolayer.recipes", "kilolayer.models.config"])
@@ -135,17 +133,17 @@ assert isinstance(model, kl.EncoderDecoder)
 """
 
 
+@pytest.mark.slow
 def test_no_submodule_takes_the_place_of_a_public_name() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_EVERYTHING], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_public_definitions_are_documented(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node) or any("Protocol" in ast.unparse(base) for base in getattr(node, "bases", [])), (
-                node.name
-            )
+def test_public_definitions_are_documented() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), path
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                is_protocol = any("Protocol" in ast.unparse(base) for base in getattr(node, "bases", []))
+                assert ast.get_docstring(node) or is_protocol, f"{path}: {node.name}"

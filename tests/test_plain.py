@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kilolayer
 
 PROGRAM = """
@@ -37,6 +39,7 @@ print(kl.__file__, count)
 """.replace("SHAPES", '("encoder", "decoder", "encoder_decoder")')
 
 
+@pytest.mark.slow
 def test_every_model_trains_without_the_two_folders(tmp_path: Path) -> None:
     source = Path(kilolayer.__file__).parent
     copy = tmp_path / "kilolayer"

@@ -31,6 +31,7 @@ files = "test"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["--temperature 1", pytest.param("--beam 5", marks=pytest.mark.slow)])
 def test_back_translated_text_is_tagged_and_the_rest_is_shown_twice(
     method: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ def test_a_configuration_is_diagnosed_with_typed_options(config: Path, tmp_path:
     assert str(page) in err
 
 
+@pytest.mark.slow
 def test_a_run_has_its_page_and_its_numbers(trained: tuple[Path, str, str], tmp_path: Path) -> None:
     folder = shutil.copytree(trained[0], tmp_path / "run")  # other tests look at what training leaves
     code, out, err = quietly("diagnose", folder, "--json")

@@ -60,6 +60,7 @@ def evaluated(*words: object) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_averages_into_and_out_of_the_shared_language(several: Path) -> None:
     found = evaluated(several)
     value = {name: each["bleu"]["value"] for name, each in found["scores"].items()}

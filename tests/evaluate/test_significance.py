@@ -15,6 +15,7 @@ REFERENCES = references(120)
 SYSTEMS = {rate: spoiled(REFERENCES, rate, seed=round(1000 * rate)) for rate in (0.25, 0.27, 0.30, 0.50)}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("metric", [Bleu(), Chrf(), Ter()], ids=str)
 @pytest.mark.parametrize("rate", [0.27, 0.30, 0.50])
 def test_equal_to_sacrebleus_paired_bootstrap(metric: SacreScore, rate: float) -> None:

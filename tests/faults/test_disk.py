@@ -70,6 +70,7 @@ def assert_same(folder: Path, undisturbed: Path, form: str) -> None:
 OFTEN = {"train": {"save_every": 1, "keep": 6}}
 
 
+@pytest.mark.slow
 @as_root
 @pytest.mark.parametrize("form", FORM)
 def test_a_full_disk_costs_no_checkpoint_and_more_space_goes_on(

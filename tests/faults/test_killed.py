@@ -48,6 +48,7 @@ def assert_undisturbed(folder: Path, other: Path, form: str) -> None:
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "seed"), KILLED)
 def test_killed_at_random_moments_it_ends_with_the_same_bits(
     tmp_path: Path, configured: Callable[..., Path], form: str, seed: int

@@ -164,6 +164,7 @@ def report_odd_runs(seeds: range, folder: Path, capsys: pytest.CaptureFixture[st
         assert "\x1b" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_report_is_made_of_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report_odd_runs(range(2), tmp_path, capsys)
 

@@ -20,6 +20,7 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [QUICK[0], pytest.param(QUICK[1], marks=pytest.mark.slow)])
 def test_an_emoji_in_every_path(form: str, corpus: Path, tmp_path: Path) -> None:
     text = tmp_path / EMOJI / "text"
@@ -54,6 +55,7 @@ def test_a_name_that_is_not_utf8_is_refused_before_any_work(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_current_folder_that_is_not_utf8_is_refused_where_a_path_would_be_kept(
     configured: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_current_folder_that_is_not_utf8_is_refused_where_a_path_would_be_kept
     assert main(["train", config, "--run", str(tmp_path / "run"), "--data.folder", "text", "--train.steps", "1"]) == 0
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("name", "what"), [("circle", "circle"), ("x" * 300, "too long"), ("pipe", "regular file")])
 def test_paths_that_lead_nowhere_are_refused(
     name: str, what: str, configured: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

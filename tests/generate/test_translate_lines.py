@@ -42,6 +42,7 @@ def alone(line: str, config: SearchConfig) -> list[str]:
     return [text.replace("\n", " ").replace("\r", " ") for text in Letters().decode([each.tokens for each in hypotheses])]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, database=None)
 @given(lines=st.lists(st.text(max_size=9), max_size=8), window=st.integers(1, 5), batch_tokens=st.sampled_from([1, 20, 8192]))
 def test_every_line_has_its_own_answer_in_its_place(lines: list[str], window: int, batch_tokens: int) -> None:

@@ -22,6 +22,7 @@ def error(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return float(((found.double() - expected) / measure).abs().max())
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),

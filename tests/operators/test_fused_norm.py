@@ -51,6 +51,7 @@ def leaves(*made: Tensor | None) -> tuple[list[Tensor | None], list[Any]]:
     return given, [None if each is None else each.detach().double().requires_grad_() for each in given]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
 @pytest.mark.parametrize("shape", [*SHAPES, MANY_ROWS])
 @pytest.mark.parametrize(

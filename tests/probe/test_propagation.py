@@ -119,6 +119,7 @@ def update_by_sgd(recipe: str, layers: int, moving: Literal["all", "matrices"]) 
     )
 
 
+@pytest.mark.slow
 def test_a_step_of_sgd_on_the_matrices_moves_a_deep_deepnorm_no_further_than_a_shallow_one() -> None:
     shallow, deep = (update_by_sgd("deepnorm", layers, "matrices") for layers in (6, 50))
     assert deep == pytest.approx(shallow, rel=0.25)  # DeepNet, section 3.3: Theta(eta) at every depth
@@ -136,7 +137,7 @@ def test_a_step_of_sgd_on_all_weights_moves_a_deep_deepnorm_further() -> None:
     assert deep > 3 * shallow  # the gains and biases of norms, which the theorems leave out
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_every_recipe_stays_finite_in_a_hundred_layers(recipe: str) -> None:
     model = kl.Encoder(VOCABULARY, 32, 4, 64, 100, recipe)

@@ -107,6 +107,7 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("shape", "recipe", "options", "equation"), CASES)
 def test_recipe_computes_its_equation(
     shape: str, recipe: str, options: dict[str, Any], equation: type[NaiveTransformer]

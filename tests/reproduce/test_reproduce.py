@@ -18,7 +18,7 @@ from kilolayer.reproduce.landscape import roughness
 from kilolayer.reproduce.pictures import first_by
 
 NAMES = [each.name for each in all_of()]
-QUICK = ("deepnet-figure1", "deepnet-figure4", "deepnet-figure2")
+QUICK = ("deepnet-figure1", "deepnet-figure3", "deepnet-figure4")
 EXPECTED = {
     *(f"deepnet-figure{number}" for number in range(1, 10)),
     *(f"deepnet-table{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11)),

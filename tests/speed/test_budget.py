@@ -105,6 +105,7 @@ SPARSE = [
 ]
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "r_fixup"])
 @pytest.mark.parametrize("moe", SPARSE, ids=lambda moe: f"{moe.experts}-{moe.router}")
 @pytest.mark.parametrize("shape", SHAPES)

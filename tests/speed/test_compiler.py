@@ -111,6 +111,7 @@ def test_a_hooked_layer_runs_as_it_is_and_the_others_stay_compiled() -> None:
     assert before <= 3
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=1)  # as after seven other models
 def test_models_of_many_sizes_are_compiled_in_one_process() -> None:
     torch._dynamo.reset()

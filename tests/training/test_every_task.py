@@ -75,7 +75,7 @@ def test_every_registered_task_is_tested_here() -> None:
     assert set(SMALL) == set(registry.names())
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("task", "chosen"), cases())
 def test_stopped_and_resumed_it_is_to_the_bit_the_run_that_was_not_and_is_scored_and_shown(
     task: str, chosen: Case, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
