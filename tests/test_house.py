@@ -14,7 +14,20 @@ import kilolayer as kl
 
 SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
-ORDER = ["version", "errors", "importing", "terminal", "files", "config", "parallel", "recipes", "layers", "moe", "models"]
+ORDER = [
+    "version",
+    "errors",
+    "importing",
+    "terminal",
+    "files",
+    "config",
+    "precedence",
+    "parallel",
+    "recipes",
+    "layers",
+    "moe",
+    "models",
+]
 ORDER += ["convert", "operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs"]
 ORDER += ["auto_classes", "exporting", "compare", "reproduce", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -165,27 +165,6 @@ def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) 
     return value
 
 
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """A configuration as it is given: tables, and those that are laid over them. sources: what both are called in errors."""
-
-    tables: Table
-    over: Table
-    sources: tuple[str, ...]
-
-    @property
-    def merged(self) -> Table:
-        """All of it as one table."""
-        return merge(self.tables, self.over)
-
-    def build(self, cls: type[Config], below: Mapping[str, Any] | None = None) -> Config:
-        """The configuration, over the values `below`; an error says where it comes from."""
-        try:
-            return build(cls, override(cls, merge(dict(below or {}), self.tables), self.over))
-        except OptionError as error:
-            raise error.at(f"in {' and '.join(self.sources)}") from None
-
-
 def option_places(cls: type[DataclassInstance], section: str = "") -> Iterator[str]:
     """Where each option of a configuration stands: `task`, `model.dim`, `model.moe.experts`."""
     hints = typing.get_type_hints(cls)
@@ -275,67 +254,6 @@ def merge(base: Table, over: Mapping[str, Any]) -> Table:
             below = {"name": below}
         merged[name] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
     return merged
-
-
-def override(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any]) -> Table:
-    """The table of a file with what is typed, which wins over what the file says beside it.
-
-    An option of the file that has no effect beside a typed one is left out; so is one that says in another way what is typed,
-    as the class tells by `replaces`. A table whose `name` is typed keeps no option that belonged to another name. What the file
-    itself contradicts stays, to be refused.
-    """
-    try:
-        table = remaining = _replaced(cls, table, typed)
-        while (fault := _idle_option(cls, merge(remaining, typed))) is not None:
-            named = [name for name in (fault.idle, *fault.beside) if _value_at(typed, name) is not None]
-            idle = [fault.idle] if fault.idle not in named else list(fault.beside) if fault.either else []
-            gone = [name for name in idle if name not in named and _value_at(remaining, name) is not None]
-            if not named or not gone:
-                return merge(remaining, typed)
-            remaining = reduce(_without, gone, remaining)
-        return merge(remaining, typed)
-    except OptionError:
-        return merge(table, typed)  # what is wrong is told, with its place, by whoever builds the configuration
-
-
-def _idle_option(cls: type[DataclassInstance], table: Table) -> IdleOptionError | None:
-    try:
-        build(cls, table)
-    except IdleOptionError as fault:
-        return fault
-    return None
-
-
-def _replaced(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any]) -> Table:
-    """Without what typed options of the same table replace."""
-    if choose := getattr(cls, "choose", None):
-        cls = choose({**table, **typed})
-    kept, hints = dict(table), typing.get_type_hints(cls)
-    for name, value in typed.items():
-        for other in getattr(cls, "replaces", {}).get(name, ()):
-            if other not in typed and value != "none":
-                kept.pop(other, None)
-        below, section = kept.get(name), section_of(hints.get(name))
-        if not isinstance(value, Mapping) or not isinstance(below, dict):
-            continue
-        if "name" in value and value["name"] != below.get("name"):
-            kept[name] = {}
-        elif section is not None:
-            kept[name] = _replaced(section, below, value)
-    return kept
-
-
-def _value_at(table: Mapping[str, Any], place: str) -> Any:
-    name, _, rest = place.partition(".")
-    value = table.get(name)
-    return _value_at(value, rest) if rest and isinstance(value, Mapping) else None if rest else value
-
-
-def _without(table: Table, place: str) -> Table:
-    name, _, rest = place.partition(".")
-    if rest:
-        return {**table, name: _without(table[name], rest)}
-    return {key: value for key, value in table.items() if key != name}
 
 
 def overrides(arguments: Sequence[str]) -> Table:

@@ -36,6 +36,7 @@ from kilolayer.files.paths import kind_of, resolve, storable
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
 from kilolayer.models.config import DEFAULT_LAYERS
+from kilolayer.precedence import override
 from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -323,7 +324,7 @@ def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None
     below = configuration.load(config or registry.EMBEDDED)
     if config is None:
         below = merge(below, {"data": {"folder": str(folder / "data")}})
-    return configuration.override(RunConfig, below, nested(options or {}))
+    return override(RunConfig, below, nested(options or {}))
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Setting:

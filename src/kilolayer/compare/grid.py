@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from kilolayer.config import Table, merge, override, toml_value
+from kilolayer.config import Table, merge, toml_value
 from kilolayer.errors import OptionError, shown
+from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 
 RECIPE, LAYERS, SEED, RUN = "model.recipe", "layers", "train.seed", "run"

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kilolayer.config import Given, Table
+from kilolayer.config import Table
 from kilolayer.data.grammar import write_corpus
 from kilolayer.errors import InputError
 from kilolayer.models.build import build_model
 from kilolayer.parallel.processes import Processes
+from kilolayer.precedence import Given
 from kilolayer.runs.go_on import gone_on
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kilolayer.config import Table, build, dump, merge, override
+from kilolayer.config import Table, build, dump, merge
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.writing import move, write
+from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 from kilolayer.terminal import say
 from kilolayer.training import checkpoint

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kilolayer.config import Given, Table, build, merge
+from kilolayer.config import Table, build, merge
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import InputError, KilolayerError
+from kilolayer.precedence import Given
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Vocabulary
