@@ -70,14 +70,14 @@ def measure(words: Sequence[str]) -> None:
     began = time.monotonic()
     import torch
 
-    from kilolayer.cli.configuration import read
+    from kilolayer.cli.configuration import given
     from kilolayer.speed.budget import Work, budget
-    from kilolayer.tasks.config import RunConfig
-    from kilolayer.training.loop import Stepper
+    from kilolayer.training.step import Stepper
     from kilolayer.training.run import Run, cache_folder, choose_precision, prepare
+    from kilolayer.training.start import read_started
     from kilolayer.training.trainer import Trainer
 
-    config = read(RunConfig, Path(words[0]), words[1:])
+    config, _ = read_started(given(Path(words[0]), words[1:]))
     config = replace(config, train=replace(config.train, precision=choose_precision(config.train), layers_every=0))
     task = prepare(config, cache_folder())
     config = task.resolve(config)

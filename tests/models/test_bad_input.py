@@ -240,6 +240,7 @@ def test_no_check_stalls_an_accelerator(recipe: str) -> None:
     model = translator(recipe=recipe, dropout=0.1, drop_path=0.1, device="cuda")
     source, target = torch.randint(1, 20, (2, 3, 5), device="cuda")
     segments = torch.zeros_like(source)
+    model(source, target)  # looks, once, whether scales were calibrated
     torch.cuda.set_sync_debug_mode("error")
     try:
         model(source, target).logits.sum().backward()

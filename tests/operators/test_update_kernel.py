@@ -12,7 +12,7 @@ from torch import nn
 
 from kilolayer.recipes.base import Rates
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training import optimizer
+from kilolayer.training import parameter_groups
 from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 
 
@@ -25,9 +25,11 @@ from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 def test_the_kernel_does_what_the_lists_do(
     kind: Any, dtype: torch.dtype, sums: bool, rates: list[float], eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer, "recipe_rates", lambda model: dict.fromkeys(model.parameters(), Rates(eps=eps, decay=2.0)))
     monkeypatch.setattr(
-        optimizer, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
+        parameter_groups, "recipe_rates", lambda model: dict.fromkeys(model.parameters(), Rates(eps=eps, decay=2.0))
+    )
+    monkeypatch.setattr(
+        parameter_groups, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 90), nn.LayerNorm(90), nn.Linear(90, 33, bias=False)).to("cuda")

@@ -130,6 +130,7 @@ def test_rates_by_layer_reach_experts_that_processes_share(tmp_path: Path, examp
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler warns about itself
 @pytest.mark.parametrize("variant", ["pairs and numbers", "rates by layer, mean"])
 def test_recorded_fine_tuning_follows_eager_fine_tuning(tmp_path: Path, examples: Path, variant: str) -> None:
     smooth: dict[str, Any] = {

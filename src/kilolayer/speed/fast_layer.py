@@ -92,7 +92,7 @@ def run_sublayer(
         branch = sublayer.branch(sublayer.drop_path(sublayer.dropout(y)))
         return _add(sublayer, x, branch), routing
     state = _join(sublayer, x.precise, y, shift, norm, on_branch, keeps_sum=norm is following)
-    return state._replace(second=x.second), routing
+    return State(state.precise, state.rounded, state.normed, x.second), routing
 
 
 def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
