@@ -37,7 +37,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from single_runs import hardware, row_of, train_all  # noqa: E402
+from single_runs import hardware, row_of, train_all, words_of  # noqa: E402
 
 LAYERS = (12, 24, 48, 96)
 WIDTHS = {  # dim and FFN; 64 a head
@@ -147,11 +147,15 @@ def even(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]
     run_all(wanted, chosen, others, document)
 
 
-def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
+def texts() -> dict[str, str]:
+    """The books as options of a run."""
     books = Path(os.environ["KILOLAYER_DATA"]) / "books"
-    options = {f"text.{part}": str(books / f"{part}.jsonl.xz") for part in ("train", "valid", "test")}
+    return {f"text.{part}": str(books / f"{part}.jsonl.xz") for part in ("train", "valid", "test")}
+
+
+def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
     settings, config = {each.name: each.setting for each in wanted}, HERE / "language.toml"
-    results = train_all(chosen.work, config, settings, chosen.seconds, chosen.parallel, options, others)
+    results = train_all(chosen.work, config, settings, chosen.seconds, chosen.parallel, texts(), others)
     for each in wanted:
         found = row_of(results[each.name])
         found["taken_steps"] = found.pop("steps")
@@ -161,14 +165,13 @@ def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str],
 
 
 def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
-    """Of each model that has a run, as that run is configured."""
+    """Of each model that has a run, as its first run is configured."""
     from step_time import step_times
 
     models: dict[str, list[str]] = {}
     for run in document["runs"].values():
-        config = Path(run["folder"]) / "config.toml"
-        if config.exists() and "ms" not in document["speed"].get(run["model"], {}):
-            models.setdefault(run["model"], [str(config)])
+        if "ms" not in document["speed"].get(run["model"], {}):
+            models.setdefault(run["model"], words_of(HERE / "language.toml", wanted_of(run).setting | texts()))
     document["speed"] |= step_times(models, chosen.work, chosen.parallel)
     for model, found in document["speed"].items():
         print(model, found, flush=True)

@@ -25,10 +25,10 @@ def write_table(document: dict[str, Any], out: Path) -> None:
     runs, speed = document["runs"], document["speed"]
     costs = costs_of(speed)
     parts = [f"Language models of the books, {document.get('hardware')}. Losses: nats a token of the validation part."]
-    families = [family for family in WIDTHS if rows_of(family, best_runs(runs))]
+    families = [family for family in WIDTHS if len({run["layers"] for run in rows_of(family, best_runs(runs))}) > 1]
     for family in families:
         parts += [f"## {family}: {TITLES[family]}", *family_tables(family, runs, speed, costs)]
-    parts += ["## Questions", *question_tables(document)]
+    parts += ["## Questions", *question_tables(document)] if document["shots"] else []
     (out / "language.md").write_text("\n\n".join(parts) + "\n")
     draw(families, runs, costs, out / "language.svg")
     print(out / "language.md", out / "language.svg")
@@ -78,7 +78,8 @@ def shown_loss(found: Sequence[Run]) -> str:
     if not found:
         return "-"
     state = state_of(found[0])
-    return f"{final_loss(found[0]):.4f}" if state == "finished" else state
+    dead = ", dead" if " dead " in found[0]["outcome"] else ""
+    return f"{final_loss(found[0]):.4f}{dead}" if state == "finished" else state
 
 
 def seeds_of(runs: dict[str, Run], best: Run) -> str:
