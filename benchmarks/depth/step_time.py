@@ -72,9 +72,9 @@ def measure(words: Sequence[str]) -> None:
 
     from kilolayer.cli.configuration import given
     from kilolayer.speed.budget import Work, budget
-    from kilolayer.training.step import Stepper
     from kilolayer.training.run import Run, cache_folder, choose_precision, prepare
     from kilolayer.training.start import read_started
+    from kilolayer.training.step import Stepper
     from kilolayer.training.trainer import Trainer
 
     config, _ = read_started(given(Path(words[0]), words[1:]))
