@@ -10,6 +10,7 @@ import pytest
 from small_runs import SMALL
 
 from kilolayer.config import build, merge, option_places
+from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -35,7 +36,7 @@ def test_every_place_that_is_listed_is_an_option_and_stands_once() -> None:
 @pytest.mark.parametrize("task", SMALL)
 def test_a_checkpoint_tells_the_configuration_that_it_was_trained_with(corpus: Path, task: str) -> None:
     config = config_of(task, corpus)
-    again = saved_config({**state_with(config), "best": {}})
+    again = saved_config({**state_with(config, HeldOut()), "best": {}})
     assert again is not None
     assert changes_between(config, again) == []
     assert saved_config({}) is saved_config({"config": 3}) is saved_config({"config": "[train]\nnever_was = 1"}) is None

@@ -6,6 +6,7 @@ A corpus is two line-aligned files (`train.en`, `train.de`), or a TSV file: two 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from kilolayer import config as configuration
 from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
+from kilolayer.data.held_out import HeldOut
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
 from kilolayer.data.text import SUFFIXES
 from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_distance, nearest, shown, unknown
@@ -170,16 +172,24 @@ class Corpora:
         every = [ScoredPart(direction, name) for name in names for direction in self.directions]
         return [part for part in every if part in there]
 
-    def check_held_out(self) -> None:
+    def read_held_out(self) -> HeldOut:
         """Read the validation and the test text once: what is wrong in a line of it is found now, and not after training."""
-        for text in (*self.valid, *self.test):
-            for _ in text.pairs():
-                pass
+        return HeldOut(*(_digest(texts) if texts else None for texts in (self.valid, self.test)))
 
     @property
     def tags(self) -> list[str]:
         """The languages whose tag stands before a source: the targets, where there are several directions."""
         return sorted({direction.target for direction in self.directions}) if len(self.directions) > 1 else []
+
+
+def _digest(texts: Sequence[ParallelText]) -> str:
+    """Of all pairs in their order, and of the directions and test sets that they belong to."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{text.direction.name}\n{text.set_name}\n".encode())
+        for source, target in text.pairs():
+            digest.update(f"{len(source)} {len(target)}\n{source}{target}".encode())
+    return digest.hexdigest()
 
 
 def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.speed.recorder import Recorder
@@ -196,6 +197,10 @@ class Task(ABC, Generic[Config]):
 
         weights: which of the run's checkpoints the model is, for scores.json.
         """
+
+    def held_out(self) -> HeldOut:
+        """What tells the validation and the test part from others: a run that goes on with other ones is refused, or says so."""
+        return HeldOut()
 
     def frequency_loss(self) -> float | None:
         """Nats a label of the training part under the frequencies of its labels: what is learned without reading the input.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kilolayer.config import Table, build, dump, parse_toml
+from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError, KilolayerError, shown
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
@@ -14,7 +15,7 @@ from kilolayer.training.schedule import learning_rate
 
 PLACES = ("data.folder", "data.manifest", "text.train", "text.valid", "text.test")
 PLACES += ("examples.train", "examples.valid", "examples.test", "examples.folder")
-"""Where files lie. That the training text is still the same is told by its content."""
+"""Where files lie. That the text in them is still the same is told by its content."""
 SCHEDULE = ("train.steps", "train.lr", "train.min_lr", "train.schedule", "train.warmup_steps", "train.decay_steps")
 MAY_CHANGE: dict[str, tuple[str, ...]] = {
     "how long it trains, and at which learning rate": (*SCHEDULE, "train.patience"),
@@ -91,9 +92,9 @@ def check_changes(changes: Sequence[Change], where: str, folder: str) -> None:
         )
 
 
-def state_with(config: RunConfig) -> dict[str, str]:
-    """What a checkpoint holds of the configuration that it was trained with."""
-    return {"config": dump(config.table())}
+def state_with(config: RunConfig, held_out: HeldOut) -> dict[str, Any]:
+    """What a checkpoint holds of the configuration that it was trained with, and of the text that it was validated on."""
+    return {"config": dump(config.table()), "held_out": asdict(held_out)}
 
 
 def saved_config(state: Mapping[str, Any]) -> RunConfig | None:
@@ -103,6 +104,36 @@ def saved_config(state: Mapping[str, Any]) -> RunConfig | None:
         return build(RunConfig, parse_toml(text)) if isinstance(text, str) else None
     except (KilolayerError, ValueError):
         return None
+
+
+def check_validation(state: Mapping[str, Any], now: HeldOut, folder: str) -> None:
+    """Refuse another validation part than that of a checkpoint's validations: losses of other text are not better or worse."""
+    best = state.get("best")
+    validated = isinstance(best, dict) and best.get("step") is not None
+    if validated and "validation" in _other_parts(state, now):
+        raise InputError(
+            "the validation part belongs to other data: the best validation so far was measured on another one",
+            where=f"the saved state of {folder}",
+            fix="put its files back as they were; a new run can begin with the weights of this one: --train.start_from "
+            f"{folder}",
+        )
+
+
+def announce_held_out(state: Mapping[str, Any], now: HeldOut, step: int) -> str | None:
+    """That a part which nothing so far was chosen by has changed; None where none has."""
+    parts = _other_parts(state, now)
+    if not parts:
+        return None
+    named = f"{parts[0]} part is" if len(parts) == 1 else f"{' and the '.join(parts)} part are"
+    return f"from step {step + 1:,} on the {named} of other data: the text in the files has changed"
+
+
+def _other_parts(state: Mapping[str, Any], now: HeldOut) -> list[str]:
+    """Those whose text is not that of a checkpoint; where one of both does not tell, or has no such part, it is none."""
+    saved = state.get("held_out")
+    before = saved if isinstance(saved, dict) else {}
+    pairs = {"validation": (before.get("valid"), now.valid), "test": (before.get("test"), now.test)}
+    return [part for part, both in pairs.items() if None not in both and both[0] != both[1]]
 
 
 def announce(before: RunConfig, now: RunConfig, step: int) -> str | None:

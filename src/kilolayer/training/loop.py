@@ -13,7 +13,7 @@ from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
 from kilolayer.terminal import command, counted
 from kilolayer.training import checkpoint
-from kilolayer.training.changes import announce, saved_config, state_with
+from kilolayer.training.changes import announce, announce_held_out, check_validation, saved_config, state_with
 from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.keeping import Inspector
 from kilolayer.training.last_saved import deleted
@@ -52,6 +52,8 @@ def train(
         inspector = Inspector()
         newest = _newest(run, processes, inspector) if resume else None
         saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault)
+        if saved is not None:
+            check_validation(saved.state, task.held_out(), str(run.folder))
         trainer.begin(saved)
         lost = _lost(run, saved) if resume else None
         metrics = Unwritten()
@@ -108,12 +110,11 @@ def _lost(run: Run, saved: Checkpoint | None) -> str | None:
 def _tell_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
     """What the run goes on with and was not begun with. One that was killed before its next checkpoint tells it again."""
     before = saved_config(saved.state)
-    text = None if before is None else announce(before, trainer.run.config, saved.step)
-    if text is None:
-        return
-    progress.say(text)
-    if not any(row.get("change") and row.get("text") == text for row in read_metrics(trainer.run.folder)):
-        metrics.write("event", saved.step, change=True, text=text)
+    options = None if before is None else announce(before, trainer.run.config, saved.step)
+    for text in filter(None, (options, announce_held_out(saved.state, trainer.task.held_out(), saved.step))):
+        progress.say(text)
+        if not any(row.get("change") and row.get("text") == text for row in read_metrics(trainer.run.folder)):
+            metrics.write("event", saved.step, change=True, text=text)
 
 
 def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:
@@ -301,6 +302,7 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
         state = trainer.state()
         if trainer.processes.first:
             place = {"scheduled": scheduled, "regular_before": trainer.regular}
-            saver.save(replace(state, state=state.state | place | state_with(trainer.run.config)), trainer.best.step)
+            given = state_with(trainer.run.config, trainer.task.held_out())
+            saver.save(replace(state, state=state.state | place | given), trainer.best.step)
         trainer.saved = trainer.step, scheduled
         trainer.regular = trainer.step if scheduled else trainer.regular

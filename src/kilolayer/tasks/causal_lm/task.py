@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kilolayer.data.documents import TextParts
 from kilolayer.data.frequencies import count_tokens, frequency_loss
+from kilolayer.data.held_out import HeldOut
 from kilolayer.data.token_text import TokenText, encode_documents
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.data.windows import Windows, windows_in_order
@@ -48,6 +49,9 @@ class CausalLMTask(TextTask[CausalLMConfig]):
     def training_batches(self, seed: int) -> Windows:
         """Endless shuffled windows of the training text."""
         return Windows(self.train, self.rows, self.length, seed)
+
+    def held_out(self) -> HeldOut:
+        return HeldOut(*(None if part is None else part.digest for part in (self.valid, self.test)))
 
     def frequency_loss(self) -> float:
         """Of all tokens, the ends of documents too."""

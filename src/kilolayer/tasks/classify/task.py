@@ -15,6 +15,7 @@ from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real
 from kilolayer.data.example_file import ExampleFile
 from kilolayer.data.examples import ExampleParts, find_examples, read_test, text_of
 from kilolayer.data.frequencies import frequency_loss
+from kilolayer.data.held_out import HeldOut
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.classification import require_packages
@@ -146,6 +147,9 @@ class ClassifyTask(Task[ClassifyConfig]):
     def model_inputs(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         tokens = parts[0][real_rows(parts[0])]
         return {"tokens": tokens, **types_for(self.config.model, tokens)}
+
+    def held_out(self) -> HeldOut:
+        return HeldOut(*(None if part is None else part.digest for part in (self.valid, self.test)))
 
     def frequency_loss(self) -> float | None:
         """Of the classes; None where the labels are numbers."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kilolayer.data.documents import TextParts
 from kilolayer.data.frequencies import count_tokens, frequency_loss
+from kilolayer.data.held_out import HeldOut
 from kilolayer.data.masking import MaskedText, Masker, fixed_masks, inputs_of
 from kilolayer.data.packing import Documents, FixedRows, PackedText
 from kilolayer.data.token_text import TokenText, encode_documents
@@ -54,6 +55,9 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         inputs, _ = inputs_of(parts)
         filled = inputs["mask"].any(dim=1) if "mask" in inputs else slice(None)
         return {name: each[filled] for name, each in inputs.items()}
+
+    def held_out(self) -> HeldOut:
+        return HeldOut(*(None if part is None else part.documents.text.digest for part in (self.valid, self.test)))
 
     def frequency_loss(self) -> float:
         """Of the tokens of documents, each of which may be hidden."""

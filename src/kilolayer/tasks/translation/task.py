@@ -16,6 +16,7 @@ from kilolayer.data.batches import Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, aligned_text, find_corpora, find_test
 from kilolayer.data.encode import encode_text, encode_training
 from kilolayer.data.frequencies import count_targets, frequency_loss
+from kilolayer.data.held_out import HeldOut
 from kilolayer.data.mixing import Mixture
 from kilolayer.data.parallel import Direction, ParallelText
 from kilolayer.data.shapes import Shape
@@ -66,8 +67,11 @@ class TranslationValidation:
 class TranslationTask(Task[TranslationConfig]):
     """The data of a run, ready to train and to validate on."""
 
-    def __init__(self, corpora: Corpora, tokenizers: Tokenizers, cache: Path, config: TranslationConfig) -> None:
+    def __init__(
+        self, corpora: Corpora, tokenizers: Tokenizers, cache: Path, config: TranslationConfig, held_out: HeldOut | None = None
+    ) -> None:
         self.corpora, self.tokenizers, self.cache, self.config = corpora, tokenizers, cache, config
+        self._held_out = held_out or HeldOut()
         self.shapes: list[Shape] = []
         self.tagged = len(corpora.directions) > 1
 
@@ -75,8 +79,8 @@ class TranslationTask(Task[TranslationConfig]):
     def prepare(cls, config: TranslationConfig, cache: Path, vocabulary: Tokenizers | None = None) -> TranslationTask:
         config = replace(config, data=_absolute(config.data))
         corpora = find_corpora(config.data, cache)
-        corpora.check_held_out()
-        return cls(corpora, vocabulary or tokenizers_for(corpora, config.tokenizer, cache), cache, config)
+        held_out = corpora.read_held_out()
+        return cls(corpora, vocabulary or tokenizers_for(corpora, config.tokenizer, cache), cache, config, held_out)
 
     @classmethod
     def load_vocabulary(cls, config: TranslationConfig, folder: Path) -> Tokenizers:
@@ -112,8 +116,7 @@ class TranslationTask(Task[TranslationConfig]):
             if test.direction not in directions:
                 raise unknown(test.direction.name, config.data.directions, kind="direction", where="of this run")
         corpora = Corpora(directions, [], [], tests)
-        corpora.check_held_out()
-        return cls(corpora, vocabulary, cache, config)
+        return cls(corpora, vocabulary, cache, config, corpora.read_held_out())
 
     @property
     def vocabulary(self) -> Tokenizers:
@@ -141,6 +144,9 @@ class TranslationTask(Task[TranslationConfig]):
     def frequency_loss(self) -> float:
         """Of the target's tokens, as often as an epoch shows them."""
         return frequency_loss(count_targets(self._training_pairs()))
+
+    def held_out(self) -> HeldOut:
+        return self._held_out
 
     def loss(self, model: EncoderDecoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """Parts: source and target, int64 [rows, length], and labels, the target's next tokens."""

@@ -1,0 +1,91 @@
+"""A run goes on with the validation part that it has; a test part that has changed is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from small_runs import SMALL, new_run_of, stop_after, task_of
+
+from kilolayer.errors import InputError
+from kilolayer.training import checkpoint
+from kilolayer.training.loop import train
+from kilolayer.training.metrics import read_metrics
+from kilolayer.training.run import Run
+
+TOLD = "from step 4 on the test part is of other data: the text in the files has changed"
+
+
+def stopped(task: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, valid_every: int = 2) -> Run:
+    """A run that has taken three of six steps, on a corpus of its own."""
+    own = shutil.copytree(corpus, tmp_path / "corpus")
+    run = new_run_of(task, tmp_path / "run", own, train={"valid_every": valid_every})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert train(run, task_of(run)) == 143
+    return run
+
+
+def shorten(corpus: Path, part: str) -> None:
+    """Take the last line away, in each of its forms and languages."""
+    for path in corpus.glob(f"{part}.*"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(lines[:-1]), encoding="utf-8")
+
+
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("task", SMALL)
+def test_another_validation_part_is_refused_until_it_is_put_back_and_another_test_part_is_told(
+    task: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped(task, tmp_path, corpus, monkeypatch)
+    shorten(tmp_path / "corpus", "valid")
+    shorten(tmp_path / "corpus", "test")
+    with pytest.raises(InputError) as caught:
+        train(run, task_of(run), resume=True)
+    assert "the validation part belongs to other data" in caught.value.what
+    assert str(run.folder) in caught.value.where
+    assert f"--train.start_from {run.folder}" in caught.value.fix
+    for path in corpus.glob("valid.*"):
+        shutil.copy(path, tmp_path / "corpus")
+    assert train(run, task_of(run), resume=True) == 0
+    assert TOLD in (run.folder / "log.txt").read_text()
+    assert [row["text"] for row in read_metrics(run.folder) if row.get("change")] == [TOLD]
+
+
+@pytest.mark.slow
+def test_the_same_text_in_another_place_is_the_same(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped("translation", tmp_path, corpus, monkeypatch)
+    (tmp_path / "corpus").rename(tmp_path / "moved")
+    config = run.folder / "config.toml"
+    config.write_text(config.read_text().replace(f'"{tmp_path / "corpus"}"', f'"{tmp_path / "moved"}"'))
+    moved = Run.open(run.folder)
+    assert train(moved, task_of(moved), resume=True) == 0
+    assert not any("other data" in row.get("text", "") for row in read_metrics(run.folder))
+
+
+def test_before_the_first_validation_another_part_breaks_nothing(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped("causal_lm", tmp_path, corpus, monkeypatch, valid_every=5)
+    shorten(tmp_path / "corpus", "valid")
+    assert train(run, task_of(run), resume=True) == 0
+    assert TOLD.replace("test", "validation") in (run.folder / "log.txt").read_text()
+
+
+def test_a_checkpoint_that_does_not_tell_its_validation_part_goes_on(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped("causal_lm", tmp_path, corpus, monkeypatch)
+    path = checkpoint.steps(run.checkpoints)[-1]
+    found = checkpoint.load(path)
+    shutil.rmtree(path)
+    del found.state["held_out"]
+    checkpoint.save(run.checkpoints, found)
+    assert "held_out" not in json.loads((path / "state.json").read_text())
+    shorten(tmp_path / "corpus", "valid")
+    assert train(run, task_of(run), resume=True) == 0
