@@ -230,6 +230,8 @@ def test_shared_and_separate(tmp_path: Path) -> None:
     two.save(tmp_path)
     loaded = Tokenizers.load(tmp_path)
     assert (loaded.source.model, loaded.target.model) == (two.source.model, two.target.model)
+    Tokenizers(two.target, two.target).save(tmp_path)  # over the two
+    assert Tokenizers.load(tmp_path).source.model == two.target.model
     with pytest.raises(OptionError, match="two vocabularies cannot serve"):
         tokenizers_for(corpora(tmp_path, "en-de", "de-en"), config, tmp_path / "cache")
 

@@ -28,7 +28,7 @@ from kilolayer.data.text import read_lines
 from kilolayer.errors import IdleOptionError, InputError, OptionError, unknown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
-from kilolayer.files.writing import write
+from kilolayer.files.writing import remove, write
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 SYNTHETIC = "<bt>"
@@ -230,9 +230,11 @@ class Tokenizers:
         return hashlib.sha256(self.source.model + self.target.model).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.model, or tokenizer.source.model and tokenizer.target.model."""
+        """Write tokenizer.model, or tokenizer.source.model and tokenizer.target.model, which would be read in its place."""
         if self.shared:
             self.source.save(folder / SHARED_FILE)
+            for name in SIDE_FILES:
+                remove(folder / name)
         else:
             self.source.save(folder / SIDE_FILES[0])
             self.target.save(folder / SIDE_FILES[1])

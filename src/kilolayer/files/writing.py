@@ -73,6 +73,14 @@ def move(path: Path, to: Path) -> None:
         raise unwritable(to, error) from None
 
 
+def remove(path: Path) -> None:
+    """Delete a file, where there is one."""
+    try:
+        path.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from None
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it, unless it is there; a symbolic link in its place is refused."""
     try:

@@ -13,7 +13,7 @@ from kilolayer import config as configuration
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.tensors import load_tensors, save_tensors
-from kilolayer.files.writing import PART, make_folder, unwritable, write
+from kilolayer.files.writing import PART, make_folder, remove, write
 from kilolayer.layers.embedding import Embedding
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
@@ -37,7 +37,7 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
     _check_place(folder)
     make_folder(folder)
     # Away first and written last: a folder with this file is a whole model.
-    _remove(folder / CONFIG)
+    remove(folder / CONFIG)
     save_tensors(folder / WEIGHTS, _tensors_of(model))
     write(folder / CONFIG, configuration.dump(table))
     return folder
@@ -114,13 +114,6 @@ def _set_states_dtype(model: Model, dtype: torch.dtype | None) -> None:
     for module in model.modules():
         if isinstance(module, Embedding):
             module.states_dtype = dtype
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from None
 
 
 def _check_place(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kilolayer.config import Table
 from kilolayer.data.grammar import write_corpus
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.models.build import build_model
 from kilolayer.parallel.processes import Processes
 from kilolayer.precedence import Given
@@ -36,6 +36,7 @@ def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
 def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
     """A run in a locked new folder. Everything that can be refused is refused here, before any work.
 
+    What is found later, but before the first step, leaves no run behind: the same command can be given again.
     is_embedded: the run trains on the embedded corpus, which is written into its folder.
     """
     config, start = read_started(given, {"data": {"folder": str(folder / "data")}} if is_embedded else None)
@@ -45,11 +46,19 @@ def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bo
         if is_embedded:
             write_corpus(folder / "data")
         task = prepare(config, cache_folder(), vocabulary_of(start, config))
-        config = in_steps(task.resolve(config), task, processes.size)
+        config = task.resolve(config)
+        task.training_batches(config.train.seed)  # reads all of the training text: a folder with config.toml is a run
+        config = in_steps(config, task, processes.size)
         if start is not None:
             _check_start(start, task, config)
             config = replace(config, train=replace(config.train, start_from=str(start.folder)))
-        yield Run.create(folder, config, task.vocabulary)
+        run = Run.create(folder, config, task.vocabulary)
+        try:
+            yield run
+        except (InputError, OptionError):
+            if not run.has_begun:
+                run.withdraw()
+            raise
 
 
 def data_of(run: Run, processes: Processes) -> Task | None:

@@ -24,7 +24,7 @@ from kilolayer import config as configuration
 from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import kind_of, storable
-from kilolayer.files.writing import PART, unwritable, write
+from kilolayer.files.writing import PART, remove, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -40,6 +40,7 @@ from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen, choose, load_chosen
+from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.saved_state import fitted
 
 Precision = Literal["fp32", "bf16", "int8"]
@@ -91,6 +92,17 @@ class Run:
             title, usage = run.registration.title, run.registration.usage
             raise InputError(f"this run is {title}", where=str(folder), fix=f"use it so: kilolayer {usage.format(folder)}")
         return run
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything of it but its configuration: a checkpoint, or a line of metrics after its start."""
+        steps = (row["step"] for row in read_rows(self.folder / "metrics.jsonl").rows)
+        return os.path.lexists(self.checkpoints) or any(step > 0 for step in steps)
+
+    def withdraw(self) -> None:
+        """Leave a run that has not begun as if it had not been created."""
+        for name in ("config.toml", "log.txt", "metrics.jsonl"):
+            remove(self.folder / name)
 
     @property
     def registration(self) -> Registration:

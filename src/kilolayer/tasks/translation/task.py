@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -137,13 +138,13 @@ class TranslationTask(Task[TranslationConfig]):
 
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches of all directions. Their shapes are then those of validations too."""
-        batches = Batches(self._training_pairs(), self.config.batches, seed)
+        batches = Batches(self._training_pairs, self.config.batches, seed)
         self.shapes = batches.shapes
         return batches
 
     def frequency_loss(self) -> float:
         """Of the target's tokens, as often as an epoch shows them."""
-        return frequency_loss(count_targets(self._training_pairs()))
+        return frequency_loss(count_targets(self._training_pairs))
 
     def held_out(self) -> HeldOut:
         return self._held_out
@@ -202,6 +203,7 @@ class TranslationTask(Task[TranslationConfig]):
         tag = [self.tokenizers.source.tag_id(direction.target)] if self.tagged else []
         return translate_lines(model, SidedTokenizer(self.tokenizers), lines, search, prefix=tag)
 
+    @cached_property
     def _training_pairs(self) -> Mixture:
         return encode_training(self.corpora, self.tokenizers, self.config.data, self.cache)
 
