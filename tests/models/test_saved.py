@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.errors import InputError, KilolayerError, OptionError
+from kilolayer.models import saved
 from kilolayer.models.model import Model
 from kilolayer.moe.layer import need_sparse_layers
 
@@ -151,6 +153,56 @@ def test_a_loaded_model_trains(tmp_path: Path) -> None:
     assert all(each.grad is not None for each in model.parameters())
     assert need_sparse_layers(model)
 
+EARLIER: dict[str, Callable[[], Model] | None] = {
+    "into a new folder": None,
+    "over a model of the same configuration": lambda: kl.Decoder(**WIDTHS, layers=1),
+    "over one that its weights would fit": lambda: kl.Decoder(**WIDTHS, layers=1, activation="gelu"),
+}
+
+
+@pytest.mark.parametrize("earlier", EARLIER)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("call", range(4))
+def test_an_interrupted_save_leaves_the_old_model_the_new_one_or_none(
+    earlier: str, call: int, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, model, folder = EARLIER[earlier], kl.Decoder(**WIDTHS, layers=1), tmp_path / "model"
+    old = None if make is None else make()
+    if old is not None:
+        kl.save(old, folder)
+    calls = 0
+
+    def dying(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call + 1 and not late:
+                raise KeyboardInterrupt
+            found = step(*arguments)
+            if calls == call + 1:
+                raise KeyboardInterrupt
+            return found
+
+        return run
+
+    with monkeypatch.context() as patch:
+        for name in ("save_tensors", "remove", "write", "move"):
+            patch.setattr(saved, name, dying(getattr(saved, name)))
+        with suppress(KeyboardInterrupt):
+            kl.save(model, folder)
+    try:
+        found = kl.load_model(folder)
+    except InputError as error:
+        assert "there is no " in error.what or "the folder does not exist" in error.what
+        assert earlier != "over a model of the same configuration"
+    else:
+        whole = [(each.config, bits(each)) for each in (old, model) if each is not None]
+        assert (found.config, bits(found)) in whole
+    kl.save(model, folder)
+    assert_same(model, kl.load_model(folder))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
+
+
 
 def test_saving_again_replaces_a_model_and_nothing_else(tmp_path: Path) -> None:
     folder = kl.save(kl.Decoder(**WIDTHS, layers=1), tmp_path / "model")
@@ -200,7 +252,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: torch.save({"weight": torch.ones(1)}, folder / "model.safetensors"),
         "not a safetensors file",
     ),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "does not exist"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "there is no model.safetensors"),
     "no configuration": (lambda folder: (folder / "config.toml").unlink(), "this is not a saved model"),
     "a tensor of another name": (_rename, "the weights do not fit the configuration: "),
     "another width": (_edit("ffn_dim = 32", "ffn_dim = 48"), r"the weights do not fit.*\(32, 16\) there and \(48, 16\) here"),
@@ -241,6 +293,13 @@ def test_a_place_or_a_dtype_that_is_none_is_refused(tmp_path: Path, monkeypatch:
     ):
         with pytest.raises(OptionError, match=text):
             kl.load_model(folder, **options)
+    for wrong, text in ((5, "the folder of the model is 5, and no path"), (tmp_path / "modle", "did you mean '.*/model'")):
+        with pytest.raises(InputError, match=text):
+            kl.load_model(wrong)
+    with pytest.raises(InputError, match="the folder of the model is 5, and no path"):
+        kl.save(kl.Decoder(**WIDTHS, layers=1), 5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match=r"(?s)int is no model.*kl\.save.*kl\.load"):
+        kl.save(5, "x")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="str is no model"):
         kl.save("folder", kl.Decoder(**WIDTHS, layers=1))  # pyright: ignore[reportArgumentType]
 

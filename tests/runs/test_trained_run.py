@@ -204,6 +204,13 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no rows": ("classify", "predict", (3,), {}, "rows are given as 3"),
     "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, and no text.*row 2"),
     "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is named"),
+    "a kind of metrics": ("classify", "metrics", ("vaild",), {}, "(?s)did you mean 'valid'.*metrics.jsonl.*valid: event, "),
+    "no kind at all": ("classify", "metrics", (5,), {}, "unknown kind of metrics '5'"),
+    "no prompts at once": ("causal_lm", "continuations", (["a"],), {"at_once": 0}, "at_once is 0"),
+    "no texts at once": ("masked_lm", "fillings", ([("<mask>", "1")],), {"at_once": -1}, "at_once is -1"),
+    "no rows at once": ("classify", "predictions", ([["so"]],), {"at_once": 0}, "at_once must be a whole number, at least 1"),
+    "half a row at once": ("classify", "predictions", ([["so"]],), {"at_once": 0.5}, "at_once is 0.5"),
+    "no guesses for many": ("masked_lm", "fillings", ([],), {"top": 0}, "top must be at least 1"),
     "a row that is no text": ("classify", "predict", ([[3]],), {}, "this is 3, and no text"),
 }
 
@@ -218,6 +225,12 @@ def test_a_mistake_says_what_and_where(name: str, trained: dict[str, Path]) -> N
 def test_where_a_run_is_loaded_is_checked_at_once(trained: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this is not a run"):
         kl.load(tmp_path)
+    with pytest.raises(InputError, match=f"(?s)the folder does not exist; did you mean '{trained['classify']}'.*kilolayer train"):
+        kl.load(trained["classify"].with_name(f"{trained['classify'].name}s"))
+    with pytest.raises(InputError, match=r"the folder does not exist\n.*no/such/folder"):
+        kl.load("no/such/folder")
+    with pytest.raises(InputError, match="the run's folder is 5, and no path"):
+        kl.load(5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match=r"a model without a run(?s:.*)kl\.load_model"):
         kl.load(kl.save(kl.load(trained["classify"]).model, tmp_path / "bare"))
     with pytest.raises(OptionError, match="device is 'gpu'"):
@@ -234,6 +247,12 @@ def test_products_are_computed_as_asked(trained: dict[str, Path]) -> None:
     assert run.translate(LINES) == printed("translate", run.folder, "--precision=bf16", lines=LINES).split("\n")[:-1]
     assert isinstance(run.reader, EncoderDecoder)
     assert {weight.dtype for weight in run.model.parameters()} == {torch.float32}
+
+
+def test_scores_do_not_depend_on_the_precision_of_other_methods(trained: dict[str, Path], corpus: Path) -> None:
+    run, rounded = (kl.load(trained["causal_lm"], precision=precision) for precision in ("fp32", "bf16"))
+    assert rounded.scores(corpus / "test.en")["test"] == run.scores()["test"] == rounded.scores()["test"]
+    assert not torch.equal(rounded.reader(torch.ones(1, 4).long()).logits, run.reader(torch.ones(1, 4).long()).logits)
 
 
 class Counter(TrainedRun):

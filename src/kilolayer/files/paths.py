@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from kilolayer.errors import InputError, file_fault
+from kilolayer.errors import InputError, edit_distance, file_fault, nearest, shown
 from kilolayer.files.reading import unreadable
+
+SLIPS, MOST_NAMES = 2, 1000
 
 
 def resolve(path: Path) -> Path:
@@ -37,6 +39,25 @@ def storable(path: Path) -> Path:
             fix="rename the file or folder, or one above it",
         ) from None
     return found
+
+
+def as_path(value: Any, what: str) -> Path:
+    """The path that Python gives as a text or an object; what: it is called, where it is none."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise InputError(f"{what} is {shown(value)}, and no path", fix='give a text, as "runs/mine", or a Path') from None
+
+
+def did_you_mean(path: Path) -> str:
+    """What an error adds where nothing stands at a path: the name beside it that was meant; "" where none is near."""
+    try:
+        names = [name for name in os.listdir(path.parent) if path.name in name or abs(len(name) - len(path.name)) <= SLIPS]
+    except (OSError, ValueError):
+        return ""
+    meant = nearest(path.name, names[:MOST_NAMES]) if path.name and names else ""
+    is_near = meant and (path.name in meant or edit_distance(path.name, meant) <= SLIPS)
+    return f"; did you mean {str(path.with_name(meant))!r}?" if is_near else ""
 
 
 def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from os import PathLike
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from kilolayer import config as configuration
 from kilolayer.errors import InputError, OptionError, file_fault
-from kilolayer.files.paths import kind_of
+from kilolayer.files.paths import as_path, did_you_mean, kind_of
+from kilolayer.files.reading import read_text
 from kilolayer.files.tensors import load_tensors, save_tensors
-from kilolayer.files.writing import PART, make_folder, remove, write
+from kilolayer.files.writing import PART, make_folder, move, remove, write
 from kilolayer.layers.embedding import Embedding
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
@@ -26,20 +28,28 @@ from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
+DRAFTS = f".*{WEIGHTS}.*{PART}"
+"""What an interrupted `save` leaves."""
 
 
 def save(model: Model, folder: str | PathLike[str]) -> Path:
     """Write a model into a new or empty folder, or over one that was saved before; return the folder.
 
-    Each tensor is written once, as it is, in its own dtype: parameters, and buffers such as Admin's calibrated scales.
+    Each tensor is written once, as it is, in its own dtype: parameters, and buffers such as Admin's calibrated scales. Whoever
+    looks, also after a kill, finds the old model, the new one, or a folder without weights.
     """
-    table, folder = _table_of(model), Path(folder)
+    config, folder = configuration.dump(_table_of(model)), as_path(folder, "the folder of the model")
     _check_place(folder)
     make_folder(folder)
-    # Away first and written last: a folder with this file is a whole model.
-    remove(folder / CONFIG)
-    save_tensors(folder / WEIGHTS, _tensors_of(model))
-    write(folder / CONFIG, configuration.dump(table))
+    draft = folder / f".{WEIGHTS}.{secrets.token_hex(4)}{PART}"
+    save_tensors(draft, _tensors_of(model))
+    if kind_of(folder / CONFIG) != "file" or read_text(folder / CONFIG) != config:
+        # Weights of one model beside the configuration of another could fit it, and be read.
+        remove(folder / WEIGHTS)
+        write(folder / CONFIG, config)
+    move(draft, folder / WEIGHTS)
+    for left in folder.glob(DRAFTS):
+        remove(left)
     return folder
 
 
@@ -47,12 +57,18 @@ def load_model(
     folder: str | PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Encoder | Decoder | EncoderDecoder:
     """The model that `save` wrote, to the bit, in evaluation mode. dtype: of all its weights, where not as they were saved."""
-    folder, place = Path(folder), check_place(device or "cpu")
+    folder, place = as_path(folder, "the folder of the model"), check_place(device or "cpu")
     if dtype is not None:
         check_dtype(dtype)
     config, states_dtype = _read_config(folder)
     model = build_model(config, device="meta", seed=0)
     path = folder / WEIGHTS
+    if kind_of(path) is None:
+        raise InputError(
+            f"the model is not whole: there is no {WEIGHTS}",
+            where=str(folder),
+            fix="put the file back; where saving was interrupted, save the model again",
+        )
     tensors = load_tensors(path, str(place), fix="the file is damaged: save the model again")
     if misfit := find_misfit(_tensors_of(model), tensors):
         raise InputError(
@@ -79,7 +95,9 @@ def _table_of(model: Model) -> configuration.Table:
     """What config.toml holds; a model that could not be made of it again is refused."""
     if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
-            f"{type(model).__name__} is no model of Kilolayer", fix="give an Encoder, a Decoder or an EncoderDecoder"
+            f"{type(model).__name__} is no model of Kilolayer",
+            where="kl.save",
+            fix="give an Encoder, a Decoder or an EncoderDecoder, and then the folder; a run's is kl.load(folder).model",
         )
     refuse_part(model)
     tensors = _tensors_of(model)
@@ -128,7 +146,7 @@ def _check_place(folder: Path) -> None:
     except OSError as error:
         reason, fix = file_fault(error)
         raise InputError(f"the folder cannot be read: {reason}", where=str(folder), fix=fix) from None
-    if names == {CONFIG, WEIGHTS}:
+    if names == {CONFIG, WEIGHTS} or (names == {CONFIG} and any(folder.glob(DRAFTS))):
         _read_config(folder)
     elif names:
         raise InputError("the folder holds something else", where=str(folder), fix="choose a new folder, or empty this one")
@@ -138,8 +156,9 @@ def _read_config(folder: Path) -> tuple[ModelConfig, torch.dtype | None]:
     """The model's configuration, and the dtype of a lowered one's states."""
     path = folder / CONFIG
     if kind_of(path) != "file":
+        absent = f"the folder does not exist{did_you_mean(folder)}" if kind_of(folder) is None else f"there is no {CONFIG}"
         raise InputError(
-            f"this is not a saved model: there is no {CONFIG}", where=str(folder), fix="name a folder that kl.save wrote"
+            f"this is not a saved model: {absent}", where=str(folder), fix="name a folder that kl.save wrote"
         )
     table = configuration.load(path)
     states = table.pop("states_dtype", None)

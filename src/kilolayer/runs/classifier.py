@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import cast, overload
 
 from kilolayer.data.example_batches import EncodedExamples
@@ -13,7 +12,7 @@ from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import InputError
 from kilolayer.evaluate.predictions import predict, probabilities
 from kilolayer.models.encoder import Encoder
-from kilolayer.runs.trained_run import TrainedRun, as_list, check_text
+from kilolayer.runs.trained_run import TrainedRun, as_list, check_text, some_at_once
 from kilolayer.tasks.classify.config import ClassifyConfig
 
 ROWS_AT_ONCE = 1024
@@ -55,9 +54,8 @@ class Classifier(TrainedRun):
 
     def predictions(self, rows: Iterable[list[str]], *, at_once: int = ROWS_AT_ONCE) -> Iterator[Prediction]:
         """The same of many rows, as they come, each as `sentences_of` gives it."""
-        rest = iter(rows)
-        while some := list(islice(rest, at_once)):
-            yield from self._predict(some)
+        groups = some_at_once(rows, at_once)
+        return (prediction for some in groups for prediction in self._predict(some))
 
     def sentences_of(self, row: Row, where: str) -> list[str]:
         """The sentences of a row, as many as the run reads; where: its place, for errors."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kilolayer.config import Table, load, table_of
 from kilolayer.errors import OptionError, shown
+from kilolayer.files.paths import as_path
 from kilolayer.precedence import Given
 from kilolayer.recipes.base import Recipe
 from kilolayer.tasks import registry
@@ -25,7 +26,7 @@ Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig | None"
 def new_folder(config: Source, run: str | PathLike[str] | None) -> Path:
     """Where a new run goes: the folder that is named, or runs/NAME of the configuration's file."""
     if run is not None:
-        return Path(run)
+        return as_path(run, "run")
     if config is None:
         return Path("runs") / registry.EMBEDDED.stem
     if isinstance(config, str | PathLike):
@@ -41,7 +42,9 @@ def read_given(config: Source, over: Table) -> Given:
         return Given(load(path), over, (str(path), *above))
     tables = plain_tables(config)
     if not isinstance(tables, dict):
-        raise OptionError(f"the configuration is {shown(config)}", fix="give a TOML file, or a dict of tables")
+        raise OptionError(
+            f"the configuration is {shown(config)}", where="kl.train", fix="give a TOML file, or a dict of tables"
+        )
     return Given(tables, over, ("the configuration", *above))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, cast, overload
 
 from kilolayer.data.tokenizer import END
@@ -15,7 +14,7 @@ from kilolayer.generate.continuation import continue_texts
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.text_stream import TextStream
 from kilolayer.models.decoder import Decoder
-from kilolayer.runs.trained_run import TrainedRun, as_texts
+from kilolayer.runs.trained_run import TrainedRun, as_texts, some_at_once
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
 PROMPTS_AT_ONCE = 64
@@ -81,11 +80,13 @@ class LanguageModel(TrainedRun):
         self, prompts: Iterable[str], search: SearchConfig | None = None, *, at_once: int = PROMPTS_AT_ONCE
     ) -> Iterator[Continued]:
         """Each prompt with its continuations and their probabilities, as they come; `at_once` prompts are read ahead."""
-        search, model = search or self.search(), self._decoder
-        texts, done = iter(prompts), 0
-        while some := list(islice(texts, at_once)):
-            rows = [self._tokens(prompt) for prompt in some]
-            found = continue_texts(model, rows, search, context=self.context, indices=range(done, done + len(some)))
+        return self._continue(some_at_once(prompts, at_once), search or self.search())
+
+    def _continue(self, groups: Iterator[list[str]], search: SearchConfig) -> Iterator[Continued]:
+        done = 0
+        for some in groups:
+            rows, indices = [self._tokens(prompt) for prompt in some], range(done, done + len(some))
+            found = continue_texts(self._decoder, rows, search, context=self.context, indices=indices)
             for prompt, row, hypotheses in zip(some, rows, found, strict=True):
                 yield self._continued(prompt, row, hypotheses)
             done += len(some)

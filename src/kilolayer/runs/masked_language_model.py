@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import cast, overload
 
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import OptionError, shown
 from kilolayer.generate.fill import Filled, fill_texts, masked_tokens
 from kilolayer.models.encoder import Encoder
-from kilolayer.runs.trained_run import TrainedRun, as_texts
+from kilolayer.runs.trained_run import TrainedRun, as_texts, some_at_once
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 
 TEXTS_AT_ONCE = 32
@@ -38,9 +37,11 @@ class MaskedLanguageModel(TrainedRun):
         """The same of many texts, as they come; each is given with where it comes from, for errors."""
         if not isinstance(top, int) or top < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"top is {shown(top)}", fix="top must be at least 1")
-        model = self.reader
+        groups = some_at_once(texts, at_once)
+        return (filled for some in groups for filled in self._fill(some, top))
+
+    def _fill(self, texts: list[tuple[str, str]], top: int) -> list[Filled]:
+        model, vocabulary = self.reader, cast("TextVocabulary", self.tokenizer)
         assert isinstance(model, Encoder)
-        vocabulary, rest = cast("TextVocabulary", self.tokenizer), iter(texts)
-        while some := list(islice(rest, at_once)):
-            rows = [masked_tokens(text, vocabulary, self.config.text.length, where) for text, where in some]
-            yield from fill_texts(model, [text for text, _ in some], rows, vocabulary, top)
+        rows = [masked_tokens(text, vocabulary, self.config.text.length, where) for text, where in texts]
+        return fill_texts(model, [text for text, _ in texts], rows, vocabulary, top)

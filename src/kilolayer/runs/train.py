@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.errors import OptionError, shown
+from kilolayer.files.paths import as_path
 from kilolayer.parallel.parent import when_parent_dies
 from kilolayer.runs.given import Source, new_folder, plain_tables, read_given
 from kilolayer.terminal import command, say, speaks, under_torchrun
@@ -55,8 +56,8 @@ def train(
         check_tracker(tracker, f"trackers, number {number}")
     if resume is not None and (config is not None or run is not None):
         raise OptionError("resume takes no configuration and no run", fix="the run's folder holds them: remove them")
-    folder = Path(resume) if resume is not None else new_folder(config, run)
     given = None if resume is not None else read_given(config, over)
+    folder = new_folder(config, run) if resume is None else as_path(resume, "resume")
 
     def begin(processes: Processes) -> AbstractContextManager[Run]:
         return old_run(folder, over) if given is None else new_run(folder, given, processes, is_embedded=config is None)

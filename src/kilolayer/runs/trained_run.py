@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 
-from kilolayer.errors import InputError, KilolayerError, shown, unknown
+from kilolayer.errors import InputError, KilolayerError, OptionError, shown, unknown
 from kilolayer.models.model import Model
 from kilolayer.models.place import check_place
 from kilolayer.report.page import write_report
@@ -18,9 +19,12 @@ from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.registry import Registration
 from kilolayer.tasks.task import Vocabulary
 from kilolayer.training.chosen import Chosen, choose
-from kilolayer.training.metrics import read_metrics
+from kilolayer.training.metrics import KINDS, read_metrics
 from kilolayer.training.run import Precision, Run, choose_device
 from kilolayer.training.scoring import score_text
+
+
+Item = TypeVar("Item")
 
 
 class MissingMethodError(KilolayerError, AttributeError):
@@ -36,7 +40,7 @@ class TrainedRun:
     def __init__(self, run: Run, *, device: str | torch.device = "auto", precision: Precision = "fp32") -> None:
         allowed = [name for name in get_args(Precision) if name != "int8" or run.config.model.shape != "encoder"]
         if precision not in allowed:
-            raise unknown(precision, allowed, kind="precision")
+            raise unknown(str(precision), allowed, kind="precision")
         self._run, self.device = run, _device_of(device)
         self.precision: Precision = precision
 
@@ -78,16 +82,20 @@ class TrainedRun:
         `scores()["test"]["bleu"]["value"]`, `["signature"]`. The test part is scored now where it has not been. test: another
         text in its place, as the run's option `test` could name it: a set, files, folders. source, reference: two aligned files
         for a translator; direction: of one with several. The scores of another text are kept nowhere.
+
+        All scores are of the model in fp32, as the command's are, also where the run was loaded in another `precision`.
         """
         if not test and source is None and reference is None and direction is None:
             return self._run.scores(self.device)
         named = (test,) if isinstance(test, Path | str) else test
         first, second = (None if path is None else str(path) for path in (source, reference))
         text = OtherText(tuple(map(str, named)), first, second, direction)
-        return score_text(self._run, text, loaded=(self._chosen, lambda: self.reader))
+        return score_text(self._run, text, loaded=(self._chosen, self._precise_reader))
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl so far; kind: "train", "valid", "layers", "event", ..., those of this kind alone."""
+        if kind is not None and kind not in KINDS:
+            raise unknown(str(kind), KINDS, kind="kind of metrics", where=str(self.folder / "metrics.jsonl"))
         return [row for row in read_metrics(self.folder) if kind in (None, row["kind"])]
 
     def report(self) -> Path:
@@ -98,6 +106,9 @@ class TrainedRun:
     def reader(self) -> Model:
         """The model as methods read it: in its plain Post-LN form where the recipe has one, its products in `precision`."""
         return self._run.load_reader(self.device, self.precision, self._chosen)
+
+    def _precise_reader(self) -> Model:
+        return self.reader if self.precision == "fp32" else self._run.load_reader(self.device, chosen=self._chosen)
 
     @cached_property
     def _chosen(self) -> Chosen:
@@ -142,6 +153,14 @@ def as_list(given: Any, kind: str) -> list[Any]:
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise InputError(f"{kind}s are given as {shown(given)}", fix="give one text, or a list of texts")
     return list(given)
+
+
+def some_at_once(given: Iterable[Item], at_once: int) -> Iterator[list[Item]]:
+    """What is given, in lists of `at_once`, the last one shorter; each is read when it is asked for."""
+    if not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"at_once is {shown(at_once)}", fix="at_once must be a whole number, at least 1")
+    rest = iter(given)
+    return iter(lambda: list(islice(rest, at_once)), [])
 
 
 def _device_of(device: str | torch.device) -> torch.device:

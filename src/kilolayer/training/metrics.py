@@ -7,13 +7,16 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from kilolayer.files.writing import append, write
 from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.trackers import Tracker
 
 logger = logging.getLogger(__name__)
+Kind = Literal["train", "valid", "layers", "routing", "event", "reference"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""What a row is about."""
 
 
 class Metrics:
@@ -32,7 +35,7 @@ class Metrics:
         kept = (row for row in found.rows if row["step"] <= last.get(row["kind"], step))
         write(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def write(self, kind: str, step: int, **values: Any) -> None:
+    def write(self, kind: Kind, step: int, **values: Any) -> None:
         """One line; numbers that are not finite are written as null."""
         row = {"kind": kind, "step": step, **_finite(values)}
         append(self.path, json.dumps(row) + "\n")
@@ -46,7 +49,7 @@ class Unwritten(Metrics):
     def __init__(self) -> None:
         self.trackers = ()
 
-    def write(self, kind: str, step: int, **values: Any) -> None:
+    def write(self, kind: Kind, step: int, **values: Any) -> None:
         """Leave it to the first."""
 
 

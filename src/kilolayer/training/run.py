@@ -23,7 +23,7 @@ import torch
 from kilolayer import config as configuration
 from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.errors import InputError, OptionError, file_fault
-from kilolayer.files.paths import kind_of, storable
+from kilolayer.files.paths import as_path, did_you_mean, kind_of, storable
 from kilolayer.files.writing import PART, remove, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
@@ -72,11 +72,14 @@ class Run:
     @classmethod
     def open(cls, folder: str | PathLike[str], tasks: Collection[str] = ()) -> Run:
         """A run that was created before; with `tasks`, of one of these alone."""
-        folder = Path(folder)
+        folder = as_path(folder, "the run's folder")
         path = folder / "config.toml"
         if kind_of(path) != "file":
+            absent = f": the folder does not exist{did_you_mean(folder)}" if kind_of(folder) is None else ""
             raise InputError(
-                "this is not a run", where=str(folder), fix="name a folder that `kilolayer train` made: it holds config.toml"
+                f"this is not a run{absent}",
+                where=str(folder),
+                fix="name a folder that `kilolayer train` made: it holds config.toml",
             )
         if is_saved(folder):
             raise InputError(
