@@ -94,9 +94,11 @@ class KilolayerPreTrainedModel(PreTrainedModel):
         wanted = self.config.use_cache and not self.training if use_cache is None else use_cache
         return new_cache(crossed=self.config.is_encoder_decoder) if past_key_values is None and wanted else past_key_values
 
-    def wants_states(self, output_hidden_states: bool | None) -> bool:
-        """Whether the states of all layers are returned; by default, as the configuration says."""
-        return bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+    def wanted(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
+        """What is asked of the model inside: states and attention weights of all layers; by default, as the configuration says."""
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        weights = self.config.output_attentions if output_attentions is None else output_attentions
+        return {"hidden_states": bool(states), "attention_weights": bool(weights)}
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:

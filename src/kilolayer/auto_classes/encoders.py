@@ -31,6 +31,7 @@ class ReadsText(KilolayerPreTrainedModel):
         attention_mask: Tensor | None,
         inputs_embeds: Tensor | None,
         output_hidden_states: bool | None,
+        output_attentions: bool | None,
         token_type_ids: Tensor | None,
     ) -> EncoderOutput:
         """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
@@ -41,8 +42,8 @@ class ReadsText(KilolayerPreTrainedModel):
         if given is None:
             raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
         _, real = real_positions(attention_mask, 0, given.shape[1])
-        states = self.wants_states(output_hidden_states)
-        return self.model(input_ids, embeddings=inputs_embeds, mask=real, types=token_type_ids, hidden_states=states)
+        wanted = self.wanted(output_hidden_states, output_attentions)
+        return self.model(input_ids, embeddings=inputs_embeds, mask=real, types=token_type_ids, **wanted)
 
 
 class KilolayerForMaskedLM(ReadsText):
@@ -67,16 +68,20 @@ class KilolayerForMaskedLM(ReadsText):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
     ) -> MaskedLMOutput:
         """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
 
         token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
         labels: int64 [batch, length], -100 where nothing was hidden. While training, the loss has the routers' part.
         """
-        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, token_type_ids)
+        out = self.read_text(
+            input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids
+        )
         assert out.logits is not None
         loss = None if labels is None else token_loss(out.logits, labels) + (out.router_loss if self.training else 0)
-        return output(MaskedLMOutput, loss=loss, logits=out.logits, hidden_states=out.hidden_states)
+        states, weights = out.hidden_states, out.attention
+        return output(MaskedLMOutput, loss=loss, logits=out.logits, hidden_states=states, attentions=weights)
 
 
 class KilolayerForSequenceClassification(ReadsText):
@@ -103,6 +108,7 @@ class KilolayerForSequenceClassification(ReadsText):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
     ) -> SequenceClassifierOutput:
         """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
 
@@ -110,10 +116,13 @@ class KilolayerForSequenceClassification(ReadsText):
         labels: int64 [batch], the classes, or, with problem_type "regression", numbers [batch]. While training, the loss has
         the routers' part.
         """
-        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, token_type_ids)
+        out = self.read_text(
+            input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids
+        )
         assert out.logits is not None
         loss = None if labels is None else self._loss(out.logits.float(), labels) + (out.router_loss if self.training else 0)
-        return output(SequenceClassifierOutput, loss=loss, logits=out.logits, hidden_states=out.hidden_states)
+        states, weights = out.hidden_states, out.attention
+        return output(SequenceClassifierOutput, loss=loss, logits=out.logits, hidden_states=states, attentions=weights)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.config.num_labels == 1 or self.config.problem_type == "regression":

@@ -32,6 +32,7 @@ class KilolayerForCausalLM(KilolayerPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> CausalLMOutputWithPast:
         """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; behind what past_key_values has read.
 
@@ -44,11 +45,16 @@ class KilolayerForCausalLM(KilolayerPreTrainedModel, GenerationMixin):
             raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
         kept = self.kept(past_key_values, use_cache)
         cache, real = lend(kept, self.config.num_hidden_layers, attention_mask, given.shape[1])
-        states = self.wants_states(output_hidden_states)
-        out = self.model(input_ids, embeddings=inputs_embeds, mask=real, cache=cache, hidden_states=states)
+        wanted = self.wanted(output_hidden_states, output_attentions)
+        out = self.model(input_ids, embeddings=inputs_embeds, mask=real, cache=cache, **wanted)
         loss = None
         if labels is not None:
             loss = token_loss(out.logits[:, :-1], labels[:, 1:]) + (out.router_loss if self.training else 0)
         return output(
-            CausalLMOutputWithPast, loss=loss, logits=out.logits, past_key_values=kept, hidden_states=out.hidden_states
+            CausalLMOutputWithPast,
+            loss=loss,
+            logits=out.logits,
+            past_key_values=kept,
+            hidden_states=out.hidden_states,
+            attentions=out.attention,
         )

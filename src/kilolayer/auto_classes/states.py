@@ -34,6 +34,7 @@ class KilolayerModel(ReadsSources, ReadsText):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
     ) -> Any:
         """The arguments of the shape's own class, without labels; last_hidden_state: [batch, length, dim]."""
         if self.config.is_encoder_decoder:
@@ -48,17 +49,25 @@ class KilolayerModel(ReadsSources, ReadsText):
                 decoder_inputs_embeds,
                 use_cache,
                 output_hidden_states,
+                output_attentions,
             )[0]
         if self.config.model_config.shape == "encoder":
-            out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, token_type_ids)
-            return output(BaseModelOutput, last_hidden_state=out.states, hidden_states=out.hidden_states)
+            out = self.read_text(
+                input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids
+            )
+            states, weights = out.hidden_states, out.attention
+            return output(BaseModelOutput, last_hidden_state=out.states, hidden_states=states, attentions=weights)
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
             raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
         kept = self.kept(past_key_values, use_cache)
         cache, real = lend(kept, self.config.num_hidden_layers, attention_mask, given.shape[1])
-        states = self.wants_states(output_hidden_states)
-        out = self.model(input_ids, embeddings=inputs_embeds, mask=real, cache=cache, hidden_states=states)
+        wanted = self.wanted(output_hidden_states, output_attentions)
+        out = self.model(input_ids, embeddings=inputs_embeds, mask=real, cache=cache, **wanted)
         return output(
-            BaseModelOutputWithPast, last_hidden_state=out.states, past_key_values=kept, hidden_states=out.hidden_states
+            BaseModelOutputWithPast,
+            last_hidden_state=out.states,
+            past_key_values=kept,
+            hidden_states=out.hidden_states,
+            attentions=out.attention,
         )

@@ -30,13 +30,13 @@ class Source:
 
 
 def encode(
-    model: EncoderDecoder, ids: Tensor | None, attention_mask: Tensor | None, embeddings: Tensor | None, hidden_states: bool
+    model: EncoderDecoder, ids: Tensor | None, attention_mask: Tensor | None, embeddings: Tensor | None, wanted: dict[str, bool]
 ) -> Source:
-    """Read sources: ids int64 [batch, source], or embeddings [batch, source, dim]."""
+    """Read sources: ids int64 [batch, source], or embeddings [batch, source, dim]; wanted: what else the encoder returns."""
     given = ids if ids is not None else embeddings
     _, real = real_positions(attention_mask, 0, 0 if given is None else given.shape[1])
     inputs = read(model.embedding if model.source_embedding is None else model.source_embedding, ids, embeddings, real)
-    return Source(model.encoder(inputs, hidden_states=hidden_states), inputs.real)
+    return Source(model.encoder(inputs, **wanted), inputs.real)
 
 
 class SourceReader(nn.Module):
@@ -60,8 +60,10 @@ class SourceReader(nn.Module):
         return_dict: bool | None = None,
     ) -> BaseModelOutput:
         """The states of a source [batch, source, dim]."""
-        found = encode(self.model, input_ids, attention_mask, inputs_embeds, bool(output_hidden_states)).output
-        return output(BaseModelOutput, last_hidden_state=found.states, hidden_states=found.hidden_states)
+        wanted = {"hidden_states": bool(output_hidden_states), "attention_weights": bool(output_attentions)}
+        found = encode(self.model, input_ids, attention_mask, inputs_embeds, wanted).output
+        states, weights = found.hidden_states, found.attention
+        return output(BaseModelOutput, last_hidden_state=found.states, hidden_states=states, attentions=weights)
 
 
 class ReadsSources(KilolayerPreTrainedModel):
@@ -85,25 +87,29 @@ class ReadsSources(KilolayerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None,
         use_cache: bool | None,
         output_hidden_states: bool | None,
+        output_attentions: bool | None,
     ) -> tuple[Seq2SeqModelOutput, Tensor]:
         """The states of source and target, and the routers' loss, a scalar."""
-        wanted = self.wants_states(output_hidden_states)
+        wanted = self.wanted(output_hidden_states, output_attentions)
         target = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
         if target is None:
             raise InputError("there is no target", fix="give decoder_input_ids, or labels, or call generate")
         if encoder_outputs is None:
             source = encode(self.model, input_ids, attention_mask, inputs_embeds, wanted)
         else:
-            states, *layers = encoder_outputs.to_tuple() if hasattr(encoder_outputs, "to_tuple") else encoder_outputs
+            names = ("last_hidden_state", "hidden_states", "attentions")
+            given = encoder_outputs if isinstance(encoder_outputs, dict) else dict(zip(names, encoder_outputs, strict=False))
+            states, *others = (given.get(name) for name in names)
+            assert states is not None
             _, real = real_positions(attention_mask, 0, states.shape[1])
-            source = Source(StackOutput(states, layers[0] if layers else None), real)
+            source = Source(StackOutput(states, others[0], attention=others[1]), real)
         kept = self.kept(past_key_values, use_cache)
         cache, real = lend(kept, self.config.num_hidden_layers, decoder_attention_mask, target.shape[1])
         out = self.model.decoder(
             read(self.model.embedding, decoder_input_ids, decoder_inputs_embeds, real),
             memory=Sequences(source.output.states, source.real),
             cache=cache,
-            hidden_states=wanted,
+            **wanted,
         )
         found = output(
             Seq2SeqModelOutput,
@@ -112,6 +118,9 @@ class ReadsSources(KilolayerPreTrainedModel):
             decoder_hidden_states=out.hidden_states,
             encoder_last_hidden_state=source.output.states,
             encoder_hidden_states=source.output.hidden_states,
+            decoder_attentions=out.attention,
+            cross_attentions=out.cross_attention,
+            encoder_attentions=source.output.attention,
         )
         return found, source.output.router_loss + out.router_loss
 
@@ -135,6 +144,7 @@ class KilolayerForSeq2SeqLM(ReadsSources, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> Seq2SeqLMOutput:
         """input_ids: int64 [batch, source], or inputs_embeds, or encoder_outputs; attention_mask: 0 at their padding.
 
@@ -154,6 +164,7 @@ class KilolayerForSeq2SeqLM(ReadsSources, GenerationMixin):
             decoder_inputs_embeds,
             use_cache,
             output_hidden_states,
+            output_attentions,
         )
         logits = self.model.scores(out["last_hidden_state"])
         loss = None if labels is None else token_loss(logits, labels) + (router_loss if self.training else 0)
