@@ -50,7 +50,8 @@ def test_attention_weights_are_the_models_own(shape: str) -> None:
         expected["encoder_attentions"] = own.encoder_attention
     else:
         expected = {"attentions": model(SOURCE, attention_weights=True).attention}
-    for found in (given(**inputs, output_attentions=True), KilolayerModel.from_kilolayer(model)(**inputs, output_attentions=True)):
+    for each in (given, KilolayerModel.from_kilolayer(model)):
+        found = each(**inputs, output_attentions=True)
         for name, weights in expected.items():
             assert len(found[name]) == 2
             for ours, theirs in zip(weights, found[name], strict=True):

@@ -108,6 +108,9 @@ def test_a_translators_plan_has_the_tables_of_its_vocabulary(tmp_path: Path, cap
         plan = json.loads(capsys.readouterr().out)
         assert plan["model"]["vocab_size"] == size
         assert plan["parameters"]["parts"]["embedding"] == size * 64
+    assert main(["plan", str(file), "--tokenizer.shared", "false", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["parameters"]["parts"]["source embedding"] == plan["parameters"]["parts"]["embedding"] == 8000 * 64
 
 
 def test_typed_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

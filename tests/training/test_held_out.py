@@ -56,9 +56,7 @@ def test_another_validation_part_is_refused_until_it_is_put_back_and_another_tes
 
 
 @pytest.mark.slow
-def test_the_same_text_in_another_place_is_the_same(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_text_in_another_place_is_the_same(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stopped("translation", tmp_path, corpus, monkeypatch)
     (tmp_path / "corpus").rename(tmp_path / "moved")
     config = run.folder / "config.toml"

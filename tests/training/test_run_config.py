@@ -24,6 +24,12 @@ def test_a_configuration_without_a_task_is_a_translators() -> None:
     assert config == dataclasses.replace(TranslationConfig(), model=config.model)
 
 
+def test_two_vocabularies_have_two_tables_unless_the_configuration_says_otherwise() -> None:
+    for tied, given in (("output", {}), (False, {"tie_embeddings": False}), (True, {"tie_embeddings": True})):
+        assert build(RunConfig, {"tokenizer": {"shared": False}, "model": given}).model.tie_embeddings == tied
+    assert build(RunConfig, {"tokenizer": {"shared": True}}).model.tie_embeddings is True
+
+
 def test_a_language_model_has_defaults_of_its_own() -> None:
     pieces, of_bytes = build(RunConfig, TEXT), build(RunConfig, BYTES)
     for config in (pieces, of_bytes):

@@ -75,9 +75,7 @@ class KilolayerForMaskedLM(ReadsText):
         token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
         labels: int64 [batch, length], -100 where nothing was hidden. While training, the loss has the routers' part.
         """
-        out = self.read_text(
-            input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids
-        )
+        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids)
         assert out.logits is not None
         loss = None if labels is None else token_loss(out.logits, labels) + (out.router_loss if self.training else 0)
         states, weights = out.hidden_states, out.attention
@@ -116,9 +114,7 @@ class KilolayerForSequenceClassification(ReadsText):
         labels: int64 [batch], the classes, or, with problem_type "regression", numbers [batch]. While training, the loss has
         the routers' part.
         """
-        out = self.read_text(
-            input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids
-        )
+        out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids)
         assert out.logits is not None
         loss = None if labels is None else self._loss(out.logits.float(), labels) + (out.router_loss if self.training else 0)
         states, weights = out.hidden_states, out.attention

@@ -57,7 +57,7 @@ class TokenizerConfig:
     byte_fallback: bool = True
     """Spell characters outside the vocabulary in bytes, so that nothing is unknown."""
     shared: bool = True
-    """One vocabulary for source and target; false makes two, for one direction."""
+    """One vocabulary for source and target; false makes two, for one direction, and a table of embeddings for each."""
     character_coverage: float = bounded(0.9995, least=0.9, most=1)
     """Share of the text's characters that get pieces of their own."""
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = "nmt_nfkc"

@@ -157,9 +157,7 @@ def _read_config(folder: Path) -> tuple[ModelConfig, torch.dtype | None]:
     path = folder / CONFIG
     if kind_of(path) != "file":
         absent = f"the folder does not exist{did_you_mean(folder)}" if kind_of(folder) is None else f"there is no {CONFIG}"
-        raise InputError(
-            f"this is not a saved model: {absent}", where=str(folder), fix="name a folder that kl.save wrote"
-        )
+        raise InputError(f"this is not a saved model: {absent}", where=str(folder), fix="name a folder that kl.save wrote")
     table = configuration.load(path)
     states = table.pop("states_dtype", None)
     if set(table) != {"model"} or not isinstance(table["model"], dict):

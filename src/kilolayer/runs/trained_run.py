@@ -23,7 +23,6 @@ from kilolayer.training.metrics import KINDS, read_metrics
 from kilolayer.training.run import Precision, Run, choose_device
 from kilolayer.training.scoring import score_text
 
-
 Item = TypeVar("Item")
 
 

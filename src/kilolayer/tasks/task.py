@@ -199,7 +199,7 @@ class Task(ABC, Generic[Config]):
         """
 
     def held_out(self) -> HeldOut:
-        """What tells the validation and the test part from others: a run that goes on with other ones is refused, or says so."""
+        """What tells the validation and the test part from others: a run that goes on notices where they have changed."""
         return HeldOut()
 
     def frequency_loss(self) -> float | None:

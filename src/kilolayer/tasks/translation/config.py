@@ -46,12 +46,13 @@ class TranslationConfig(RunConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        """The size of a vocabulary that is trained, or less, is that of the model's tables."""
+        """The size of a vocabulary that is trained, or less, is that of the model's tables; two vocabularies have one each."""
         tokenizer = table.get("tokenizer", {})
         if not isinstance(tokenizer, Mapping) or tokenizer.get("path", "none") != "none":
             return {}
+        tables: Table = {} if tokenizer.get("shared", True) else {"tie_embeddings": "output"}
         size = tokenizer.get("vocab_size", TokenizerConfig.vocab_size)
-        return {"model": {"vocab_size": size}} if isinstance(size, int) else {}
+        return {"model": {**tables, "vocab_size": size} if isinstance(size, int) else tables}
 
     def faults(self) -> Iterator[Fault]:
         patient, unvalidated = bool(self.train.patience), self.data.folder is not None and self.data.valid is None
