@@ -19,6 +19,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], torch.Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_adapters_for_a_task_train_and_nothing_else_does(task: str) -> None:
     peft = pytest.importorskip("peft")

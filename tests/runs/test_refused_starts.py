@@ -24,7 +24,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 }
 LEARNED_ANYWAY = {("causal_lm", fault) for fault in ("blank", "control characters", "UTF-16", "binary")}
 """To a model of bytes, any bytes are text."""
-QUICK = {("translation", "control characters"), ("causal_lm", "empty"), ("masked_lm", "binary"), ("classify", "blank")}
+QUICK = {("translation", "control characters"), ("causal_lm", "empty"), ("masked_lm", "binary")}
 CASES = [
     pytest.param(task, fault, marks=[] if (task, fault) in QUICK else pytest.mark.slow)
     for task in SMALL

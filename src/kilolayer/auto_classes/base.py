@@ -95,7 +95,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
         return new_cache(crossed=self.config.is_encoder_decoder) if past_key_values is None and wanted else past_key_values
 
     def wanted(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
-        """Whether the model inside returns states and attention weights of all layers; by default, as the configuration says."""
+        """Whether the model inside returns states and attention weights of all layers; by default, as it is configured."""
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         weights = self.config.output_attentions if output_attentions is None else output_attentions
         return {"hidden_states": bool(states), "attention_weights": bool(weights)}
