@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from small_runs import new_run, new_text_run, table, write_corpus
 
-from kilolayer.compare.comparison import Comparison, Member
+from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.documents import write_documents
+from kilolayer.compare.result import Member
 from kilolayer.compare.table import as_json, tabulate
 from kilolayer.compare.verdicts import against_best
 from kilolayer.config import dump

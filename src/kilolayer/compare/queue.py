@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Member
+from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, threads_of
 from kilolayer.compare.outcome import failure_of
+from kilolayer.compare.result import Member, is_complete
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_text
@@ -69,7 +70,7 @@ def run_all(
     waits is left for another time. A run that has failed before is tried again.
     """
     with locked(comparison.folder), catching() as stop, stop.at_next_step():
-        members = [member for member in comparison.members if not comparison.is_complete(member)]
+        members = [member for member in comparison.members if not is_complete(member)]
         if not members:
             return 0
         if kind_of(comparison.started_in) != "folder":
@@ -191,7 +192,7 @@ class _Queue:
 
     def _note(self, child: Child, code: int | None) -> None:
         member = child.member
-        if self.comparison.is_complete(member):
+        if is_complete(member):
             self.say(f"{member.name}: {self.comparison.result_of(member).outcome.text}")
         elif code is None:
             self.waiting.append(member)  # an earlier queue's process ended before its time: go on with the run

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from kilolayer.compare.comparison import Comparison, Result
+from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, Axis, Setting, same, shown_value
+from kilolayer.compare.result import Result
 from kilolayer.report.record import number
 from kilolayer.tasks.registry import Headline
 
