@@ -14,8 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import config as configuration
-from kilolayer.compare.flat_options import differing_options, flat_options
-from kilolayer.compare.grid import RECIPE, Axis, Setting, axes_of, join_axes, laid_over, name_of, nested, same, settings_of
+from kilolayer.compare.flat_options import TOLD, differing_options, flat_options
+from kilolayer.compare.grid import (
+    RECIPE,
+    Axis,
+    Setting,
+    axes_of,
+    differing,
+    join_axes,
+    laid_over,
+    name_of,
+    nested,
+    same,
+    settings_of,
+)
 from kilolayer.compare.result import Member, Result, record_of, result_of
 from kilolayer.config import Table, merge
 from kilolayer.data.grammar import write_corpus
@@ -41,13 +53,16 @@ LEFT_BY_A_KILLED_START = ("lock", "data", "base.toml")
 class Comparison:
     """Runs that differ in some options. base: the tables that they share; None for runs that are compared as they are.
 
-    started_in: the folder that relative paths of the base begin at.
+    started_in: the folder that relative paths of the base begin at. named: the options whose values the names of its runs tell:
+    those that were asked for as axes, those in which runs differed when they were added, and always recipe, depth and seed. A
+    run keeps its name when others are added.
     """
 
     folder: Path
     members: list[Member]
     base: Table | None = None
     started_in: Path = field(default_factory=Path.cwd)
+    named: list[str] = field(default_factory=list)
 
     @classmethod
     def make(
@@ -65,7 +80,7 @@ class Comparison:
         folder = storable(folder)
         base = base_of(folder, config, options)
         made = cls(folder, [], base)
-        made.members = made._wanted([], settings_of(join_axes(axes)) if settings is None else list(settings))
+        made._take([], axes, settings)
         _check_new(folder)
         if base.get("data", {}).get("folder") == str(folder / "data"):
             write_corpus(folder / "data")
@@ -82,15 +97,17 @@ class Comparison:
         folder = resolve(folder)
         table, base = configuration.load(path), configuration.load(folder / "base.toml")
         try:
-            named = {str(run["name"]): dict(run["options"]) for run in table.get("runs", [])}
+            runs = {str(run["name"]): dict(run["options"]) for run in table.get("runs", [])}
             started_in = Path(table["started_in"])
+            # A comparison that does not say has told all options.
+            named = list(map(str, table.get("named", dict.fromkeys(name for options in runs.values() for name in options))))
         except (KeyError, TypeError, ValueError):
             raise InputError("the file holds no comparison", where=str(path), fix="make the comparison anew") from None
-        if odd := [name for name in named if name != Path(name).name or name in ("", ".", "..")]:
+        if odd := [name for name in runs if name != Path(name).name or name in ("", ".", "..")]:
             raise InputError(f"{shown(odd[0])} is no name of a run", where=str(path), fix="make the comparison anew")
-        axes_of(named.values())  # refuses what are no options
-        members = [Member(name, options, folder / "runs" / name) for name, options in named.items()]
-        return cls(folder, members, base, started_in)
+        axes_of(runs.values())  # refuses what are no options
+        members = [Member(name, options, folder / "runs" / name) for name, options in runs.items()]
+        return cls(folder, members, base, started_in, named)
 
     @classmethod
     def make_or_extend(
@@ -107,7 +124,7 @@ class Comparison:
         found = cls.open(folder)
         base = base_of(found.folder, config, options)
         if found.base != base and not any(map(record_of, found.members)):
-            return cls._anew(found.folder, base, settings_of(join_axes(axes)) if settings is None else settings)
+            return cls._anew(found.folder, base, axes, settings)
         if found.base != base:
             raise InputError(
                 "the folder holds a comparison of another configuration",
@@ -121,10 +138,10 @@ class Comparison:
         return found
 
     @classmethod
-    def _anew(cls, folder: Path, base: Table, settings: Sequence[Mapping[str, Any]]) -> Comparison:
+    def _anew(cls, folder: Path, base: Table, axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> Comparison:
         """In the place of a comparison of which no run has begun, as where its configuration had a mistake."""
         made = cls(folder, [], base)
-        made.members = made._wanted([], list(settings))
+        made._take([], axes, settings)
         with locked(folder):
             for path in (folder / "configs").glob("*.toml"):
                 path.unlink()
@@ -164,12 +181,12 @@ class Comparison:
         fresh = [axis.name for axis in axes if axis.name not in known]
         before = [Member(each.name, {**each.options, **self._present(each, fresh)}, each.folder) for each in self.members]
         joined = join_axes([*axes_of(each.options for each in before), *axes])
-        self.members = self._wanted(before, settings_of(joined))
+        self._take(before, axes, settings_of(joined))
         self._write()
 
     def add(self, settings: Iterable[Mapping[str, Any]]) -> None:
         """Add single runs, which need not be a grid; those that are there already stay."""
-        self.members = self._wanted(self.members, list(settings))
+        self._take(self.members, (), list(settings))
         self._write()
 
     def table_of(self, member: Member) -> Table:
@@ -224,21 +241,25 @@ class Comparison:
         if failures != self.failures():
             write(self.folder / "failures.json", json.dumps(failures, indent=1))
 
-    def _wanted(self, before: list[Member], settings: list[Mapping[str, Any]] | list[Setting]) -> list[Member]:
-        """The members with those of further settings, each checked."""
+    def _take(self, before: list[Member], axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> None:
+        """Take as members those before and those of further settings, None for all of the axes. All are checked first."""
+        wanted = settings_of(join_axes(axes)) if settings is None else list(settings)
+        differ = differing([*(member.options for member in before), *wanted])
+        named = list(dict.fromkeys([*self.named, *TOLD, *(axis.name for axis in axes), *differ]))
         members = list(before)
-        for setting in settings:
+        for setting in wanted:
             if not any(same(setting, member.options) for member in members):
-                name = _unused(name_of(setting), members)
+                name = _unused(name_of(setting, named), members)
                 members.append(Member(name, dict(setting), self.folder / "runs" / name))
                 if len(members) > MOST_RUNS:
                     raise OptionError(f"more than {MOST_RUNS:,} runs", fix="compare fewer values")
                 self.config_of(members[-1])
-        return members
+        self.members, self.named = members, named
 
     def _write(self) -> None:
         runs = [{"name": member.name, "options": member.options} for member in self.members]
-        write(self.folder / "comparison.toml", configuration.dump({"started_in": str(self.started_in), "runs": runs}))
+        table = {"started_in": str(self.started_in), "named": self.named, "runs": runs}
+        write(self.folder / "comparison.toml", configuration.dump(table))
 
     def _present(self, member: Member, names: Sequence[str]) -> Setting:
         """The values that options have in a run where they do not vary; a recipe may not have an option of another."""
