@@ -45,6 +45,13 @@ def test_of_a_compilers_error_its_own_line_is_told_and_not_its_advice(tmp_path: 
     assert failure_of(log, 1) == "torch._dynamo.exc.InternalTorchDynamoError: AssertionError: no guard for 3"
 
 
+def test_an_error_that_announces_another_is_told_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    announced = "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nAssertionError: no kernel"
+    log.write_text(COMPILER.replace("torch._dynamo.exc.InternalTorchDynamoError: AssertionError: no guard for 3", announced))
+    assert failure_of(log, 1) == announced.replace("\n", " ")
+
+
 PROGRAMS = {
     "raise ValueError('one\\n  two\\nthree')": "ValueError: one",
     "try:\n    1 / 0\nexcept ArithmeticError as error:\n    raise RuntimeError('no step') from error": "RuntimeError: no step",

@@ -32,7 +32,8 @@ def failure_of(log: Path, code: int, start: int = 0) -> str:
 def _exception(lines: list[str]) -> str | None:
     """The exception's own line, the first below the last traceback that is not indented. What follows is its message's rest.
 
-    An exception without a message is told with its place.
+    An exception without a message is told with its place; a message that only announces another, as a compiler's "raised:", with
+    the line below it.
     """
     starts = [
         place
@@ -42,10 +43,13 @@ def _exception(lines: list[str]) -> str | None:
     if not starts:
         return None
     frames: list[str] = []
-    for line in lines[starts[-1] + 1 :]:
+    below = iter(lines[starts[-1] + 1 :])
+    for line in below:
         if not line[0].isspace():
             told = line.strip()
-            return f"{told.rstrip(':')} ({frames[-1]})" if frames and NAMES_ALONE.fullmatch(told) else told
+            if NAMES_ALONE.fullmatch(told):
+                return f"{told.rstrip(':')} ({frames[-1]})" if frames else told
+            return f"{told} {next(below, '').strip()}".strip() if told.endswith(":") else told
         if place := FRAME.match(line):
             frames.append(f"{place[1]}, line {place[2]}")
     return None
