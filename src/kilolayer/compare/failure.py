@@ -9,7 +9,7 @@ from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
 
 TRACEBACK = "Traceback (most recent call last):"
-UNRAISED = "Exception ignored in"
+UNRAISED = "Exception ignored"
 """Python's word for errors after which a program went on, as in its last clean-up."""
 FRAME = re.compile(r'\s+File ".*?([^/\\"]+)", line (\d+)')
 NAMES_ALONE = re.compile(r"([\w.]+: )*[\w.]*(Error|Exception|Exit|Interrupt|Iteration):?")
@@ -32,8 +32,8 @@ def failure_of(log: Path, code: int, start: int = 0) -> str:
 def _exception(lines: list[str]) -> str | None:
     """The exception's own line, the first below the last traceback that is not indented. What follows is its message's rest.
 
-    An exception without a message is told with its place; a message that only announces another, as a compiler's "raised:", with
-    the line below it.
+    An exception without a message is told with its place; one that only announces another, as a compiler's "raised:", with the
+    line below it.
     """
     starts = [
         place
