@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Result
+from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.documents import write_documents
 from kilolayer.compare.grid import LAYERS, nested, same
 from kilolayer.compare.queue import run_all
+from kilolayer.compare.result import Result
 from kilolayer.config import merge, overrides
 
 Setting = Mapping[str, Any]

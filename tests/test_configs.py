@@ -82,6 +82,26 @@ def test_a_file_names_the_depth_that_it_has() -> None:
             assert max(depths.encoder, depths.decoder) == int(named[1])
 
 
+# Of the command that TorchScale's release prints for GPT pre-training, examples/fairseq/README.md.
+RELEASED_LM = "--lr 5e-4 --warmup-updates 750 --dropout 0.1 --weight-decay 0.01 --clip-norm 0.0 --max-update 50000"
+
+
+@pytest.mark.parametrize("depth", [12, 24, 48, 96])
+def test_torchscales_language_models_are_trained_as_its_release_says(depth: int) -> None:
+    words = RELEASED_LM.split()
+    released = dict(zip(words[::2], map(float, words[1::2]), strict=True))
+    config = read(FOLDER / f"torchscale-lm-{depth}l.toml")
+    train = config.train
+    found = (train.lr, train.warmup_steps, config.model.dropout, train.weight_decay, train.clip_norm, train.steps)
+    assert found == tuple(released.values())
+
+
+def test_torchscales_sparse_models_are_clipped_as_its_paper_asks_for() -> None:
+    sparse = [read(path).train for path in FOLDER.glob("torchscale-*experts.toml")]
+    assert len(sparse) == 4
+    assert {(train.clip, train.clip_norm) for train in sparse} == {("auto", 2.0)}
+
+
 @pytest.mark.parametrize(("name", "directions"), [("opus100-500l-500l", 198), ("flores-102-100l-100l", 202)])
 def test_many_languages_are_translated_from_and_to_english(name: str, directions: int) -> None:
     data = read(FOLDER / f"{name}.toml").data

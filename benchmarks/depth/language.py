@@ -178,9 +178,10 @@ def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
 
 
 def shots(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
-    """Of each model's best run of the fewest steps."""
+    """Of each model's best run of the fewest steps, among those whose folders are here."""
     end = time.monotonic() + chosen.seconds
-    runs = [wanted_of(run).name for run in best_runs(document["runs"]).values()]
+    here = {name: run for name, run in document["runs"].items() if "folder" in run and Path(run["folder"]).is_dir()}
+    runs = [wanted_of(run).name for run in best_runs(here).values()]
     runs = [name for name in runs if isinstance(document["shots"].get(name, {}), dict)]
 
     def ask(name: str) -> list[dict[str, Any]] | dict[str, Any]:

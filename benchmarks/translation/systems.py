@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from single_runs import Setting, hardware, row_of, train_all  # noqa: E402
 
-from kilolayer.compare.comparison import Result  # noqa: E402
+from kilolayer.compare.result import Result  # noqa: E402
 
 SEEDS = (1, 2, 3)
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from single_runs import hardware, row_of, train_all  # noqa: E402
 
-from kilolayer.compare.comparison import Result  # noqa: E402
+from kilolayer.compare.result import Result  # noqa: E402
 from kilolayer.report.record import read_record  # noqa: E402
 
 RECIPES = ("post_ln", "pre_ln", "normformer", "sub_ln", "deepnorm")

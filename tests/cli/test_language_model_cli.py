@@ -79,7 +79,7 @@ def runs(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     return finished
 
 
-@pytest.fixture(params=["bytes", "bpe"])
+@pytest.fixture(params=["bytes", pytest.param("bpe", marks=pytest.mark.slow)])
 def written(request: pytest.FixtureRequest, runs: Callable[[str], tuple[Path, str, str]]) -> tuple[Path, str, str]:
     return runs(request.param)
 

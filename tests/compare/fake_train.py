@@ -1,7 +1,8 @@
 """Stands for `kilolayer train` where many processes are wanted soon: it leaves what a run leaves, and trains nothing.
 
 What happens is told by the configuration: `train.lr` above 1 diverges, `train.seed` 13 breaks, 14 has no memory unless it is
-alone, 15 is refused. A step takes STEP seconds; events are noted in the file that FAKE_EVENTS names.
+alone, 15 is refused, 16 is dead from its second step on. `train.accumulate` of 8 and more
+breaks before the first step. A step takes STEP seconds; events are noted in the file that FAKE_EVENTS names.
 """
 
 from __future__ import annotations
@@ -18,6 +19,16 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STEP = 0.05
+COMPILER = """Traceback (most recent call last):
+  File "/somewhere/train.py", line 12, in <module>
+    step(batch)
+torch._dynamo.exc.InternalTorchDynamoError: AssertionError: 7 layers
+
+from user code:
+   File "/somewhere/layer.py", line 3, in forward
+    assert x
+
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especially if you're reporting a bug to PyTorch)."""
 
 
 def note(event: str, folder: Path) -> None:
@@ -69,11 +80,15 @@ def train(folder: Path, config: dict[str, Any], seed: int) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    if config["train"].get("accumulate", 1) >= 8:
+        end(1, COMPILER.replace("7", str(config["train"]["accumulate"])))
     while step < config["train"]["steps"]:
         time.sleep(STEP)
         step += 1
         rows = [{"kind": "train", "step": step, "nll": 5.0 / step, "seconds": step * STEP}]
         rows += [{"kind": "valid", "step": step, "loss": 5.0 / step + config["train"]["lr"]}]
+        if seed == 16 and step == 2:
+            rows += [{"kind": "event", "step": step, "dead": "encoder", "text": "the encoder is dead"}]
         if config["train"]["lr"] > 1:
             step += 9
             text = "step {} skipped: the gradient is not finite"

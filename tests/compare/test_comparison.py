@@ -90,6 +90,40 @@ def test_single_runs_may_be_added(tmp_path: Path, config: Path) -> None:
     assert [member.name for member in Comparison.open(tmp_path / "out").members] == ["pre_ln-dim16", "post_ln-dim32"]
 
 
+def test_names_of_single_runs_tell_what_differs_and_stay_when_more_does(tmp_path: Path, config: Path) -> None:
+    shared = {"layers": 2, "train.steps": 20, "train.warmup_steps": 1, "train.seed": 1}
+    settings = [{"model.recipe": "sub_ln", **shared, "train.lr": lr} for lr in (0.1, 0.2)]
+    made = Comparison.make(tmp_path / "out", config, settings=settings)
+    before = ["sub_ln-2L-seed1-lr0.1", "sub_ln-2L-seed1-lr0.2"]
+    assert [member.name for member in made.members] == before
+    longer = {**settings[0], "train.steps": 40}
+    again = Comparison.make_or_extend(tmp_path / "out", config, settings=[*settings, longer, {**longer, "train.lr": 0.3}])
+    names = [member.name for member in again.members]
+    assert names == [*before, "sub_ln-2L-steps40-seed1-lr0.1", "sub_ln-2L-steps40-seed1-lr0.3"]
+    # What names have told once, they go on telling, also where it does not differ among the new ones.
+    again.extend([Axis("train.seed", (2,))])
+    assert [member.name for member in again.members[:4]] == names
+    assert all("-steps" in member.name and "warmup" not in member.name for member in again.members[4:])
+    assert Comparison.open(tmp_path / "out") == again
+
+
+def test_an_axis_of_one_value_is_told(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln"), Axis("train.lr", (0.1,))])
+    made.extend([recipes("post_ln")])
+    assert [member.name for member in made.members] == ["pre_ln-lr0.1", "post_ln-lr0.1"]
+
+
+def test_a_comparison_of_long_names_goes_on_with_them(tmp_path: Path, config: Path) -> None:
+    Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+    path = tmp_path / "out" / "comparison.toml"
+    options = 'options = {"model.recipe" = "pre_ln", "train.steps" = 20, "train.seed" = 1}'
+    path.write_text(f'started_in = "/"\n[[runs]]\nname = "pre_ln-steps20-seed1"\n{options}\n')
+    found = Comparison.open(tmp_path / "out")
+    setting = {"model.recipe": "pre_ln", "train.steps": 20}
+    found.add([{**setting, "train.seed": 1}, {**setting, "train.seed": 2}])
+    assert [member.name for member in found.members] == ["pre_ln-steps20-seed1", "pre_ln-steps20-seed2"]
+
+
 def test_the_same_command_given_twice_extends(tmp_path: Path, config: Path) -> None:
     Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln")])
     again = Comparison.make_or_extend(tmp_path / "out", config, [recipes("pre_ln", "post_ln")])
@@ -171,6 +205,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path, config: Path) 
         'started_in = "/"\nruns = [{options = {}}]',
         'started_in = "/"\nruns = [{name = "a", options = {lr = 3}}]',
         'started_in = "/"\nruns = [{name = "a", options = 3}]',
+        'started_in = "/"\nnamed = 3\nruns = [{name = "a", options = {}}]',
         "runs = [",
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilolayer.compare.grid import Axis, axes_of, join_axes, laid_over, name_of, parse_axis, settings_of, shown_value
+from kilolayer.compare.grid import Axis, axes_of, differing, join_axes, laid_over, name_of, parse_axis, settings_of, shown_value
 from kilolayer.errors import OptionError
 
 
@@ -32,6 +32,18 @@ def test_names_tell_the_values() -> None:
     assert name_of(setting) == "deepnorm-18L-lr0.0004-dropout0-seed1"
     assert name_of({"layers": "60-12", "train.save_best": False}) == "60L-12L-save_best=false"
     assert name_of({"a.dim": 1, "b.dim": 2}) == "a.dim1-b.dim2"
+
+
+def test_names_tell_the_options_that_are_named_and_else_all() -> None:
+    setting = {"model.recipe": "sub_ln", "layers": 12, "train.steps": 20, "train.seed": 1}
+    assert name_of(setting, ["train.seed", "layers", "model.recipe", "train.lr"]) == "sub_ln-12L-seed1"
+    assert name_of({"train.lr": 0.1, "a.dim": 2}, ["layers"]) == "lr0.1-dim2"
+
+
+def test_options_differ_by_another_value_or_by_none() -> None:
+    settings = [{"a.x": 1, "b.y": 2, "c.z": 3}, {"a.x": 1.0, "b.y": 4}]
+    assert differing(settings) == ["b.y", "c.z"]
+    assert differing(settings[:1]) == []
 
 
 VALUES = st.one_of(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kilolayer.compare.outcome import failure_of, outcome_of
+from kilolayer.compare.outcome import outcome_of
 from kilolayer.report.record import Record
 
 DONE = {"test": {}, "weights": {}}
@@ -41,6 +40,29 @@ def test_a_run_that_learned_and_was_scored_is_finished() -> None:
 def test_a_run_without_scores_is_unfinished_and_tells_how_far_it_is() -> None:
     found = outcome_of(record(FALLING, scores={}, config={"train": {"steps": 2000}}))
     assert (found.kind, found.text) == ("unfinished", "step 80 of 2,000")
+
+
+@pytest.mark.parametrize(
+    ("losses", "kind"),
+    [
+        ([9.0, 7.0, 5.0, 4.0, 4.0, 6.5, 6.5, 6.4, 6.4, 6.4], "diverged"),  # as long as it has learned
+        ([9.0, 7.0, 5.0, 4.0, 4.0, 4.0, 6.5, 6.5, 6.4, 6.4], "unfinished"),  # a spike may last so long
+        ([9.0, 7.0, None, None, None, None], "diverged"),
+        ([9.0, 7.0, 5.0, None, None], "unfinished"),
+        ([None, None], "unfinished"),
+        ([6.0, 6.0, 6.0, 6.0, 6.0, 6.0], "unfinished"),  # it may learn yet
+    ],
+)
+def test_a_run_that_was_cut_has_diverged_where_that_has_lasted(losses: list[float | None], kind: str) -> None:
+    wanted = {"train": {"steps": 2000}}
+    found = outcome_of(record(losses, scores={}, config=wanted, reference=reference(6.0)))
+    assert found.kind == kind
+    assert outcome_of(record(losses, scores={}, config=wanted), "out of memory").kind == kind.replace("unfinished", "failed")
+
+
+def test_a_dead_stack_of_a_run_that_was_cut_is_told() -> None:
+    event = [{"kind": "event", "step": 20, "dead": "encoder", "text": "the encoder is dead"}]
+    assert outcome_of(record(FALLING, scores={}, event=event)).text == "encoder dead from step 20"
 
 
 def test_a_run_without_a_folder_waits() -> None:
@@ -127,15 +149,3 @@ def test_a_dead_stack_is_told_whatever_came_later() -> None:
 def test_rows_of_a_stranger_are_no_numbers(value: object) -> None:
     rows: list[Any] = [9.0, 7.0, 6.0, 5.5, value, value, value]
     assert outcome_of(record(rows, [value])).kind == "diverged"  # pyright: ignore[reportArgumentType]
-
-
-def test_a_process_tells_why_it_failed(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("step 5\nkilolayer: there is not enough memory\n  CUDA out of memory. Tried\n  lower batches.tokens\n")
-    assert failure_of(log, 2) == "out of memory"
-    log.write_text("kilolayer: the text is empty\n  a.txt\n  give files with text\n")
-    assert failure_of(log, 2) == "the text is empty"
-    log.write_text("Traceback (most recent call last):\nZeroDivisionError: division by zero\n")
-    assert failure_of(log, 1) == "ZeroDivisionError: division by zero"
-    assert failure_of(log, -9).startswith("killed")
-    assert failure_of(tmp_path / "none", 1) == "exit code 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,18 +14,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from small_runs import text_table, write_corpus
 
+from kilolayer.cli.compare import summary
 from kilolayer.compare import queue
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import Axis
 from kilolayer.compare.machine import Demand, Device
 from kilolayer.compare.queue import run_all
 from kilolayer.config import dump
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, KilolayerError
 from kilolayer.training.run import holder_of, locked
 
 FAKE = Path(__file__).parent / "fake_train.py"
@@ -165,6 +168,45 @@ def test_after_the_seconds_runs_stop_with_a_checkpoint_and_the_next_queue_goes_o
     assert counted(events, "finished") == counted(events, "started") == {"seed1": 1, "seed2": 1, "seed3": 1}
     steps = [row["step"] for row in comparison.results()[0].train]
     assert steps == list(range(1, 31))
+
+
+def test_a_run_that_died_before_it_was_stopped_is_told_as_dead(
+    tmp_path: Path, corpus: Path, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = made(tmp_path, corpus, steps=400, seed=[16, 1, 2])
+
+    def seconds() -> float:
+        written = [(member.folder / "metrics.jsonl") for member in comparison.members[:2]]
+        return 9.0 if all(path.exists() for path in written) and '"dead"' in written[0].read_text() else 0.0
+
+    monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=seconds, sleep=time.sleep))
+    told: list[str] = []
+    assert run_all(comparison, parallel=2, seconds=5, tell=told.append) == 0
+    assert told[-2] == "seed16: encoder dead from step 2"
+    assert re.fullmatch(r"seed1: stopped at step \d+ of 400", told[-1])
+    assert summary(comparison) == "3 runs: 1 died, 2 not finished"
+
+
+def test_runs_that_fail_alike_before_their_first_step_end_the_comparison(tmp_path: Path, corpus: Path, events: Path) -> None:
+    comparison = made(tmp_path, corpus, accumulate=[8, 9, 10], seed=[1, 2, 3])
+    with pytest.raises(KilolayerError) as ended:
+        run_all(comparison, parallel=1)
+    # The longest, then what differs most from those that have failed, the shortest first.
+    assert list(counted(events, "started")) == ["accumulate10-seed1", "accumulate8-seed3", "accumulate9-seed2"]
+    reason = "torch._dynamo.exc.InternalTorchDynamoError: AssertionError: 9 layers"
+    assert ended.value.what == f"3 runs failed alike before their first step: {reason}; 6 others are not started"
+    log = comparison.folder / "logs" / "accumulate9-seed2.txt"
+    assert str(log) in ended.value.where
+    assert "Set TORCHDYNAMO_VERBOSE" in log.read_text()
+    assert outcomes(comparison)["accumulate9-seed2"] == f"failed: {reason}"
+
+
+@pytest.mark.parametrize("parallel", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_failures_of_one_kind_of_run_end_nothing(tmp_path: Path, corpus: Path, events: Path, parallel: int) -> None:
+    comparison = made(tmp_path, corpus, steps=1, accumulate=[8, 9, 10, 1])  # those that break are the longest
+    for _ in range(2):  # and again, where they alone are left
+        assert run_all(comparison, parallel=parallel) == 0
+    assert Counter(result.outcome.kind for result in comparison.results()) == {"failed": 3, "finished": 1}
 
 
 def stop_when_two_train(comparison: Comparison) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from small_runs import new_run, new_text_run, table, write_corpus
 
-from kilolayer.compare.comparison import Comparison, Member
+from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.documents import write_documents
+from kilolayer.compare.result import Member
 from kilolayer.compare.table import as_json, tabulate
 from kilolayer.compare.verdicts import against_best
 from kilolayer.config import dump
@@ -62,9 +64,17 @@ SCORES = {  # by recipe, depth, rate, seed: validation loss and BLEU, or None fo
 
 
 @pytest.fixture
-def comparison(tmp_path: Path, corpus: Path) -> Comparison:
-    (tmp_path / "base.toml").write_text(dump(table(corpus)))
-    made = Comparison.make(tmp_path / "comparison", tmp_path / "base.toml")
+def comparison(tmp_path: Path, written: Path) -> Comparison:
+    shutil.copytree(written, tmp_path / "comparison")
+    return Comparison.open(tmp_path / "comparison")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """The comparison whose runs are SCORES; not to be changed."""
+    folder = tmp_path_factory.mktemp("written")
+    (folder / "base.toml").write_text(dump(table(corpus)))
+    made = Comparison.make(folder / "comparison", folder / "base.toml")
     made.members.clear()
     names = ("model.recipe", "layers", "train.lr", "train.seed")
     made.add([dict(zip(names, setting, strict=True)) for setting in SCORES])
@@ -74,7 +84,7 @@ def comparison(tmp_path: Path, corpus: Path) -> Comparison:
             write_run(member.folder, config, BAD, 3.0, 4.0)
         else:
             write_run(member.folder, config, GOOD, found[1], found[0])
-    return made
+    return made.folder
 
 
 def test_a_cell_is_the_best_setting_on_the_validation_part_with_its_spread_over_seeds(comparison: Comparison) -> None:

@@ -97,6 +97,7 @@ def test_a_full_disk_costs_no_checkpoint_and_more_space_goes_on(
     assert_same(folder, undisturbed, form)
 
 
+@pytest.mark.slow
 @as_root
 def test_a_read_only_run_can_be_used_and_is_not_gone_on_with(
     tmp_path: Path, finished: Callable[..., Path], disk: Callable[[int], Disk]

@@ -14,8 +14,8 @@ from run_forms import FORMS
 from kilolayer.training import checkpoint
 
 UNFINISHED = {"train": {"steps": 12, "save_every": 6}}
-QUICK = ("metrics.jsonl", "scores.json")
-REST = ("log.txt", "report.html", "lock", "samples.json", "config.toml", "tokenizer.model", "test.en-de.txt")
+QUICK = ("metrics.jsonl",)
+REST = ("scores.json", "log.txt", "report.html", "lock", "samples.json", "config.toml", "tokenizer.model", "test.en-de.txt")
 REST += ("report.html.part", "metrics.partial", "scores.partial", "config.partial")
 
 

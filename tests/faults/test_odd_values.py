@@ -33,8 +33,8 @@ def plan_odd_configurations(count: int, seed: int, folder: Path, capsys: pytest.
         assert max(map(len, told.split("\n"))) < 2000, trial
 
 
-def test_50_mutations_of_a_configuration_are_planned_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan_odd_configurations(50, 11, tmp_path, capsys)
+def test_20_mutations_of_a_configuration_are_planned_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_odd_configurations(20, 11, tmp_path, capsys)
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ def test_any_locale_will_do(tmp_path: Path, finished: Callable[..., Path], encod
 SEQUENCES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORM)
 def test_text_and_names_give_no_orders_to_a_terminal(
     tmp_path: Path, corpus: Path, configured: Callable[..., Path], form: str

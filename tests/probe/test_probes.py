@@ -21,6 +21,8 @@ from kilolayer.probe.places import top_states
 from kilolayer.probe.rank import effective_rank, mean_cosine, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import update_sizes
+from kilolayer.recipes.base import Depths, Part, Rates, Recipe, Role, Side
+from kilolayer.recipes.complete_p import CompleteP
 
 VOCABULARY, DOUBLE = 24, torch.float64
 SOURCE = torch.tensor([[3, 7, 5, 9, 4], [8, 6, 0, 0, 0], [0, 0, 0, 0, 0]])  # padding, and a row that only fills up the batch
@@ -28,7 +30,7 @@ TARGET = torch.tensor([[2, 5, 7, 11], [2, 13, 6, 0], [0, 0, 0, 0]])
 LABELS = torch.tensor([[5, 7, 11, 3], [13, 6, 3, 0], [0, 0, 0, 0]])
 
 
-def translator(recipe: str = "post_ln", **options: object) -> kl.EncoderDecoder:
+def translator(recipe: str | Recipe = "post_ln", **options: object) -> kl.EncoderDecoder:
     torch.manual_seed(1)
     return kl.EncoderDecoder(VOCABULARY, 8, 2, 16, 2, 3, recipe, dtype=DOUBLE, **options).eval()  # pyright: ignore
 
@@ -90,8 +92,26 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert found.kinds["encoder"]["self_attention"][0] == pytest.approx(math.sqrt(attention), rel=1e-5)
     count = sum(weight.numel() for name, weight in model.named_parameters() if name.startswith("encoder.blocks.0."))
     assert found.per_parameter["encoder"][0] == pytest.approx(math.sqrt(layer / count), rel=1e-5)
-    assert found.over_eps(1e-4)["encoder"] == pytest.approx(min(found.per_parameter["encoder"]) / 1e-4)
+    assert found.over_eps(1e-4)["encoder"][0] == pytest.approx(math.sqrt(layer / count) / 1e-4, rel=1e-5)
     assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_a_gradient_stands_over_the_eps_that_its_weight_has_in_training() -> None:
+    class OwnEps(CompleteP):
+        """Norms have an eps of 0.1, whatever the others have."""
+
+        def rates(self, weight: Role | Part, side: Side, depths: Depths, width: int) -> Rates:
+            return Rates(eps=0.1) if weight is Part.NORM else super().rates(weight, side, depths, width)
+
+    # Times 1 / (m_N m_L): m_N is 8 / 4, m_L 2 / 1.
+    model = translator(OwnEps(base_width=4, base_depth=1))
+    loss_of(model).backward()
+    expected = []
+    for block in model.encoder.blocks:
+        gradients = {name: weight.grad for name, weight in block.named_parameters() if weight.grad is not None}
+        ratios = [gradient / (1e-6 * (0.1 if "norm" in name else 1 / 4)) for name, gradient in gradients.items()]
+        expected.append(rms(torch.cat([each.flatten() for each in ratios])))
+    assert measure_gradients(model, loss_of).over_eps(1e-6)["encoder"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_what_enters_a_norm_is_what_the_equation_says() -> None:

@@ -128,6 +128,17 @@ def test_each_rule_finds_its_own(well: Measurements, change: dict[str, Any], kin
     assert kinds(replace(well, **change))[:1] == [kind]
 
 
+def test_the_eps_that_the_weights_have_decides_what_it_hides(well: Measurements) -> None:
+    # A recipe multiplies eps by 1,000 in the encoder and by 1/1,000 in the decoder; both have a gradient of 1e-10 a parameter.
+    both = {"encoder": (1e-9, 1e-10), "decoder": (1e-10, 1e-9)}
+    over_factor = {"encoder": (1e-12, 1e-13), "decoder": (1e-7, 1e-6)}
+    gradients = replace(well.gradients, per_parameter=both, over_factor=over_factor)
+    (finding,) = judge(replace(well, gradients=gradients)).findings
+    assert (finding.kind, finding.where) == ("eps", "encoder")
+    assert "it is 1.0e-10 a parameter where least, eps is 1e-05 there." in finding.text
+    assert finding.options == ("--train.eps 1e-14",)
+
+
 def test_states_that_have_collapsed(well: Measurements) -> None:
     rank = replace(
         well.rank, cosine={"encoder": (0.5, 0.999), "decoder": (0.5, 0.999)}, effective={"encoder": (9, 1.4), "decoder": (9, 8)}

@@ -17,7 +17,8 @@ import torch
 
 import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.compare.comparison import Comparison, _plain_recipe
+from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.flat_options import plain_recipe
 from kilolayer.compare.grid import Axis
 from kilolayer.config import build
 from kilolayer.data.grammar import pairs
@@ -133,8 +134,8 @@ def test_a_table_keeps_its_path_and_its_options(folder: Path) -> None:
         config = build(kl.ModelConfig, {"recipe": {"name": path, "factor": 0.25}})
         assert config.recipe.table() == {"name": path, "factor": 0.25}
         assert kl.recipes.parse(config.recipe.table()) == config.recipe
-    assert _plain_recipe({"name": "half_branch:HalfBranch", "factor": 0.5}) == "half_branch:HalfBranch"
-    assert _plain_recipe({"name": "half_branch:HalfBranch", "factor": 1}) == {"name": "half_branch:HalfBranch", "factor": 1}
+    assert plain_recipe({"name": "half_branch:HalfBranch", "factor": 0.5}) == "half_branch:HalfBranch"
+    assert plain_recipe({"name": "half_branch:HalfBranch", "factor": 1}) == {"name": "half_branch:HalfBranch", "factor": 1}
 
 
 def test_a_run_of_it_is_trained_resumed_planned_and_used(folder: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from kilolayer.cli.main import main
 from kilolayer.reproduce.base import PAPERS, Found, all_of, get
-from kilolayer.reproduce.cells import cell_of, cells_by, grid_of, is_lower
 from kilolayer.reproduce.lab import Run
 from kilolayer.reproduce.landscape import roughness
 from kilolayer.reproduce.pictures import first_by
@@ -31,7 +30,8 @@ def run_of(loss: float | None, seed: int = 1, outcome: str = "finished", **optio
     """A run as a comparison tells it; options with "_" for "."."""
     named = {name.replace("__", "."): value for name, value in options.items()} | {"train.seed": seed}
     text = "finished" if outcome == "finished" else f"{outcome} at step 7"
-    return {"options": named, "outcome": outcome, "text": text, "loss": loss, "bleu": None, "folder": "", "name": ""}
+    known = {"outcome": outcome, "text": text, "loss": loss, "cost": loss, "bleu": None, "folder": "", "name": ""}
+    return {"options": named, **known}
 
 
 def test_all_figures_and_tables_are_there_with_a_claim_a_setting_and_a_rule() -> None:
@@ -59,32 +59,6 @@ def test_the_tiny_form_runs_and_leaves_a_page(
     # What was found is judged again from the file alone.
     again = get(name).judge(document["found"])
     assert (again.word, again.why) == (document["verdict"], document["why"])
-
-
-def test_a_cell_is_the_best_setting_over_its_seeds() -> None:
-    runs = [run_of(2.0, 1, train__lr=1e-3), run_of(2.2, 2, train__lr=1e-3), run_of(1.9, 1, train__lr=2e-3)]
-    runs += [run_of(None, 2, "diverged", train__lr=2e-3)]
-    cell = cell_of(runs)
-    assert cell is not None
-    assert cell.options == {"train.lr": 1e-3}
-    assert cell.loss == pytest.approx(2.1)
-    assert cell.error == pytest.approx(0.1)  # |2.2 - 2.0| / sqrt(2), over sqrt(2)
-    dead = cell_of([run_of(None, 1, "diverged"), run_of(None, 2, "diverged")])
-    assert dead is not None
-    assert (dead.lives, dead.ended, dead.shown) == (False, True, "diverged at step 7")
-    waiting = cell_of([run_of(None, 1, "waiting")])
-    assert waiting is not None
-    assert not waiting.ended
-
-
-def test_lower_needs_two_standard_errors_and_a_margin() -> None:
-    def cell(*losses: float) -> Any:
-        return cell_of([run_of(loss, seed) for seed, loss in enumerate(losses)])
-
-    assert is_lower(cell(1.0, 1.01), cell(1.2, 1.21)) is True
-    assert is_lower(cell(1.0, 1.4), cell(1.3, 1.5)) is False  # within the seeds' spread
-    assert is_lower(cell(1.0, 1.0), cell(1.01, 1.01)) is False  # within the margin
-    assert is_lower(cell(1.0), cell(1.2, 1.21)) is None  # one seed says nothing of spread
 
 
 def methods(**losses: tuple[float | None, ...]) -> Found:
@@ -147,12 +121,6 @@ def test_a_plane_is_smooth_and_hills_are_rough() -> None:
     assert rough[0] < rough[1] < rough[2]
     # Second differences of x^2 + y^2 are 2 h^2 along each axis; the height is 2 (0.8)^2.
     assert rough[1] == pytest.approx(2 * 0.01 / (2 * 0.64))
-
-
-def test_grids_keep_the_order_of_the_runs() -> None:
-    found = methods(post_ln=(1.0, 1.0, 1.0, 1.0), deepnorm=(1.0, 1.0, 1.0, 1.0))["runs"]
-    assert list(grid_of(found, "model.recipe", "layers")) == ["post_ln", "deepnorm"]
-    assert list(cells_by(found, "layers")) == [6, 18, 50, 100]
 
 
 def test_a_process_that_failed_decides_nothing() -> None:

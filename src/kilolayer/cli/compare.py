@@ -46,6 +46,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Make or open a comparison, train what is left of it, and show the table."""
     from kilolayer.compare.documents import as_document, write_documents
     from kilolayer.compare.queue import run_all
+    from kilolayer.compare.result import is_complete
 
     try:
         comparison = _comparison(options, typed, _axes(options))
@@ -61,12 +62,22 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         show_json(as_document(comparison, comparison.results(), table, verdicts))
         return 0
     _show(table, verdicts)
-    left = [result for result in comparison.results() if result.outcome.kind in ("waiting", "unfinished")]
-    if left and comparison.base is not None:
-        are = "is" if len(left) == 1 else "are"
-        say(f"{counted(len(left), 'run')} {are} not finished; go on with: {command()} compare {comparison.folder}")
+    if comparison.base is not None and not all(map(is_complete, comparison.members)):
+        say(f"{summary(comparison)}; go on with: {command()} compare {comparison.folder}")
     say(f"page: {comparison.folder / 'comparison.html'}")
     return 0
+
+
+def summary(comparison: Comparison) -> str:
+    """How many runs came to which end. One that died is dead, whether it was cut before its end or not."""
+    outcomes = [result.outcome for result in comparison.results()]
+    counts = {
+        "finished": sum(outcome.kind == "finished" for outcome in outcomes),
+        "died": sum(outcome.died for outcome in outcomes),
+        f"failed (their logs: {comparison.folder / 'logs'})": sum(outcome.kind == "failed" for outcome in outcomes),
+        "not finished": sum(outcome.kind in ("waiting", "unfinished") for outcome in outcomes),
+    }
+    return f"{counted(len(outcomes), 'run')}: {', '.join(f'{count:,} {end}' for end, count in counts.items() if count)}"
 
 
 def _axes(options: argparse.Namespace) -> list[Axis]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import config as configuration
-from kilolayer import recipes
+from kilolayer.compare.flat_options import TOLD, differing_options, flat_options
 from kilolayer.compare.grid import (
-    LAYERS,
     RECIPE,
     Axis,
     Setting,
     axes_of,
+    differing,
     join_axes,
     laid_over,
     name_of,
@@ -28,16 +28,15 @@ from kilolayer.compare.grid import (
     same,
     settings_of,
 )
-from kilolayer.compare.outcome import Outcome, gave_up, outcome_of
+from kilolayer.compare.result import Member, Result, record_of, result_of
 from kilolayer.config import Table, merge
 from kilolayer.data.grammar import write_corpus
 from kilolayer.errors import InputError, KilolayerError, OptionError, shown
 from kilolayer.files.paths import kind_of, resolve, storable
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
-from kilolayer.models.config import DEFAULT_LAYERS
 from kilolayer.precedence import override
-from kilolayer.report.record import Entry, Record, number, read_record
+from kilolayer.report.record import read_record
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
@@ -50,40 +49,20 @@ MOST_RUNS = 10_000
 LEFT_BY_A_KILLED_START = ("lock", "data", "base.toml")
 
 
-@dataclass(frozen=True)
-class Member:
-    """One run of a comparison: its name, the values of the options that vary, and its folder."""
-
-    name: str
-    options: Setting
-    folder: Path
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run has come to. train, valid: the rows of its metrics; scores: what its scores.json holds."""
-
-    name: str
-    options: Setting
-    folder: Path
-    outcome: Outcome
-    train: list[Entry] = field(default_factory=list)
-    valid: list[Entry] = field(default_factory=list)
-    scores: dict[str, Any] = field(default_factory=dict)
-    seconds: float | None = None
-
-
 @dataclass
 class Comparison:
     """Runs that differ in some options. base: the tables that they share; None for runs that are compared as they are.
 
-    started_in: the folder that relative paths of the base begin at.
+    started_in: the folder that relative paths of the base begin at. named: the options whose values the names of its runs tell:
+    those that were asked for as axes, those in which runs differed when they were added, and always recipe, depth and seed. A
+    run keeps its name when others are added.
     """
 
     folder: Path
     members: list[Member]
     base: Table | None = None
     started_in: Path = field(default_factory=Path.cwd)
+    named: list[str] = field(default_factory=list)
 
     @classmethod
     def make(
@@ -101,7 +80,7 @@ class Comparison:
         folder = storable(folder)
         base = base_of(folder, config, options)
         made = cls(folder, [], base)
-        made.members = made._wanted([], settings_of(join_axes(axes)) if settings is None else list(settings))
+        made._take([], axes, settings)
         _check_new(folder)
         if base.get("data", {}).get("folder") == str(folder / "data"):
             write_corpus(folder / "data")
@@ -118,15 +97,17 @@ class Comparison:
         folder = resolve(folder)
         table, base = configuration.load(path), configuration.load(folder / "base.toml")
         try:
-            named = {str(run["name"]): dict(run["options"]) for run in table.get("runs", [])}
+            runs = {str(run["name"]): dict(run["options"]) for run in table.get("runs", [])}
             started_in = Path(table["started_in"])
+            # A comparison that does not say has told all options.
+            named = list(map(str, table.get("named", dict.fromkeys(name for options in runs.values() for name in options))))
         except (KeyError, TypeError, ValueError):
             raise InputError("the file holds no comparison", where=str(path), fix="make the comparison anew") from None
-        if odd := [name for name in named if name != Path(name).name or name in ("", ".", "..")]:
+        if odd := [name for name in runs if name != Path(name).name or name in ("", ".", "..")]:
             raise InputError(f"{shown(odd[0])} is no name of a run", where=str(path), fix="make the comparison anew")
-        axes_of(named.values())  # refuses what are no options
-        members = [Member(name, options, folder / "runs" / name) for name, options in named.items()]
-        return cls(folder, members, base, started_in)
+        axes_of(runs.values())  # refuses what are no options
+        members = [Member(name, options, folder / "runs" / name) for name, options in runs.items()]
+        return cls(folder, members, base, started_in, named)
 
     @classmethod
     def make_or_extend(
@@ -142,8 +123,8 @@ class Comparison:
             return cls.make(folder, config, axes, options, settings)
         found = cls.open(folder)
         base = base_of(found.folder, config, options)
-        if found.base != base and not any(map(found._record, found.members)):
-            return cls._anew(found.folder, base, settings_of(join_axes(axes)) if settings is None else settings)
+        if found.base != base and not any(map(record_of, found.members)):
+            return cls._anew(found.folder, base, axes, settings)
         if found.base != base:
             raise InputError(
                 "the folder holds a comparison of another configuration",
@@ -157,10 +138,10 @@ class Comparison:
         return found
 
     @classmethod
-    def _anew(cls, folder: Path, base: Table, settings: Sequence[Mapping[str, Any]]) -> Comparison:
+    def _anew(cls, folder: Path, base: Table, axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> Comparison:
         """In the place of a comparison of which no run has begun, as where its configuration had a mistake."""
         made = cls(folder, [], base)
-        made.members = made._wanted([], list(settings))
+        made._take([], axes, settings)
         with locked(folder):
             for path in (folder / "configs").glob("*.toml"):
                 path.unlink()
@@ -172,17 +153,8 @@ class Comparison:
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
         """Runs that exist, by the options in which they differ; recipe, depth and seed are always told."""
         places = list(dict.fromkeys(map(resolve, folders)))
-        records = {place: read_record(place) for place in places}
-        tables = {place: _flat(record.config) for place, record in records.items()}
-        names = list(dict.fromkeys(name for table in tables.values() for name in table))
-        told = [
-            name
-            for name in names
-            if name in TOLD or (name not in UNTOLD and len({repr(table.get(name)) for table in tables.values()}) > 1)
-        ]
         members: list[Member] = []
-        for place, table in tables.items():
-            options = {name: table.get(name, "none") for name in told}
+        for place, options in zip(places, differing_options([read_record(place).config for place in places]), strict=True):
             members.append(Member(_unused(place.name, members), options, place))
         if any(same(a.options, b.options) for a in members for b in members if a is not b):
             members = [Member(each.name, {"run": each.name, **each.options}, each.folder) for each in members]
@@ -209,12 +181,12 @@ class Comparison:
         fresh = [axis.name for axis in axes if axis.name not in known]
         before = [Member(each.name, {**each.options, **self._present(each, fresh)}, each.folder) for each in self.members]
         joined = join_axes([*axes_of(each.options for each in before), *axes])
-        self.members = self._wanted(before, settings_of(joined))
+        self._take(before, axes, settings_of(joined))
         self._write()
 
     def add(self, settings: Iterable[Mapping[str, Any]]) -> None:
         """Add single runs, which need not be a grid; those that are there already stay."""
-        self.members = self._wanted(self.members, list(settings))
+        self._take(self.members, (), list(settings))
         self._write()
 
     def table_of(self, member: Member) -> Table:
@@ -245,21 +217,14 @@ class Comparison:
         """Where the output of a run's process goes."""
         return self.folder / "logs" / f"{member.name}.txt"
 
-    def is_complete(self, member: Member) -> bool:
-        """Whether there is nothing left to do for a run: it is scored, or its divergence has ended it."""
-        if kind_of(member.folder / "scores.json") == "file":
-            return True
-        record = self._record(member)
-        return record is not None and gave_up(record) is not None
-
     def results(self) -> list[Result]:
         """All runs as they are now, in the order in which they were asked for."""
         failures = self.failures()
-        return [self._result(member, failures.get(member.name)) for member in self.members]
+        return [result_of(member, failures.get(member.name)) for member in self.members]
 
     def result_of(self, member: Member) -> Result:
         """One run as it is now."""
-        return self._result(member, self.failures().get(member.name))
+        return result_of(member, self.failures().get(member.name))
 
     def failures(self) -> dict[str, str]:
         """Why processes of runs have failed, by the names of the runs."""
@@ -276,47 +241,32 @@ class Comparison:
         if failures != self.failures():
             write(self.folder / "failures.json", json.dumps(failures, indent=1))
 
-    def _wanted(self, before: list[Member], settings: list[Mapping[str, Any]] | list[Setting]) -> list[Member]:
-        """The members with those of further settings, each checked."""
+    def _take(self, before: list[Member], axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> None:
+        """Take as members those before and those of further settings, None for all of the axes. All are checked first."""
+        wanted = settings_of(join_axes(axes)) if settings is None else list(settings)
+        differ = differing([*(member.options for member in before), *wanted])
+        named = list(dict.fromkeys([*self.named, *TOLD, *(axis.name for axis in axes), *differ]))
         members = list(before)
-        for setting in settings:
+        for setting in wanted:
             if not any(same(setting, member.options) for member in members):
-                name = _unused(name_of(setting), members)
+                name = _unused(name_of(setting, named), members)
                 members.append(Member(name, dict(setting), self.folder / "runs" / name))
                 if len(members) > MOST_RUNS:
                     raise OptionError(f"more than {MOST_RUNS:,} runs", fix="compare fewer values")
                 self.config_of(members[-1])
-        return members
+        self.members, self.named = members, named
 
     def _write(self) -> None:
         runs = [{"name": member.name, "options": member.options} for member in self.members]
-        write(self.folder / "comparison.toml", configuration.dump({"started_in": str(self.started_in), "runs": runs}))
+        table = {"started_in": str(self.started_in), "named": self.named, "runs": runs}
+        write(self.folder / "comparison.toml", configuration.dump(table))
 
     def _present(self, member: Member, names: Sequence[str]) -> Setting:
         """The values that options have in a run where they do not vary; a recipe may not have an option of another."""
         config = started_config(self.table_of(member))
         own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
-        values = _flat(config.table()) | own
+        values = flat_options(config.table()) | own
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
-
-    def _record(self, member: Member) -> Record | None:
-        names = ("config.toml", "metrics.jsonl", "scores.json")
-        begun = any(kind_of(member.folder / name) == "file" for name in names)
-        return read_record(member.folder) if begun else None
-
-    def _result(self, member: Member, failure: str | None) -> Result:
-        record = self._record(member)
-        outcome = outcome_of(record, failure)
-        if record is None:
-            return Result(member.name, member.options, member.folder, outcome)
-        seconds = number(record.train[-1], "seconds") if record.train else None
-        return Result(member.name, member.options, member.folder, outcome, record.train, record.valid, record.scores, seconds)
-
-
-TOLD = (RECIPE, LAYERS, "train.seed")
-UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.log_every", "train.device")
-UNTOLD += ("train.tensorboard", "train.trackers")
-"""What differs between runs without a difference in what they learn."""
 
 
 def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None = None) -> Table:
@@ -325,38 +275,6 @@ def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None
     if config is None:
         below = merge(below, {"data": {"folder": str(folder / "data")}})
     return override(RunConfig, below, nested(options or {}))
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> Setting:
-    """Values by their names with dots; the recipe is one of them, and so is the depth."""
-    values: Setting = {}
-    for name, value in table.items():
-        place = f"{above}{name}"
-        if place == RECIPE:
-            values[place] = _plain_recipe(value)
-        elif isinstance(value, Mapping):
-            values |= _flat(value, f"{place}.")
-        else:
-            values[place] = value
-    if not above:
-        depths = [values.pop(f"model.{name}", None) for name in ("encoder_layers", "decoder_layers", "layers")]
-        stacks = [depth if depth not in (None, "none") else depths[2] for depth in depths[:2]]
-        shape = values.get("model.shape", "encoder_decoder")
-        used = stacks if shape == "encoder_decoder" else stacks[:1] if shape == "encoder" else stacks[1:]
-        used = [DEFAULT_LAYERS if depth in (None, "none") else depth for depth in used]
-        values[LAYERS] = used[0] if len(set(used)) == 1 else "-".join(map(str, used))
-    return values
-
-
-def _plain_recipe(value: Any) -> Any:
-    """Its name alone, where its options are as usual."""
-    try:
-        recipe = recipes.parse(value)
-        usual = recipes.get(recipe.table_name()).options()
-    except KilolayerError:
-        return value
-    changed = {name: each for name, each in recipe.options().items() if each != usual.get(name)}
-    return {"name": recipe.table_name(), **changed} if changed else recipe.table_name()
 
 
 def _unused(name: str, members: Iterable[Member]) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Result
+from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.result import Result
 from kilolayer.compare.table import ComparisonTable, as_json, tabulate
 from kilolayer.compare.verdicts import Verdict, against_best
 from kilolayer.compare.view import view_of

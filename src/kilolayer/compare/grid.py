@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -85,12 +85,21 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return {name: _key(value) for name, value in a.items()} == {name: _key(value) for name, value in b.items()}
 
 
-def name_of(setting: Mapping[str, Any]) -> str:
-    """A folder's name that tells the values, `deepnorm-18L-lr0.0004-seed1`; another setting of these options has another."""
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options that some of the settings have with another value than others, or not at all."""
+    return [axis.name for axis in axes_of(settings) if len(axis.values) > 1 or any(axis.name not in each for each in settings)]
+
+
+def name_of(setting: Mapping[str, Any], named: Collection[str] | None = None) -> str:
+    """A folder's name that tells the values, `deepnorm-18L-lr0.0004-seed1`; another setting of these options has another.
+
+    named: the options whose values it tells; None, or none of the setting's: all.
+    """
     if not setting:
         return "run"
-    last = [name.rpartition(".")[2] for name in setting]
-    parts = [_part(name, value, last.count(name.rpartition(".")[2]) > 1) for name, value in setting.items()]
+    told = {name: value for name, value in setting.items() if named is None or name in named} or setting
+    last = [name.rpartition(".")[2] for name in told]
+    parts = [_part(name, value, last.count(name.rpartition(".")[2]) > 1) for name, value in told.items()]
     plain = "-".join(part for part, _ in parts)
     if all(whole for _, whole in parts) and len(plain) <= LONGEST_NAME:
         return plain

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from kilolayer.files.paths import kind_of
-from kilolayer.files.reading import read_bytes
 from kilolayer.report.record import Record, number
 from kilolayer.training.guard import TOLERATED
 
@@ -48,6 +45,8 @@ def outcome_of(record: Record | None, failure: str | None = None) -> Outcome:
     if found is not None:
         return found
     if not record.scores:
+        if (lasting := _died_long_ago(record)) is not None:
+            return lasting
         if failure is not None:
             return Outcome("failed", step, f"failed: {failure}")
         wanted = number(record.config, "train", "steps")
@@ -65,16 +64,14 @@ def gave_up(record: Record) -> Outcome | None:
     return _diverged(last[0])
 
 
-def failure_of(log: Path, code: int) -> str:
-    """Why a process failed, in a line, by its exit code and by what it has written."""
-    lines = read_bytes(log).decode("utf-8", errors="replace").splitlines() if kind_of(log) == "file" else []
-    lines = [line.strip() for line in lines if line.strip()]
-    told = [line.removeprefix("kilolayer: ") for line in lines if line.startswith("kilolayer: ")]
-    if code < 0:
-        return "killed, as it happens where memory runs out" if code == -9 else f"ended by signal {-code}"
-    if code == 2 and told:
-        return "out of memory" if told[-1] == "there is not enough memory" else told[-1]
-    return lines[-1] if lines else f"exit code {code}"
+def _died_long_ago(record: Record) -> Outcome | None:
+    """Of a run that is not at its end, a divergence that has lasted as long as all learning before it: no spike does."""
+    found = _not_finite(record) or _rose(record)
+    if found is None or found.step is None:
+        return None
+    steps = [int(row["step"]) for row in (record.train if len(record.train) >= FEW else record.valid)]
+    since = sum(step >= found.step for step in steps)
+    return found if since >= max(FEW, len(steps) - since) else None
 
 
 def _diverged(step: int) -> Outcome:

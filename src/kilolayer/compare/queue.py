@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Member
+from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.failing_alike import FailingAlike
+from kilolayer.compare.failure import failure_of
 from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, threads_of
-from kilolayer.compare.outcome import failure_of
-from kilolayer.errors import InputError
+from kilolayer.compare.result import Member, is_complete, record_of
+from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_text
 from kilolayer.files.writing import make_folder
@@ -37,11 +39,15 @@ IN_USE = "is in use by process"
 
 @dataclass
 class Child:
-    """A run under way. process: None where an earlier queue has started it; beside: whether others ran in its time."""
+    """A run under way. process: None where an earlier queue has started it; beside: whether others ran in its time.
+
+    logged: the bytes that its log had when it was started.
+    """
 
     member: Member
     device: Device
     process: subprocess.Popen[bytes] | None
+    logged: int
     beside: bool = False
 
     def ended(self) -> bool:
@@ -66,10 +72,11 @@ def run_all(
     """Train all runs that are not complete; return 0, or 128 + n where signal n has ended it, with a checkpoint of each run.
 
     parallel: most at once; None: as many as fit. seconds: after these, what is under way stops with a checkpoint, and what
-    waits is left for another time. A run that has failed before is tried again.
+    waits is left for another time. A run that has failed before is tried again. Where the first few fail alike, and no run has
+    taken a step, no other is started, and this raises with their reason.
     """
     with locked(comparison.folder), catching() as stop, stop.at_next_step():
-        members = [member for member in comparison.members if not comparison.is_complete(member)]
+        members = [member for member in comparison.members if not is_complete(member)]
         if not members:
             return 0
         if kind_of(comparison.started_in) != "folder":
@@ -91,6 +98,7 @@ class _Queue:
     running: list[Child] = field(default_factory=list, init=False)
     alone: set[str] = field(default_factory=set, init=False)
     """Runs that had no memory beside others, and are tried once more."""
+    failing: FailingAlike = field(default_factory=FailingAlike, init=False)
 
     def __post_init__(self) -> None:
         plans: dict[tuple[object, ...], Any] = {}
@@ -109,17 +117,22 @@ class _Queue:
         every = counted(len(self.comparison.members), "run")
         self.say(f"to be trained: {self.total} of {every}, at most {self.most} side by side")
         try:
-            while (self.waiting or self.running) and not self.stop.signal and (end is None or time.monotonic() < end):
+            while self._goes_on() and (end is None or time.monotonic() < end):
                 if not self._start_next():
                     time.sleep(POLL_SECONDS)
                 self._collect()
                 self._show()
+            if self._all_fail() and not self.running and not self.stop.signal:
+                raise self._given_up()
         finally:
             self._stop_all()
             self.line.clear()
         if self.stop.signal:
             return 128 + self.stop.signal
         return 0
+
+    def _goes_on(self) -> bool:
+        return bool(self.running or (self.waiting and not self._all_fail())) and not self.stop.signal
 
     def say(self, text: str) -> None:
         self.line.clear()
@@ -129,7 +142,7 @@ class _Queue:
         """Start, or find under way, the next run that there is room for."""
         if not self.waiting or len(self.running) >= self.most or self._must_wait():
             return False
-        for member in self.waiting:
+        for member in self.failing.in_order(self.waiting):
             demand = self.demands[member.name]
             room = [device for device in self.devices if device.holds(demand)]
             if not room or (member.name in self.alone and self.running):
@@ -140,15 +153,18 @@ class _Queue:
         return False
 
     def _must_wait(self) -> bool:
-        """For the first run of all, which makes the vocabulary that the others find in the cache; for one that runs alone."""
+        """For the first run of all, which makes the vocabulary that the others find in the cache; for one that runs alone; for
+        those that may yet show that not all runs fail."""
         if not self.running:
             return False
-        if any(child.member.name in self.alone for child in self.running):
+        if any(child.member.name in self.alone for child in self.running) or self._all_fail():
             return True
         return not any(kind_of(member.folder / "config.toml") for member in self.comparison.members)
 
     def _start(self, member: Member, device: Device) -> None:
         self.comparison.note_failure(member, None)
+        log = self.comparison.log_path(member)
+        logged = log.stat().st_size if kind_of(log) == "file" else 0
         process = None
         if holder_of(member.folder) is None:
             process = self._process(member, device)
@@ -156,7 +172,7 @@ class _Queue:
         else:
             self.say(f"{member.name} is still under way")
         device.demands[member.name] = self.demands[member.name]
-        self.running.append(Child(member, device, process))
+        self.running.append(Child(member, device, process, logged))
         if len(self.running) > 1:
             for child in self.running:
                 child.beside = True
@@ -190,19 +206,22 @@ class _Queue:
             self._note(child, code)
 
     def _note(self, child: Child, code: int | None) -> None:
-        member = child.member
-        if self.comparison.is_complete(member):
-            self.say(f"{member.name}: {self.comparison.result_of(member).outcome.text}")
+        if is_complete(child.member) or (code is not None and code > 128):
+            self._tell(child.member)
         elif code is None:
-            self.waiting.append(member)  # an earlier queue's process ended before its time: go on with the run
-        elif code > 128:
-            self.say(f"{member.name}: stopped")
+            self.waiting.append(child.member)  # an earlier queue's process ended before its time: go on with the run
         else:
             self._fail(child, code)
 
+    def _tell(self, member: Member) -> None:
+        """What became of a run whose process has ended. One that died before it was stopped has died."""
+        outcome = self.comparison.result_of(member).outcome
+        stopped = {"unfinished": f"stopped at {outcome.text}", "waiting": "stopped before it began"}
+        self.say(f"{member.name}: {stopped.get(outcome.kind, outcome.text)}")
+
     def _fail(self, child: Child, code: int) -> None:
         member, log = child.member, self.comparison.log_path(child.member)
-        text = failure_of(log, code)
+        text = failure_of(log, code, child.logged)
         if IN_USE in text:  # and the other process has ended in the meantime
             self.waiting.append(member)
             return
@@ -214,7 +233,25 @@ class _Queue:
         if code == 2 and not any(kind_of(each.folder / "config.toml") for each in self.comparison.members):
             raise _refusal(log, member)
         self.comparison.note_failure(member, text)
-        self.say(f"{member.name}: failed: {text}")
+        self.say(f"{member.name}: failed: {text}; its log: {log}")
+        if not text.startswith(OUT_OF_MEMORY):  # which is a matter of size: others may have enough
+            self.failing.learns = self.failing.learns or any(map(_has_stepped, self.comparison.members))
+            self.failing.add(member, text)
+
+    def _all_fail(self) -> bool:
+        """Whether runs fail so often before their first step that all others would; those under way may show that not."""
+        if self.failing.enough:
+            self.failing.learns = any(map(_has_stepped, self.comparison.members))
+        return self.failing.enough
+
+    def _given_up(self) -> KilolayerError:
+        failed, left = len(self.failing.members), len(self.waiting)
+        others = f"; {counted(left, 'other')} {'is' if left == 1 else 'are'} not started" if left else ""
+        return KilolayerError(
+            f"{failed} runs failed alike before their first step: {self.failing.text}{others}",
+            where=f"the whole log: {self.comparison.log_path(self.failing.members[-1])}",
+            fix=f"mend what it tells, then go on with: kilolayer compare {self.comparison.folder}",
+        )
 
     def _show(self) -> None:
         if self.line.due:
@@ -235,6 +272,21 @@ class _Queue:
             except Stopped:
                 for child in self.running:
                     child.ask_to_stop()
+        for child in self.running:
+            self._note_stopped(child)
+
+    def _note_stopped(self, child: Child) -> None:
+        code = None if child.process is None else child.process.returncode
+        if code is not None and 0 < code <= 128 and not is_complete(child.member):
+            text = failure_of(self.comparison.log_path(child.member), code, child.logged)
+            self.comparison.note_failure(child.member, None if IN_USE in text else text)
+        self._tell(child.member)
+
+
+def _has_stepped(member: Member) -> bool:
+    """Whether a run has ever taken a step, as far as its metrics tell."""
+    record = record_of(member)
+    return record is not None and bool(record.train)
 
 
 def _gpu_of(device: Device) -> str:

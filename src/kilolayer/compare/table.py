@@ -1,53 +1,20 @@
-"""The table of a comparison: a cell by recipe and depth, or by other two options, each the best over all others but the seed.
-
-The best is chosen on the validation part, by the mean over seeds; the test part is only told. Runs that died count for nothing
-but their number: a setting with fewer of them goes before one with a better mean.
-"""
+"""The table of a comparison: a cell by recipe and depth, or by other two options, each the best setting of all others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Result
+from kilolayer.compare.choice import by_setting, rank
+from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, Axis, Setting, same, shown_value
-from kilolayer.report.record import number
-from kilolayer.tasks.registry import Headline
+from kilolayer.compare.measure import Measure, measures_of
+from kilolayer.compare.result import Result
 
-LOSS_DIGITS = 3
 WORDS = {"no_progress": "without progress"}
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number that every run is told by. part: where it comes from."""
-
-    key: str
-    title: str
-    digits: int
-    larger_is_better: bool
-    part: Literal["test", "validation", "training"]
-
-    def of(self, result: Result) -> float:
-        """Of a run: the mean over its test parts, its best validation, or its last loss of training; NaN where it has none."""
-        if self.part == "test":
-            parts = [table for name, table in result.scores.items() if name.startswith("test") or name == "validation"]
-            values = [number(table, self.key, "value") for table in parts if isinstance(table, dict)]
-        else:
-            rows = result.valid if self.part == "validation" else result.train[-1:]
-            values = [number(row, self.key) for row in rows]
-        values = [value for value in values if not math.isnan(value)]
-        if not values:
-            return math.nan
-        best: Callable[[list[float]], float] = max if self.larger_is_better else min
-        return fmean(values) if self.part == "test" else best(values)
-
-    def show(self, value: float) -> str:
-        """A value with its digits."""
-        return f"{value:.{self.digits}f}"
 
 
 @dataclass(frozen=True)
@@ -81,11 +48,9 @@ class Candidate:
         """Of the runs that are alive."""
         return Spread.of([measure.of(result) for result in self.alive])
 
-    def rank(self, measure: Measure) -> tuple[float, float]:
-        """The smaller, the better."""
-        spread = self.spread(measure)
-        mean = math.inf if spread is None else -spread.mean if measure.larger_is_better else spread.mean
-        return 1 - len(self.alive) / len(self.results), mean
+    def rank(self, measure: Measure) -> tuple[float, float, float]:
+        """By the rule of choice.py; the smaller, the better."""
+        return rank([result.outcome.kind for result in self.results], [measure.cost_of(result) for result in self.results])
 
 
 @dataclass(frozen=True)
@@ -178,13 +143,16 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
     rows, columns = _main(axes)
     others = [axis for axis in axes if axis not in (rows, columns)]
     headline = None if comparison.task is None else comparison.task.headline
-    chosen_by, measures = _measures(results, headline)
+    chosen_by, measures = measures_of(results, headline)
     cells = []
     for row in (None,) if rows is None else rows.values:
         for column in (None,) if columns is None else columns.values:
             at = {axis.name: value for axis, value in ((rows, row), (columns, column)) if axis is not None}
             own = [result for result in results if same(at, {name: result.options.get(name) for name in at})]
-            candidates = _candidates(own, others)
+            candidates = [
+                Candidate({axis.name: options.get(axis.name) for axis in others}, tuple(runs))
+                for options, runs in by_setting(own, lambda result: result.options)
+            ]
             if candidates:
                 best = min(candidates, key=lambda each: each.rank(chosen_by))
                 cells.append(Cell(row, column, best, len(candidates)))
@@ -207,40 +175,6 @@ def _main(axes: Sequence[Axis]) -> tuple[Axis | None, Axis | None]:
 
     first, second, *_ = [*sorted(axes, key=order), None, None]
     return first, second
-
-
-def _candidates(results: Sequence[Result], others: Sequence[Axis]) -> list[Candidate]:
-    """The results by what they share in the other options."""
-    groups: list[tuple[Setting, list[Result]]] = []
-    for result in results:
-        options = {axis.name: result.options.get(axis.name) for axis in others}
-        for shared, own in groups:
-            if same(shared, options):
-                own.append(result)
-                break
-        else:
-            groups.append((options, [result]))
-    return [Candidate(options, tuple(own)) for options, own in groups]
-
-
-def _measures(results: Sequence[Result], headline: Headline | None) -> tuple[Measure, tuple[Measure, ...]]:
-    """What the best is chosen by, and what is told."""
-    loss = Measure("loss", "validation loss", LOSS_DIGITS, False, "validation")
-    own: list[Measure] = []
-    if headline is not None:
-        shared = headline.key, headline.digits, headline.larger_is_better
-        for part in ("test", "validation"):
-            title = f"{headline.title}, {part}"
-            own.append(Measure(shared[0], title, shared[1], shared[2], part))
-
-    def known(measure: Measure) -> bool:
-        return any(not math.isnan(measure.of(result)) for result in results)
-
-    told = [measure for measure in [*own, loss] if known(measure)]
-    if not any(measure.part == "validation" for measure in told):
-        told.append(Measure("nll", "training loss", LOSS_DIGITS, False, "training"))
-    chosen_by = next(measure for measure in told if measure.part != "test")
-    return chosen_by, tuple(told)
 
 
 def _fate(results: Sequence[Result], of: int | None = None) -> str:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kilolayer.compare.comparison import Comparison, Result
+from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import LAYERS, shown_value
-from kilolayer.compare.table import Cell, ComparisonTable, Measure
+from kilolayer.compare.measure import Measure
+from kilolayer.compare.result import Result
+from kilolayer.compare.table import Cell, ComparisonTable
 from kilolayer.compare.verdicts import Verdict
 from kilolayer.report.comparison_view import ComparisonView, Grid, GridCell, Value, ViewAxis, ViewRun
 from kilolayer.report.facts import Fact

@@ -12,18 +12,22 @@ from kilolayer.layers.modules import in_mode
 from kilolayer.models.model import Model
 from kilolayer.probe.places import ByKind, ByLayer
 from kilolayer.probe.propagation import Loss
+from kilolayer.recipes.base import Rates
+from kilolayer.training.recipe_rates import recipe_rates
 
 
 @dataclass(frozen=True)
 class Gradients:
     """Norms of the gradient: of all weights of each sublayer and of each layer, and of all of the model.
 
-    per_parameter: the root mean square of a layer's gradient, what Adam's eps is added to.
+    per_parameter: the root mean square of a layer's gradient. over_factor: the same, each weight's gradient over what the
+    model's recipe multiplies the weight's eps by.
     """
 
     kinds: ByKind
     layers: ByLayer
     per_parameter: ByLayer
+    over_factor: ByLayer
     total: float
 
     @property
@@ -31,9 +35,12 @@ class Gradients:
         """Of the layer with the largest."""
         return max(norm for norms in self.layers.values() for norm in norms)
 
-    def over_eps(self, eps: float) -> dict[str, float]:
-        """For each stack the smallest gradient a parameter of its layers over eps: far below 1, Adam's update vanishes."""
-        return {side: min(norms) / eps for side, norms in self.per_parameter.items()}
+    def over_eps(self, eps: float) -> ByLayer:
+        """The gradient a parameter over the eps that the weights of a layer have: far below 1, Adam's update vanishes.
+
+        eps: Adam's own, before the recipe's factors.
+        """
+        return {side: tuple(norm / eps for norm in norms) for side, norms in self.over_factor.items()}
 
 
 def measure_gradients(model: Model, loss: Loss) -> Gradients:
@@ -45,20 +52,22 @@ def measure_gradients(model: Model, loss: Loss) -> Gradients:
         weight: 0.0 if gradient is None else float(gradient.double().square().sum())
         for weight, gradient in zip(trained, found, strict=True)
     }
+    rates = recipe_rates(model)
+    over_factors = {weight: square / rates.get(weight, Rates()).eps ** 2 for weight, square in squares.items()}
     kinds: ByKind = {}
     layers: ByLayer = {}
     per_parameter: ByLayer = {}
+    over_factor: ByLayer = {}
     for stack in model.stacks():
         blocks = stack.layers()
         kinds[stack.side] = {
             str(kind): tuple(_norm(block.get_submodule(kind), squares) for block in blocks) for kind in blocks[0].kinds()
         }
         layers[stack.side] = tuple(_norm(block, squares) for block in blocks)
-        sizes = [sum(weight.numel() for weight in block.parameters() if weight in squares) for block in blocks]
-        per_parameter[stack.side] = tuple(
-            norm / math.sqrt(max(size, 1)) for norm, size in zip(layers[stack.side], sizes, strict=True)
-        )
-    return Gradients(kinds, layers, per_parameter, math.sqrt(sum(squares.values())))
+        roots = [math.sqrt(sum(weight.numel() for weight in block.parameters() if weight in squares) or 1) for block in blocks]
+        per_parameter[stack.side] = tuple(_norm(block, squares) / root for block, root in zip(blocks, roots, strict=True))
+        over_factor[stack.side] = tuple(_norm(block, over_factors) / root for block, root in zip(blocks, roots, strict=True))
+    return Gradients(kinds, layers, per_parameter, over_factor, math.sqrt(sum(squares.values())))
 
 
 def _norm(module: nn.Module, squares: dict[nn.Parameter, float] | dict[Tensor, float]) -> float:

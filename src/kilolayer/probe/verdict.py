@@ -107,12 +107,15 @@ def steep_start(measured: Measurements) -> Iterator[Finding]:
 
 def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
     """The gradient a parameter is so small against Adam's eps that nothing moves."""
-    eps = measured.settings.eps
-    for side, ratio in measured.gradients.over_eps(eps).items():
+    typed = measured.settings.eps
+    for side, ratios in measured.gradients.over_eps(typed).items():
+        ratio = min(ratios)
         if 0 < ratio < MOVED:
-            smaller = 10.0 ** math.floor(math.log10(ratio * eps / 10))
+            smaller = 10.0 ** math.floor(math.log10(ratio * typed / 10))
+            gradient = measured.gradients.per_parameter[side][ratios.index(ratio)]
             text = (
-                f"Adam's eps hides the gradient of the {side}: it is {ratio * eps:.1e} a parameter where least, eps is {eps:g}."
+                f"Adam's eps hides the gradient of the {side}: it is {gradient:.1e} a parameter where least, "
+                f"eps is {gradient / ratio:.2g} there."
             )
             yield Finding("eps", side, text, ratio, MOVED, (f"--train.eps {smaller:.0e}",))
 

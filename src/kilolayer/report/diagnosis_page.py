@@ -59,13 +59,14 @@ def stacks_table(measured: Measurements) -> Table:
     """The first, the middle and the last layer of each stack."""
     header = ["layer", "gradient", "a parameter, over eps", "residual", "effective rank", "cosine", "attention", "dead ReLUs"]
     rows = []
+    over_eps = measured.gradients.over_eps(measured.settings.eps)
     for side, norms in measured.gradients.layers.items():
         for place in dict.fromkeys((0, len(norms) // 2, len(norms) - 1)):
             entropies = [values[place] for values in measured.entropy[side].values()]
             dead = measured.dead_units.get(side, ())
             cells = [
                 norms[place],
-                measured.gradients.per_parameter[side][place] / measured.settings.eps,
+                over_eps[side][place],
                 measured.residual[side][place + 1],
                 measured.rank.effective[side][place],
                 measured.rank.cosine[side][place],
@@ -81,8 +82,8 @@ def _shown(value: float) -> str:
 
 
 def _pictures(measured: Measurements) -> list[Panel]:
-    gradients, eps = measured.gradients, measured.settings.eps
-    over_eps = {side: [norm / eps for norm in norms] for side, norms in gradients.per_parameter.items()}
+    gradients = measured.gradients
+    over_eps = gradients.over_eps(measured.settings.eps)
     inside = {
         side: {place: values for place, values in places.items() if len(values) > 1}
         for side, places in measured.norm_inputs.items()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from kilolayer.compare.outcome import DIED
+from kilolayer.compare.choice import by_setting, rank
+from kilolayer.compare.outcome import DIED, Kind
 from kilolayer.report.table import Table
 from kilolayer.reproduce.lab import Run
 
-SEED = "train.seed"
 MARGIN = 0.02
 """Nats that two mean losses must be apart, besides two standard errors, before one is called lower."""
 
@@ -24,7 +24,7 @@ def died(run: Run) -> bool:
 
 @dataclass(frozen=True)
 class Cell:
-    """Seeds of one setting. loss: the mean of the last validations; NaN where a seed did not live to the end.
+    """Seeds of one setting. loss: the mean of their best validations; NaN where a seed did not live to the end.
 
     error: the standard error of the mean; NaN of one seed. text: what became of it, where it did not live.
     """
@@ -61,25 +61,21 @@ class Cell:
 
 
 def cell_of(runs: Iterable[Run]) -> Cell | None:
-    """The best setting among `runs`, which differ by seed and by what may be chosen: the lowest mean of those that live.
+    """The best setting among `runs`, which differ by seed and by what may be chosen, as the table of a comparison chooses it.
 
-    Where none lives, first one that is not yet decided, then the one of which the most seeds lived; None without runs.
+    None without runs.
     """
-    settings: dict[tuple[tuple[str, Any], ...], list[Run]] = {}
-    for run in runs:
-        key = tuple(sorted((name, str(value)) for name, value in run["options"].items() if name != SEED))
-        settings.setdefault(key, []).append(run)
-    cells = [_judged(own) for own in settings.values()]
-    if not cells:
-        return None
-    living = [cell for cell in cells if cell.lives]
-    if living:
-        return min(living, key=lambda cell: cell.loss)
-    return max(cells, key=lambda cell: (not cell.ended, sum(run["outcome"] == "finished" for run in cell.runs)))
+    settings = by_setting(runs, lambda run: run["options"])
+    best = min(settings, key=lambda setting: rank(*_ends(setting[1])), default=None)
+    return None if best is None else _judged(*best)
 
 
-def _judged(runs: list[Run]) -> Cell:
-    options = {name: value for name, value in runs[0]["options"].items() if name != SEED}
+def _ends(runs: Sequence[Run]) -> tuple[list[Kind], list[float]]:
+    """What became of each run, and what it is chosen by."""
+    return [run["outcome"] for run in runs], [math.nan if run["cost"] is None else float(run["cost"]) for run in runs]
+
+
+def _judged(options: dict[str, Any], runs: list[Run]) -> Cell:
     dead = [run for run in runs if run["outcome"] != "finished" or run["loss"] is None]
     if dead:
         count = f" ({len(dead)} of {len(runs)} seeds)" if len(dead) < len(runs) else ""

@@ -40,6 +40,7 @@ class Figure4(Reproduction):
 
         depths, seeds, steps = ((1, 2), (1,), 3) if lab.tiny else (DEPTHS, (1, 2, 3), STEPS)
         updates: dict[str, dict[str, float]] = {"post_ln": {}, "deepnorm": {}}
+        by_seed: dict[str, dict[str, list[float]]] = {recipe: {} for recipe in updates}
         for recipe, found in updates.items():
             for layers in depths:
                 each = []
@@ -52,8 +53,9 @@ class Figure4(Reproduction):
                     for _ in range(steps):
                         training.step()
                     each.append(training.model_update() / size)
+                by_seed[recipe][str(layers)] = each
                 found[str(layers)] = sum(each) / len(each)
-        return {"updates": updates}
+        return {"updates": updates, "by_seed": by_seed}
 
     def judge(self, found: Found) -> Verdict:
         ours, plain = (list(found["updates"][recipe].values()) for recipe in ("deepnorm", "post_ln"))

@@ -11,7 +11,9 @@ from typing import Any
 
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import Axis, same, settings_of
+from kilolayer.compare.measure import VALIDATION_LOSS, Measure, measures_of
 from kilolayer.compare.queue import run_all
+from kilolayer.compare.result import Result
 from kilolayer.config import Table, dump, merge
 from kilolayer.files.writing import make_folder, write
 from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
@@ -121,19 +123,21 @@ class Lab:
         if code := run_all(comparison, parallel=self.parallel, seconds=left):
             raise Stopped(code - 128)
         results = comparison.results()
-        return [_told(result) for each in settings for result in results if same(result.options, each)]
+        chosen_by, _ = measures_of(results, None if comparison.task is None else comparison.task.headline)
+        return [told(result, chosen_by) for each in settings for result in results if same(result.options, each)]
 
 
-def _told(result: Any) -> Run:
-    valid = [(int(row["step"]), _finite(row.get("loss"))) for row in result.valid]
+def told(result: Result, chosen_by: Measure) -> Run:
+    """loss: the best on the validation part, as a comparison tells it. cost: what it chooses by, the smaller the better."""
     return {
         "name": result.name,
         "folder": str(result.folder),
         "options": dict(result.options),
         "outcome": result.outcome.kind,
         "text": result.outcome.text,
-        "loss": valid[-1][1] if valid else None,
-        "valid": valid,
+        "loss": _finite(VALIDATION_LOSS.of(result)),
+        "cost": _finite(chosen_by.cost_of(result)),
+        "valid": [(int(row["step"]), _finite(row.get("loss"))) for row in result.valid],
         "train": [(int(row["step"]), _finite(row.get("nll"))) for row in result.train],
         "bleu": _bleu(result.scores or {}),
         "metric": max((row["metric"] for row in result.valid if isinstance(row.get("metric"), float)), default=None),

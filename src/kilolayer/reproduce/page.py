@@ -10,6 +10,7 @@ from typing import Any
 from kilolayer.files.writing import make_folder, write
 from kilolayer.report.templating import template
 from kilolayer.reproduce.base import Found, Reproduction, Verdict
+from kilolayer.version import VERSION
 
 
 def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> Verdict:
@@ -23,6 +24,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         "setting": reproduction.setting,
         "rule": reproduction.rule,
         "command": f"kilolayer reproduce {reproduction.name}{' --tiny' if tiny else ''}",
+        "made_with": _made_with(),
         "verdict": verdict.word,
         "why": verdict.why,
         "found": plain(found),
@@ -38,6 +40,13 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
     )
     write(folder / "page.html", text.encode("utf-8", "backslashreplace"))
     return verdict
+
+
+def _made_with() -> dict[str, str]:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"kilolayer": VERSION, "torch": torch.__version__, "device": device}
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,55 @@
+"""Why the process of a run has failed, in one line, by its exit code and by what it has written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import read_bytes
+
+TRACEBACK = "Traceback (most recent call last):"
+UNRAISED = "Exception ignored"
+"""Python's word for errors after which a program went on, as in its last clean-up."""
+FRAME = re.compile(r'\s+File ".*?([^/\\"]+)", line (\d+)')
+NAMES_ALONE = re.compile(r"([\w.]+: )*[\w.]*(Error|Exception|Exit|Interrupt|Iteration):?")
+LONGEST = 300
+
+
+def failure_of(log: Path, code: int, start: int = 0) -> str:
+    """The line that names the error. start: the bytes at the log's beginning that earlier processes have written."""
+    written = read_bytes(log)[start:] if kind_of(log) == "file" else b""
+    lines = [line for line in written.decode("utf-8", errors="replace").splitlines() if line.strip()]
+    told = [line.removeprefix("kilolayer: ").strip() for line in lines if line.startswith("kilolayer: ")]
+    if code < 0:
+        return "killed, as it happens where memory runs out" if code == -9 else f"ended by signal {-code}"
+    if code == 2 and told:
+        return "out of memory" if told[-1] == "there is not enough memory" else told[-1]
+    found = _exception(lines) or (lines[-1].strip() if lines else f"exit code {code}")
+    return found if len(found) <= LONGEST else f"{found[:LONGEST]}..."
+
+
+def _exception(lines: list[str]) -> str | None:
+    """The exception's own line, the first below the last traceback that is not indented. What follows is its message's rest.
+
+    An exception without a message is told with its place; one that only announces another, as a compiler's "raised:", with the
+    line below it.
+    """
+    starts = [
+        place
+        for place, line in enumerate(lines)
+        if line.endswith(TRACEBACK) and not (place and lines[place - 1].startswith(UNRAISED))
+    ]
+    if not starts:
+        return None
+    frames: list[str] = []
+    below = iter(lines[starts[-1] + 1 :])
+    for line in below:
+        if not line[0].isspace():
+            told = line.strip()
+            if NAMES_ALONE.fullmatch(told):
+                return f"{told.rstrip(':')} ({frames[-1]})" if frames else told
+            return f"{told} {next(below, '').strip()}".strip() if told.endswith(":") else told
+        if place := FRAME.match(line):
+            frames.append(f"{place[1]}, line {place[2]}")
+    return None

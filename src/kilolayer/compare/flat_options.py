@@ -1,0 +1,59 @@
+"""The options of a configuration by their names with dots, `train.lr`, and those in which configurations differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kilolayer import recipes
+from kilolayer.compare.grid import LAYERS, RECIPE, SEED, Setting
+from kilolayer.errors import KilolayerError
+from kilolayer.models.config import DEFAULT_LAYERS
+
+TOLD = (RECIPE, LAYERS, SEED)
+"""What a run is told by, whether it differs from others there or not."""
+UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.log_every", "train.device")
+UNTOLD += ("train.tensorboard", "train.trackers")
+"""What differs between runs without a difference in what they learn."""
+
+
+def flat_options(table: Mapping[str, Any], above: str = "") -> Setting:
+    """Values by their names with dots; the recipe is one of them, and so is the depth."""
+    values: Setting = {}
+    for name, value in table.items():
+        place = f"{above}{name}"
+        if place == RECIPE:
+            values[place] = plain_recipe(value)
+        elif isinstance(value, Mapping):
+            values |= flat_options(value, f"{place}.")
+        else:
+            values[place] = value
+    if not above:
+        depths = [values.pop(f"model.{name}", None) for name in ("encoder_layers", "decoder_layers", "layers")]
+        stacks = [depth if depth not in (None, "none") else depths[2] for depth in depths[:2]]
+        shape = values.get("model.shape", "encoder_decoder")
+        used = stacks if shape == "encoder_decoder" else stacks[:1] if shape == "encoder" else stacks[1:]
+        used = [DEFAULT_LAYERS if depth in (None, "none") else depth for depth in used]
+        values[LAYERS] = used[0] if len(set(used)) == 1 else "-".join(map(str, used))
+    return values
+
+
+def differing_options(tables: Sequence[Mapping[str, Any]]) -> list[Setting]:
+    """Of each configuration the options in which it differs from others; recipe, depth and seed are always among them."""
+    flat = [flat_options(table) for table in tables]
+    names = list(dict.fromkeys(name for values in flat for name in values))
+    told = [
+        name for name in names if name in TOLD or (name not in UNTOLD and len({repr(values.get(name)) for values in flat}) > 1)
+    ]
+    return [{name: values.get(name, "none") for name in told} for values in flat]
+
+
+def plain_recipe(value: Any) -> Any:
+    """Its name alone, where its options are as usual."""
+    try:
+        recipe = recipes.parse(value)
+        usual = recipes.get(recipe.table_name()).options()
+    except KilolayerError:
+        return value
+    changed = {name: each for name, each in recipe.options().items() if each != usual.get(name)}
+    return {"name": recipe.table_name(), **changed} if changed else recipe.table_name()

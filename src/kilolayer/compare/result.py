@@ -1,0 +1,60 @@
+"""A run of a comparison, and what it has come to. Its own folder alone tells whether anything is left to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kilolayer.compare.grid import Setting
+from kilolayer.compare.outcome import Outcome, gave_up, outcome_of
+from kilolayer.files.paths import kind_of
+from kilolayer.report.record import Entry, Record, number, read_record
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a comparison: its name, the values of the options that vary, and its folder."""
+
+    name: str
+    options: Setting
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has come to. train, valid: the rows of its metrics; scores: what its scores.json holds."""
+
+    name: str
+    options: Setting
+    folder: Path
+    outcome: Outcome
+    train: list[Entry] = field(default_factory=list)
+    valid: list[Entry] = field(default_factory=list)
+    scores: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+def record_of(member: Member) -> Record | None:
+    """What the folder of a run holds; None where the run has not begun."""
+    names = ("config.toml", "metrics.jsonl", "scores.json")
+    begun = any(kind_of(member.folder / name) == "file" for name in names)
+    return read_record(member.folder) if begun else None
+
+
+def is_complete(member: Member) -> bool:
+    """Whether there is nothing left to do for a run: it is scored, or its divergence has ended it."""
+    if kind_of(member.folder / "scores.json") == "file":
+        return True
+    record = record_of(member)
+    return record is not None and gave_up(record) is not None
+
+
+def result_of(member: Member, failure: str | None = None) -> Result:
+    """A run as it is now. failure: why its process failed, if so."""
+    record = record_of(member)
+    outcome = outcome_of(record, failure)
+    if record is None:
+        return Result(member.name, member.options, member.folder, outcome)
+    seconds = number(record.train[-1], "seconds") if record.train else None
+    return Result(member.name, member.options, member.folder, outcome, record.train, record.valid, record.scores, seconds)
