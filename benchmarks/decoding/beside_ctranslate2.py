@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kilolayer as kl
 from kilolayer.generate.config import SearchConfig
@@ -59,7 +59,9 @@ def plain_translator(shape: dict[str, int]) -> kl.EncoderDecoder:
             for parameter in sublayer.f.parameters():
                 parameter.mul_(3)
         # One direction of the last state is always large, and only padding, start and end look at it: away from it.
-        model.decoder.sublayers()[-1].out_norm.bias[0] = 30.0
+        last = model.decoder.sublayers()[-1].out_norm
+        assert isinstance(last, nn.LayerNorm)
+        last.bias[0] = 30.0
         model.vocabulary.weight.mul_(2)
         model.vocabulary.weight[:, 0] = 0.0
         model.vocabulary.weight[[PAD, BOS, EOS]] = -10.0 * torch.eye(1, shape["dim"])

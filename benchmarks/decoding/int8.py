@@ -38,7 +38,7 @@ from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import translate_lines
-from kilolayer.speed.packed_product import Product
+from kilolayer.speed.packed_product import PackedProduct
 from kilolayer.tasks.translation.task import SidedTokenizer
 from kilolayer.training.run import Run
 
@@ -54,7 +54,8 @@ def candidates(weight: Tensor, bias: Tensor) -> dict[str, Candidate]:
     scale = weight.abs().amax(dim=1) / 127
     integers = (weight / scale[:, None]).round().to(torch.int8)
     zeros = torch.zeros(len(weight), dtype=torch.int32)
-    found: dict[str, Candidate] = {"F.linear": lambda x: F.linear(x, weight, bias), "packed fp32": Product(weight, bias, 2)}
+    packed_fp32 = PackedProduct(weight, bias, fewest_rows=2)
+    found: dict[str, Candidate] = {"F.linear": lambda x: F.linear(x, weight, bias), "packed fp32": packed_fp32}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantised = torch.quantize_per_channel(weight, scale.double(), zeros.long(), 0, torch.qint8)
@@ -73,14 +74,15 @@ def candidates(weight: Tensor, bias: Tensor) -> dict[str, Candidate]:
 
     def int_mm(x: Tensor) -> Tensor:
         rows, steps = rounded(x)
-        return torch._int_mm(rows, integers.T) * steps * scale + bias
+        return torch._int_mm(rows, integers.T) * steps * scale + bias  # pyright: ignore[reportPrivateImportUsage]
 
     halves = scale.bfloat16()
-    return found | {
-        "_int_mm": int_mm,
-        "onednn.qlinear_pointwise": qlinear,
-        "_weight_int8pack_mm": lambda x: torch._weight_int8pack_mm(x.bfloat16(), integers, halves).float() + bias,
-    }
+
+    def int8pack_mm(x: Tensor) -> Tensor:
+        product = torch._weight_int8pack_mm(x.bfloat16(), integers, halves)  # pyright: ignore[reportPrivateImportUsage]
+        return product.float() + bias
+
+    return found | {"_int_mm": int_mm, "onednn.qlinear_pointwise": qlinear, "_weight_int8pack_mm": int8pack_mm}
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,12 +26,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 import kilolayer as kl
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
+from kilolayer.layers.stack import Stack
 
 PAD, BOS, EOS = 0, 2, 3
 VOCABULARY, DIM, HEADS, FFN_DIM, LAYERS = 8000, 256, 4, 1024, 6
@@ -98,7 +99,7 @@ def as_marian(plain: kl.EncoderDecoder) -> MarianMTModel:
         eos_token_id=EOS,
         decoder_start_token_id=BOS,
         forced_eos_token_id=None,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
     )
     marian = MarianMTModel(config).eval()
     ours, theirs = dict(plain.named_parameters()), dict(marian.named_parameters())
@@ -107,9 +108,11 @@ def as_marian(plain: kl.EncoderDecoder) -> MarianMTModel:
         for side in ("encoder", "decoder"):
             for index in range(LAYERS):
                 copy_layer(ours, theirs, f"{side}.blocks.{index}", f"model.{side}.layers.{index}")
-    for stack, stack_hf in ((plain.encoder, marian.model.encoder), (plain.decoder, marian.model.decoder)):
-        # The fold divides the eps of a stack's first norm.
-        stack_hf.layers[0].self_attn_layer_norm.eps = stack.blocks[0].self_attention.out_norm.eps
+    stacks: list[tuple[Stack, Any]] = [(plain.encoder, marian.model.encoder), (plain.decoder, marian.model.decoder)]
+    for stack, stack_hf in stacks:
+        norm = stack.sublayers()[0].out_norm
+        assert isinstance(norm, nn.LayerNorm)
+        stack_hf.layers[0].self_attn_layer_norm.eps = norm.eps  # the fold divides that of a stack's first norm
     return marian
 
 
@@ -157,8 +160,9 @@ def theirs_on(model: MarianMTModel, source: Tensor, beam: int) -> list[list[int]
         forced_eos_token_id=None,
     )
     with torch.inference_mode():
-        rows = model.generate(source, attention_mask=(source != PAD).long(), generation_config=config).tolist()
-    return [_until_end(row[1:]) for row in rows]
+        mask = (source != PAD).long()
+        rows = model.generate(source, attention_mask=mask, generation_config=config)  # pyright: ignore[reportAttributeAccessIssue]
+    return [_until_end(row[1:]) for row in rows.tolist()]
 
 
 def _until_end(tokens: list[int]) -> list[int]:

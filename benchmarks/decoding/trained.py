@@ -28,12 +28,12 @@ from torch import Tensor
 import kilolayer as kl
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import Tokenizers
-from kilolayer.training.run import Run
+from kilolayer.training.run import Precision, Run
 
 BEAM, BATCH, LONGEST = 5, 64, 96
 CONFIG = Path(__file__).parents[1] / "translation" / "multi30k.toml"
 DATA = Path(os.environ["KILOLAYER_DATA"]) / "multi30k"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 Outputs = list[list[int]]
 
@@ -92,7 +92,7 @@ def main() -> None:
     )
     batches = in_batches([[*tokens, measure.EOS] for tokens in tokenizers.source.encode(lines)], device)
     sizes = {"VOCABULARY": tokenizers.target.vocab_size, "LAYERS": options.layers, "MOST": LONGEST}
-    vars(measure).update(sizes, DIM=options.dim, HEADS=options.dim // 64, FFN_DIM=4 * options.dim)
+    measure.__dict__.update(sizes, DIM=options.dim, HEADS=options.dim // 64, FFN_DIM=4 * options.dim)
     outputs: dict[str, Outputs] = {}
     systems: dict[str, dict[str, Any]] = {}
     for precision, dtype in DTYPES.items():
@@ -100,7 +100,7 @@ def main() -> None:
         plain = run.load_reader(torch.device("cpu"))
         assert isinstance(ours, kl.EncoderDecoder)
         assert isinstance(plain, kl.EncoderDecoder)
-        marian = measure.as_marian(plain).to(device, dtype)
+        marian = measure.as_marian(plain).to(device, dtype)  # pyright: ignore[reportArgumentType]
         for name, system in (
             (f"ours {precision}", lambda source, ours=ours: measure.ours_on(ours, source, BEAM)),
             (f"theirs {precision}", lambda source, marian=marian: measure.theirs_on(marian, source, BEAM)),

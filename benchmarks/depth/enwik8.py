@@ -115,7 +115,7 @@ def select(chosen: argparse.Namespace, others: list[str], document: dict[str, An
     results = train_all(chosen.work / "select", CONFIG, settings, chosen.seconds, chosen.parallel, options, others)
     for each in wanted:
         result = results[each.name]
-        known = {"model": each.model, "folder": str(result.folder), "wanted_steps": chosen.steps}
+        known = {"model": each.model, "tokens": tokens, "wanted_steps": chosen.steps}
         run = document["select"][each.name] = {**known, **row_of(result)}
         print(each.name, run["outcome"], "valid bits per byte", last_bits(run), flush=True)
 
@@ -125,10 +125,12 @@ def last_bits(run: dict[str, Any]) -> float | None:
     return run["valid"][-1]["bits_per_byte"] if run.get("valid") else None
 
 
-def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
+def speed(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
     """Of each model of `select`, with the batches that it had there."""
-    models = {run["model"]: [str(Path(run["folder"]) / "config.toml")] for run in document["select"].values()}
-    models = {model: words for model, words in models.items() if Path(words[0]).exists()}
+    models: dict[str, list[str]] = {}
+    for name, run in document["select"].items():
+        options = shared_options(run["wanted_steps"], chosen.tokens or run["tokens"], 5)
+        models.setdefault(run["model"], [*words_of(CONFIG, {**options, **Wanted.of(name).setting}), *others])
     document["speed"] |= step_times(models, chosen.work, chosen.parallel)
     for model in models:
         print(model, document["speed"][model], flush=True)
@@ -234,7 +236,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--parallel", type=int, default=8, help="processes at once")
     parser.add_argument("--work", type=Path, default=Path("runs/enwik8"))
-    parser.add_argument("--tokens", type=int, help="bytes of a batch [select 16,384, train 32,768]")
+    parser.add_argument("--tokens", type=int, help="bytes of a batch [select 16,384, speed: those of select, train 32,768]")
     parser.add_argument("--steps", type=int, help="[select 1,000, train: what the time allows]")
     parser.add_argument("--size", choices=WIDTHS, default="38M", help="of select")
     parser.add_argument("--layers", type=int, nargs="+", default=list(LAYERS), choices=LAYERS)
@@ -248,7 +250,7 @@ def main() -> None:
     parser.add_argument("--valid-bytes", type=int, default=1_000_000)
     parser.add_argument("--test-bytes", type=int, help="of score: the first ones alone [all]")
     chosen, others = parser.parse_known_args()
-    if others and chosen.stage not in ("select", "train"):
+    if others and chosen.stage not in ("select", "speed", "train"):
         parser.error(f"{' '.join(others)} has no effect on {chosen.stage}")
     if chosen.stage in ("train", "score") and chosen.config is None:
         parser.error(f"{chosen.stage} needs --config")
@@ -263,7 +265,7 @@ def main() -> None:
             chosen.steps = chosen.steps or 1000
             select(chosen, others, document)
         case "speed":
-            speed(chosen, document)
+            speed(chosen, others, document)
         case "train":
             train(chosen, others, document)
         case _:

@@ -25,13 +25,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Gradient by layer at 1,000 layers, and relative update by depth."""
     mpl.rcParams["svg.hashsalt"] = "kilolayer"  # the same picture from the same numbers
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    depths = sorted({row["layers"] for row in rows if "updates" in row})
     for recipe, label in SHOWN.items():
         gradients = next(row["gradients_of_seed_0"] for row in rows if row["recipe"] == recipe and row["layers"] == 1000)
         left.plot(range(1, 1001), [norm / gradients[-1] for norm in gradients], label=label, linewidth=1)
-        updates = [(row["layers"], row["updates"]) for row in rows if row["recipe"] == recipe and "updates" in row]
-        depths = [depth for depth, _ in updates]
-        right.plot(depths, [sum(runs) / len(runs) for _, runs in updates], marker="o", label=label)
-        right.fill_between(depths, [min(runs) for _, runs in updates], [max(runs) for _, runs in updates], alpha=0.2)
+        by_depth = {row["layers"]: row["updates"] for row in rows if row["recipe"] == recipe and "updates" in row}
+        updates = [by_depth[depth] for depth in depths]
+        right.plot(depths, [sum(runs) / len(runs) for runs in updates], marker="o", label=label)
+        right.fill_between(depths, [min(runs) for runs in updates], [max(runs) for runs in updates], alpha=0.2)
     left.set(yscale="log", ylim=(1e-8, 1e2), xlabel="layer of 1,000, from the input", ylabel="FFN gradient / last layer's")
     right.set(xscale="log", yscale="log", xlabel="layers", ylabel="relative change of the output")
     right.set_xticks(depths, [str(depth) for depth in depths])

@@ -49,7 +49,7 @@ def measure(name: str, pairs: int, changes: dict[str, Any]) -> dict[str, Any]:
         config = task.resolve(config)
         trainer = Trainer(Run(folder, config), task)
         trainer.begin(None)
-        metrics = Metrics(folder, 0, tensorboard=False)
+        metrics = Metrics(folder, 0)
         plain, measured = _take_turns(trainer, metrics, pairs)
         line = len(metrics.path.read_text(encoding="utf-8").splitlines()[-1])
     extra = median(b - a for a, b in zip(plain, measured, strict=True))

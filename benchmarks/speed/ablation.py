@@ -91,9 +91,13 @@ CASES = {
 
 def label(left_out: tuple[str, ...] | list[str]) -> str:
     """all kernels, no kernel, or the one that is left out."""
-    if not left_out:
-        return ALL
-    return NONE if len(left_out) > 1 else left_out[0]
+    match left_out:
+        case []:
+            return ALL
+        case [kernel]:
+            return kernel
+        case _:
+            return NONE
 
 
 def name_of(case: str, dropout: float) -> str:

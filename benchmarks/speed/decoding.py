@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from jobs import Job
+from torch import nn
 
 import kilolayer as kl
 
@@ -21,7 +22,7 @@ ROUNDS = 3  # beside Hugging Face, which takes seconds
 NEVER = 50.0  # below the other scores, which are about N(0, 1)
 
 
-def decoding(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def decoding(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     """One round warms up; then rounds are timed, those of ours and of Hugging Face in turn where the job has a peer.
 
     Every hypothesis has the full length: twice the source's.
@@ -93,8 +94,10 @@ def _endless(job: Job, end: int) -> kl.EncoderDecoder:
     model = kl.EncoderDecoder(
         setting.vocabulary, setting.dim, setting.heads, setting.ffn_dim, setting.layers, setting.layers, setting.recipe
     )
+    last = model.decoder.sublayers()[-1].out_norm
+    assert isinstance(last, nn.LayerNorm)
     with torch.no_grad():
-        model.decoder.sublayers()[-1].out_norm.bias.fill_(NEVER / setting.dim)
+        last.bias.fill_(NEVER / setting.dim)
         model.embedding.weight[end] = -1.0
     plain = kl.fold(model.eval())
     assert isinstance(plain, kl.EncoderDecoder)

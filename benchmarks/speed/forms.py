@@ -18,7 +18,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +58,7 @@ JOBS = [
 ]
 
 
-def loop(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def loop(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     """A step of a loop that a user would write."""
     setting = job.setting
     model = kl.build_model(model_config(setting), device=device, seed=1).train()
@@ -93,7 +93,7 @@ def loop(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"ms": timed(lambda: run_step(*parts)), **memory(device), "loss": float(run_step(*parts))}
 
 
-def validation(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def validation(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     """A batch of a validation in the form that trains; its time is that of the recorded one."""
     model = kl.build_model(model_config(job.setting), device=device, seed=1)
     model.lower(torch.bfloat16)

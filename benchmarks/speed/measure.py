@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ Step = Callable[[], Any]
 UPDATE = ("_update", "_add_squares")
 
 
-def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def training(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     """Steps one by one until all is compiled and recorded; then steps timed on the device, end to end."""
     from systems import SYSTEMS
 
@@ -38,7 +38,7 @@ def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
     if job.system.endswith("compiled") and not graphs:
         raise RuntimeError("torch.compile has compiled nothing")  # it skips what it does not know without a word
     yield {"first_s": first[0], "warm_steps_s": _rounded(first), "graphs": graphs}
-    marks, loss = [_mark(device)], None
+    marks, loss = [_mark(device)], math.nan
     for _ in range(job.timed):
         loss = step()
         marks.append(_mark(device))
@@ -65,36 +65,36 @@ def training(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"profile": table, "update_ms": update_ms, "model_ms": ms - update_ms}
 
 
-def product(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def product(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     """The rate of a product of two matrices [8192, 8192] in bf16: what a model's products can hope for."""
     size = 8192 if device.type == "cuda" else 64
     left, right = torch.randn(2, size, size, device=device).bfloat16()
     yield {}
     for _ in range(500 if device.type == "cuda" else 5):  # most of a second: a GPU that stood still is slow at first
-        left @ right
+        torch.matmul(left, right)
     _wait(device)
     marks = [_mark(device)]
     for _ in range(50):
-        left @ right
+        torch.matmul(left, right)
         marks.append(_mark(device))
     _wait(device)
     ms = median(_ms(before, after) for before, after in pairwise(marks))
     yield {"ms": ms, "tflops": 2 * size**3 / ms / 1e9}
 
 
-def decoding(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def decoding(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     from decoding import decoding
 
     return decoding(job, device)
 
 
-def loop(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def loop(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     from forms import loop
 
     return loop(job, device)
 
 
-def validation(job: Job, device: torch.device) -> Iterator[dict[str, Any]]:
+def validation(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     from forms import validation
 
     return validation(job, device)

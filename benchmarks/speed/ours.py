@@ -1,11 +1,8 @@
-"""Kilolayer's own training step, by the package that is imported: this commit's, or that of an older one."""
+"""Kilolayer's own training step, by the package that is imported: this commit's, or that of an older one with these names."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,14 +13,12 @@ import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.data.windows import TextBatch
 from kilolayer.layers.stack import Stack
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.guard import Guard
+from kilolayer.training.optimizer import Optimizer
+from kilolayer.training.step import Stepper
 
 LR = 1e-4
-
-
-def _training(module: str) -> ModuleType:
-    """A module of `kilolayer.training`, which older commits call `kilolayer.train`."""
-    package = "kilolayer.training" if importlib.util.find_spec("kilolayer.training") else "kilolayer.train"
-    return importlib.import_module(f"{package}.{module}")
 
 
 def model_config(setting: Setting, **others: Any) -> kl.ModelConfig:
@@ -56,10 +51,9 @@ def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
     read = Batch(source, target, labels, tokens) if setting.task == "translation" else TextBatch(target, labels, tokens)
     if model.config.recipe.calibration() is not None:
         kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
-    config = _training("config").TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
-    optimizer = _training("optimizer").Optimizer(model.train(), config, model.lower(torch.bfloat16))
-    guard = _training("guard").Guard(scaled=False)
-    stepper = _training("step").Stepper(model, optimizer, config, guard, device, say=_refuse)
+    config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
+    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16))
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse)
 
     def step() -> float:
         result = stepper.step([read], LR)

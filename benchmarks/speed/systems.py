@@ -21,9 +21,9 @@ Step = Callable[[], Any]
 
 
 def torchscale(setting: Setting, device: torch.device) -> Step:
-    from torchscale.architecture.config import EncoderDecoderConfig
-    from torchscale.architecture.encoder_decoder import EncoderDecoder
-    from torchscale.component.embedding import PositionalEmbedding, TextEmbedding
+    from torchscale.architecture.config import EncoderDecoderConfig  # pyright: ignore[reportMissingImports]
+    from torchscale.architecture.encoder_decoder import EncoderDecoder  # pyright: ignore[reportMissingImports]
+    from torchscale.component.embedding import PositionalEmbedding, TextEmbedding  # pyright: ignore[reportMissingImports]
 
     sides = {
         f"{side}_{name}": value
@@ -69,14 +69,15 @@ def torchscale_language(setting: Setting, device: torch.device) -> Step:
 
     Its attention is told of padding; its experts have no way to be.
     """
-    from torchscale.architecture.config import DecoderConfig
-    from torchscale.architecture.decoder import Decoder
-    from torchscale.component.embedding import PositionalEmbedding, TextEmbedding
+    from torchscale.architecture.config import DecoderConfig  # pyright: ignore[reportMissingImports]
+    from torchscale.architecture.decoder import Decoder  # pyright: ignore[reportMissingImports]
+    from torchscale.component.embedding import PositionalEmbedding, TextEmbedding  # pyright: ignore[reportMissingImports]
 
     if not torch.distributed.is_initialized():
         # Its sparse layer asks a process group for its size.
         backend = "nccl" if device.type == "cuda" else "gloo"
-        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+        store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     sparse = {"moe_freq": 2, "moe_expert_count": setting.experts, "use_xmoe": True} if setting.experts else {}
     config = DecoderConfig(
         decoder_layers=setting.layers,
@@ -143,7 +144,7 @@ def nn_transformer(setting: Setting, device: torch.device, compiled: bool = Fals
         for layers in (model.layers.encoder.layers, model.layers.decoder.layers):
             for index, layer in enumerate(layers):
                 # Not layer.compile(): the compiler skips a forward that stands in torch.nn, and says nothing.
-                layers[index] = torch.compile(layer)
+                layers[index] = torch.compile(layer)  # pyright: ignore[reportArgumentType]
     return autocast_step(model, lambda: model(source, target, masks), labels)
 
 
@@ -199,7 +200,7 @@ def gpt2(setting: Setting, device: torch.device, compiled: bool = False) -> Step
         resid_pdrop=setting.dropout,
         embd_pdrop=setting.dropout,
         attn_pdrop=setting.dropout,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
     )
     with device:
         model = GPT2LMHeadModel(config)
@@ -209,7 +210,7 @@ def gpt2(setting: Setting, device: torch.device, compiled: bool = False) -> Step
 
 
 def x_transformers(setting: Setting, device: torch.device, compiled: bool = False) -> Step:
-    from x_transformers import Decoder, TransformerWrapper
+    from x_transformers import Decoder, TransformerWrapper  # pyright: ignore[reportMissingImports]
 
     with device:
         layers = Decoder(

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from kilolayer import __version__
-from kilolayer.cli.configuration import read
+from kilolayer.cli.configuration import given
 from kilolayer.data.batches import BatchConfig
 from kilolayer.data.corpora import find_corpora
 from kilolayer.data.encode import encode_text
@@ -45,7 +45,7 @@ from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import SHARED_FILE, TokenizerConfig, Tokenizers, tokenizers_for
 from kilolayer.evaluate.scores import Bleu, Chrf
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.task import TranslationTask
 from kilolayer.training.checkpoint import step_of, steps
 from kilolayer.training.run import Run, cache_folder, choose_device
@@ -69,7 +69,7 @@ def prepare(folder: Path) -> None:
     """Split the text, train the vocabulary, and pack both."""
     source = Path(os.environ["KILOLAYER_DATA"]) / "tatoeba_multi"
     train, test = (read_pairs(source / f"{part}.en-xx.tsv.xz") for part in ("train", "test"))
-    config = read(RunConfig, CONFIG, [])
+    config = given(CONFIG, []).build(TranslationConfig)
     frequent = [language for language, pairs in sorted(train.items()) if len(pairs) >= LEAST]
     if config.data.languages != [ENGLISH, *frequent]:
         raise SystemExit(f"{CONFIG} should have the languages {frequent}")
@@ -157,7 +157,7 @@ def unpack() -> None:
 
 def encode(options: list[str]) -> None:
     """Fill the cache with the token files of all directions, on all cores; training finds them there."""
-    config = read(RunConfig, CONFIG, options)
+    config = given(CONFIG, options).build(TranslationConfig)
     corpora, tokenizers = find_corpora(replace(config.data, folder=str(TEXT))), Tokenizers.load(TEXT)
     jobs = [(text, config.data.filters) for text in corpora.train] + [(text, None) for text in corpora.valid]
     jobs.sort(key=lambda job: -job[0].size)
@@ -186,26 +186,27 @@ def train(seconds: float, options: list[str]) -> None:
 def score(processes: int) -> dict[str, dict[str, Any]]:
     """The scores and translations of the test part of each direction. Several processes share the GPU."""
     run = Run.open(RUN)
-    task = run.task(cache_folder())
+    task, model = run.task(cache_folder()), run.load_model(torch.device("cpu"))
+    assert isinstance(task, TranslationTask)
     # The children inherit the model and put their copy on the GPU, which this process must not have touched before.
     context = multiprocessing.get_context("fork")
-    with context.Pool(processes, _share, (run, task, run.load_model(torch.device("cpu")))) as pool:
+    with context.Pool(processes, _share, (task, model)) as pool:
         found = pool.map(_score_one, task.corpora.directions, chunksize=1)
     return {direction.name: scores for direction, scores in zip(task.corpora.directions, found, strict=True)}
 
 
-def _share(run: Run, task: TranslationTask, model: EncoderDecoder) -> None:
+def _share(task: TranslationTask, model: EncoderDecoder) -> None:
     global _shared
-    _shared = run, task, model.to(choose_device(run.config.train.device))
+    _shared = task, model.to(choose_device(task.config.train.device))
 
 
 def _score_one(direction: Direction) -> dict[str, Any]:
-    run, task, model = _shared
+    task, model = _shared
     other = direction.target if direction.source == ENGLISH else direction.source
     sources, references = (
         list(read_lines(TEXT / f"test.{ENGLISH}-{other}.{language}")) for language in (direction.source, direction.target)
     )
-    hypotheses = [answer.text for answer in task.translate(model, sources, direction, run.config.search)]
+    hypotheses = [answer.text for answer in task.translate(model, sources, direction, task.config.search)]
     scores = {"bleu": Bleu(), "chrf": Chrf()}
     if direction.target in OWN_TOKENISER:
         scores["bleu_own_tokeniser"] = Bleu(tokenize=OWN_TOKENISER[direction.target])

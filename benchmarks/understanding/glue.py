@@ -94,7 +94,9 @@ class Tuner:
             if result.fault is not None:
                 break
             if train.validates(step):
-                measured = task.validate(self.stepper.form, sys.maxsize, self.validation)
+                form = self.stepper.form
+                assert isinstance(form, kl.Encoder)
+                measured = task.validate(form, sys.maxsize, self.validation)
                 assert measured is not None
                 found.append(measured.metrics())
         return found

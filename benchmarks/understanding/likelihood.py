@@ -21,17 +21,18 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
+from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
+from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import kilolayer as kl
+from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.evaluate.choices import score_choices
 from kilolayer.evaluate.shots import SETS
 from kilolayer.evaluate.shots.examples import Examples, read_examples
@@ -41,9 +42,7 @@ SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 
 
 class Bytes:
-    """The tokenizer as our vocabulary."""
-
-    utf8 = True
+    """The tokenizer as that part of our vocabularies which likelihoods are scored by."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -66,8 +65,16 @@ def trained_tokenizer(examples: Examples) -> Tokenizer:
 
 def gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    shape = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS}
-    config = GPT2Config(**shape, activation_function="gelu", bos_token_id=3, eos_token_id=3)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        n_embd=DIM,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        activation_function="gelu",
+        bos_token_id=3,
+        eos_token_id=3,
+    )
     model = GPT2LMHeadModel(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -81,7 +88,7 @@ def ours_of(theirs: GPT2LMHeadModel) -> kl.Decoder:
     recipe = kl.recipes.get("pre_ln")
     options = {"activation": "gelu", "positions": "learned", "max_length": LENGTH, "pad_id": None}
     ours = kl.Decoder(VOCABULARY, DIM, HEADS, 4 * DIM, LAYERS, recipe, **options, scale_embeddings=False)
-    trunk = theirs.transformer
+    trunk: Any = theirs.transformer
     tensors = {"embedding.weight": trunk.wte.weight, "decoder.positions.at_input.weight": trunk.wpe.weight}
     tensors |= _of("decoder.top_norm", trunk.ln_f)
     for index, layer in enumerate(trunk.h):
@@ -93,7 +100,7 @@ def ours_of(theirs: GPT2LMHeadModel) -> kl.Decoder:
     return ours.eval()
 
 
-def _of(name: str, module: nn.Module) -> dict[str, Tensor]:
+def _of(name: str, module: Any) -> dict[str, Tensor]:
     """GPT-2 keeps its matrices as [inputs, outputs]."""
     return {f"{name}.weight": module.weight.T if module.weight.dim() == 2 else module.weight, f"{name}.bias": module.bias}
 
@@ -135,7 +142,7 @@ def main() -> None:
     tokenizer, theirs = trained_tokenizer(examples), gpt2()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[3], bos_token=SPECIAL[3], pad_token=SPECIAL[0])
     peer = HFLM(pretrained=theirs, tokenizer=fast, batch_size=options.batch, device="cpu", max_length=LENGTH)
-    model, vocabulary = ours_of(theirs), Bytes(tokenizer)
+    model, vocabulary = ours_of(theirs), cast("TextVocabulary", Bytes(tokenizer))
     rows: list[dict[str, Any]] = []
     for shots, count in zip(*(map(int, each.split(",")) for each in (options.shots, options.counts)), strict=True):
         prompts = [examples.prompt(number, shots, seed=0) for number in range(count)]

@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from single_runs import hardware, row_of, train_all  # noqa: E402
+from single_runs import Setting, hardware, row_of, train_all  # noqa: E402
 
 from kilolayer.compare.result import Result  # noqa: E402
 from kilolayer.report.record import read_record  # noqa: E402
@@ -109,7 +109,9 @@ def main() -> None:
         best = best_rates(chosen.out / "masked-sweep.json", chosen.recipes)
         wanted = [(recipe, best[recipe], seed) for recipe in chosen.recipes for seed in chosen.seeds]
     names = {f"{recipe}-lr{rate:g}-seed{seed}": (recipe, rate, seed) for recipe, rate, seed in wanted}
-    settings = {name: dict(zip(("model.recipe", "train.lr", "train.seed"), each, strict=True)) for name, each in names.items()}
+    settings: dict[str, Setting] = {
+        name: {"model.recipe": recipe, "train.lr": rate, "train.seed": seed} for name, (recipe, rate, seed) in names.items()
+    }
     books = Path(os.environ["KILOLAYER_DATA"]) / "books"
     options: dict[str, Any] = {f"text.{part}": str(books / f"{part}.jsonl.xz") for part in ("train", "valid", "test")}
     options |= {"train.steps": steps, "train.warmup_steps": round(WARMUP * steps)}
