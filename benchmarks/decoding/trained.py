@@ -32,17 +32,16 @@ from kilolayer.training.run import Precision, Run
 
 BEAM, BATCH, LONGEST = 5, 64, 96
 CONFIG = Path(__file__).parents[1] / "translation" / "multi30k.toml"
-DATA = Path(os.environ["KILOLAYER_DATA"]) / "multi30k"
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 Outputs = list[list[int]]
 
 
-def train(folder: Path, layers: int, dim: int, steps: int) -> None:
+def train(folder: Path, data: Path, layers: int, dim: int, steps: int) -> None:
     sizes = {"layers": layers, "dim": dim, "heads": dim // 64, "ffn_dim": 4 * dim}
     options = [word for name, value in sizes.items() for word in (f"--model.{name}", str(value))]
     schedule = ["--train.steps", str(steps), "--train.warmup_steps", str(steps // 2), "--train.lr", "3e-4"]
-    named = ["--run", str(folder), "--data.folder", str(DATA), "--train.valid_every", str(steps), "--train.layers_every", "0"]
+    named = ["--run", str(folder), "--data.folder", str(data), "--train.valid_every", str(steps), "--train.layers_every", "0"]
     subprocess.run([sys.executable, "-m", "kilolayer", "train", str(CONFIG), *named, *options, *schedule], check=True)
 
 
@@ -83,12 +82,13 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--sentences", type=int, default=1000)
     options = parser.parse_args()
+    data = Path(os.environ["KILOLAYER_DATA"]) / "multi30k"
     if not options.run.exists():
-        train(options.run, options.layers, options.dim, options.steps)
+        train(options.run, data, options.layers, options.dim, options.steps)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run, tokenizers = Run.open(options.run), Tokenizers.load(options.run)
     lines, references = (
-        list(islice(read_lines(DATA / f"test_2016_flickr.{side}.gz"), options.sentences)) for side in ("en", "de")
+        list(islice(read_lines(data / f"test_2016_flickr.{side}.gz"), options.sentences)) for side in ("en", "de")
     )
     batches = in_batches([[*tokens, measure.EOS] for tokens in tokenizers.source.encode(lines)], device)
     sizes = {"VOCABULARY": tokenizers.target.vocab_size, "LAYERS": options.layers, "MOST": LONGEST}
