@@ -164,14 +164,15 @@ def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str],
         print(each.name, run["outcome"], "valid", f"{final_loss(run):.4f}", flush=True)
 
 
-def speed(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
+def speed(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
     """Of each model that has a run, as its first run is configured."""
     from step_time import step_times
 
     models: dict[str, list[str]] = {}
     for run in document["runs"].values():
         if "ms" not in document["speed"].get(run["model"], {}):
-            models.setdefault(run["model"], words_of(HERE / "language.toml", wanted_of(run).setting | texts()))
+            words = words_of(HERE / "language.toml", wanted_of(run).setting | texts())
+            models.setdefault(run["model"], [*words, *others])
     document["speed"] |= step_times(models, chosen.work, chosen.parallel)
     for model, found in document["speed"].items():
         print(model, found, flush=True)
@@ -217,7 +218,7 @@ def main() -> None:
     parser.add_argument("--shots", default="0,1,4")
     parser.add_argument("--limit", type=int, default=1500, help="questions of a set; 0: all")
     chosen, others = parser.parse_known_args()
-    if others and chosen.stage not in ("train", "even"):
+    if others and chosen.stage not in ("train", "even", "speed"):
         parser.error(f"{' '.join(others)} has no effect on {chosen.stage}")
     path = chosen.out / "language.json"
     document = json.loads(path.read_text()) if path.exists() else {"commands": [], "runs": {}, "speed": {}, "shots": {}}
@@ -235,7 +236,7 @@ def main() -> None:
         case "even":
             even(chosen, others, document)
         case "speed":
-            speed(chosen, document)
+            speed(chosen, others, document)
         case _:
             shots(chosen, document)
     document["commands"].append(command)
