@@ -31,6 +31,7 @@ def model_config(setting: Setting, **others: Any) -> kl.ModelConfig:
         "heads": setting.heads,
         "ffn_dim": setting.ffn_dim,
         "vocab_size": setting.vocabulary,
+        "tie_embeddings": True,  # as all peers have it
         "recipe": kl.recipes.get(setting.recipe),
         "moe": kl.MoE(experts=setting.experts) if setting.experts else None,
         "pad_id": PAD if setting.padded else None,

@@ -86,7 +86,7 @@ def gpt2() -> GPT2LMHeadModel:
 def ours_of(theirs: GPT2LMHeadModel) -> kl.Decoder:
     """The same function of the same weights."""
     recipe = kl.recipes.get("pre_ln")
-    options = {"activation": "gelu", "positions": "learned", "max_length": LENGTH, "pad_id": None}
+    options = {"activation": "gelu", "positions": "learned", "max_length": LENGTH, "pad_id": None, "tie_embeddings": True}
     ours = kl.Decoder(VOCABULARY, DIM, HEADS, 4 * DIM, LAYERS, recipe, **options, scale_embeddings=False)
     trunk: Any = theirs.transformer
     tensors = {"embedding.weight": trunk.wte.weight, "decoder.positions.at_input.weight": trunk.wpe.weight}
