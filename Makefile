@@ -6,10 +6,10 @@ BIN := .venv/bin
 quickstart: .venv/ready
 	if [ -e runs/quickstart/config.toml ]; then $(BIN)/kilolayer train --resume runs/quickstart; else $(BIN)/kilolayer train; fi
 
-test: .venv/ready-dev lint
+test: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: .venv/ready-dev .venv/ready-docs lint
+test-all: .venv/ready-dev .venv/ready-docs
 	$(BIN)/python -m pytest -n 2
 
 lint: .venv/ready-dev

@@ -18,7 +18,7 @@ MODULES = [
     "kilolayer.cli.train",
     "kilolayer.cli.translate",
 ]
-SERVER.set_forkserver_preload(MODULES)
+SERVER.set_forkserver_preload(MODULES)  # of no effect where another test has started the server
 LATE = ["torch._dynamo", "encodings.unicode_escape", "encodings.latin_1"]
 LATE += [f"multiprocessing.{name}" for name in ("dummy", "queues", "synchronize")]
 """What is imported at the first step and by the first page: another user may not be allowed to read this Python."""
@@ -43,7 +43,7 @@ def typed(words: Sequence[str], streams: Sequence[str], environment: Mapping[str
     )
     os.environ.update(environment)
     if user is not None:
-        for name in LATE:
+        for name in (*MODULES, *LATE):
             importlib.import_module(name)
         os.environ.pop("HOME", None)
         os.setgroups([])

@@ -168,6 +168,7 @@ def test_another_users_files_are_named(
     assert code == 0, err
 
 
+@pytest.mark.slow
 @as_root
 def test_a_user_without_a_home_is_told_what_to_set(open_folder: Path, configured: Callable[..., Path], corpus: Path) -> None:
     own = open_folder / "own"

@@ -33,7 +33,7 @@ def answers(form: str, folder: Path, typed: bytes, finished: Callable[..., Path]
 
 
 @pytest.mark.parametrize("form", FORM)
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_lines_have_as_many_answers(tmp_path: Path, finished: Callable[..., Path], form: str, count: int) -> None:
     lines = [FORMS[form].line(line) for line in lines_of(count, count)]
     more = {"translate": [], "generate": ["--greedy", "--json"], "fill": ["--json"], "predict": []}[FORMS[form].verb[0]]

@@ -36,7 +36,7 @@ def test_a_reader_of_the_log_that_goes_away_ends_nothing(
     assert "step 6/6" in (tmp_path / "run" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("place", ["err", "out"])
+@pytest.mark.parametrize("place", ["err", pytest.param("out", marks=pytest.mark.slow)])
 def test_a_full_disk_behind_a_stream_ends_nothing(
     tmp_path: Path, configured: Callable[..., Path], finished: Callable[..., Path], place: str
 ) -> None:
