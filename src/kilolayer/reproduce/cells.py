@@ -22,6 +22,11 @@ def died(run: Run) -> bool:
     return run["outcome"] in DIED
 
 
+def ended(run: Run) -> bool:
+    """Whether what became of a run is known."""
+    return run["outcome"] == "finished" or died(run)
+
+
 @dataclass(frozen=True)
 class Cell:
     """Seeds of one setting. loss: the mean of their best validations; NaN where a seed did not live to the end.
@@ -43,7 +48,7 @@ class Cell:
     @property
     def ended(self) -> bool:
         """Whether what became of every seed is known; a run that had no time says nothing."""
-        return all(run["outcome"] == "finished" or died(run) for run in self.runs)
+        return all(map(ended, self.runs))
 
     @property
     def shown(self) -> str:

@@ -41,7 +41,7 @@ class Figure1(Reproduction):
         found: Found = {}
         for recipe in RECIPES:
             model = {"recipe": recipe, "encoder_layers": layers, "decoder_layers": layers}
-            training = EarlyTraining(lab.translation(model=model))
+            training = EarlyTraining(lab.translation(model=model, train={"warmup_steps": 100}))
             for _ in range(steps):
                 training.step()
             loss = training.later_batches(2)

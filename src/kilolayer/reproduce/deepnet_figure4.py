@@ -46,7 +46,10 @@ class Figure4(Reproduction):
                 each = []
                 for seed in seeds:
                     model = {"dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0, "recipe": recipe}
-                    table = merge(lab.translation(), {"model": {**model, "encoder_layers": layers, "decoder_layers": layers}})
+                    table = merge(
+                        lab.translation(train={"warmup_steps": 100}),
+                        {"model": {**model, "encoder_layers": layers, "decoder_layers": layers}},
+                    )
                     training = EarlyTraining(merge(table, {"train": {"seed": seed}}))
                     size = float(training.output().norm(dim=-1).mean())
                     training.model_update()

@@ -43,7 +43,7 @@ class Figure5(Reproduction):
         found: Found = {recipe: {} for recipe in RECIPES}
         for recipe in RECIPES:
             for layers in depths:
-                table = lab.translation()
+                table = lab.translation(train={"warmup_steps": 100})
                 table["model"] |= {"dim": 64, "ffn_dim": 128, "heads": 2, "recipe": recipe}
                 table["model"] |= {"encoder_layers": layers, "decoder_layers": layers}
                 training, noted = EarlyTraining(table), Recorded()

@@ -11,7 +11,7 @@ from kilolayer.reproduce.deepnet_table1 import recipes_by_depth
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 
 @register
@@ -27,7 +27,7 @@ class Figure6(Sweep):
         "a depth, or is clearly higher at the greatest depth than at the smallest. Otherwise it cannot be told."
     )
 
-    def runs(self, lab: Lab) -> list[Run]:
+    def measure(self, lab: Lab) -> Found:
         return recipes_by_depth(lab)
 
     def judge(self, found: Found) -> Verdict:

@@ -11,7 +11,7 @@ from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 
 @register
@@ -27,8 +27,8 @@ class Figure8(Sweep):
         "or the line explains less than 0.5. Otherwise it cannot be told."
     )
 
-    def runs(self, lab: Lab) -> list[Run]:
-        return depths_of_many_languages(lab)
+    def measure(self, lab: Lab) -> Found:
+        return {"runs": depths_of_many_languages(lab)}
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.evaluate.log_fit import fit_log

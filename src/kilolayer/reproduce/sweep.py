@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction
 
 if TYPE_CHECKING:
+    from kilolayer.config import Table as ConfigTable
     from kilolayer.report.panel import Panel
     from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab, Run
 
 
+def at_best_rate(
+    lab: Lab, name: str, config: ConfigTable, axes: Mapping[str, Sequence[Any]], rates: Sequence[float], seeds: Sequence[int]
+) -> Found:
+    """Train every combination of `axes` at every rate with the first seed, and at its best rate with the other seeds too.
+
+    runs: those at the best rates, of all seeds; not_chosen: the others. A combination whose rates had no time has no best rate
+    yet, and all of its runs are among `runs`.
+    """
+    from kilolayer.compare.grid import Axis, same, settings_of
+    from kilolayer.reproduce.cells import cell_of, ended
+
+    cells = settings_of([Axis(option, tuple(values)) for option, values in axes.items()])
+    first, *others = seeds
+    tried = lab.compare_settings(
+        name, config, [{**cell, "train.lr": rate, "train.seed": first} for cell in cells for rate in rates]
+    )
+    runs: list[Run] = []
+    not_chosen: list[Run] = []
+    further: list[Mapping[str, Any]] = []
+    for cell in cells:
+        own = [run for run in tried if same({option: run["options"][option] for option in cell}, cell)]
+        best = cell_of(own)
+        if best is None or not all(map(ended, own)):
+            runs += own
+            continue
+        runs += best.runs
+        not_chosen += [run for run in own if run not in best.runs]
+        further += [{**best.options, "train.seed": seed} for seed in others]
+    return {"runs": runs + (lab.compare_settings(name, config, further) if further else []), "not_chosen": not_chosen}
+
+
 class Sweep(Reproduction):
-    """row, column: the options of the grid; column_title: the second one in words, for the table and the picture."""
+    """row, column: the options of the grid of found["runs"]; column_title: the second one in words, for table and picture."""
 
     row: ClassVar[str] = "model.recipe"
     column: ClassVar[str] = "layers"
     column_title: ClassVar[str] = "layers a side"
-
-    @abstractmethod
-    def runs(self, lab: Lab) -> list[Run]:
-        """Train the runs of the grid."""
-
-    def measure(self, lab: Lab) -> Found:
-        return {"runs": self.runs(lab)}
 
     def grid(self, found: Found) -> dict[str, dict[Any, Cell]]:
         """The best cell of each row and column."""
