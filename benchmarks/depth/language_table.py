@@ -122,13 +122,14 @@ def longer_rows(longer: list[Run], costs: dict[str, Cost]) -> tuple[list[str], l
 def before_fall(run: Run) -> list[tuple[int, float]]:
     """Step and loss of the validations before the rate falls."""
     last = run["steps"] - round(FALL * run["steps"])
-    return [(row["step"], row["loss"]) for row in run["valid"] if row["step"] <= last and row["loss"] is not None]
+    return [(row["step"], row["loss"]) for row in run.get("valid") or [] if row["step"] <= last and row["loss"] is not None]
 
 
 def points_of(model: Run, runs: dict[str, Run], cost: Cost) -> list[tuple[float, float]]:
-    """Cost and loss of the best run of a model and of its longer runs, before their rates fall."""
-    own = [run for run in runs.values() if run is model or is_longer(run, [model])]
-    found = [(cost(run, step), loss) for run in own if run.get("valid") for step, loss in before_fall(run)]
+    """Cost and loss of a model before its rate falls: of its best run, or of the longest of the same rate and seed."""
+    same = [run for run in runs.values() if all(run[name] == model[name] for name in ("model", "rate", "seed"))]
+    longest = max(same, key=lambda run: run["steps"])
+    found = [(cost(longest, step), loss) for step, loss in before_fall(longest)]
     return [(spent, loss) for spent, loss in found if spent is not None]
 
 

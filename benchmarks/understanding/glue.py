@@ -5,7 +5,8 @@
 
 All fine-tunings of a run go through one process: a model, its optimizer and its recorded steps are made once for each number
 of outputs, and the weights are put back in place before each fine-tuning. The file of results is written after each of them,
-and what it holds already is not done again: the same command goes on where it was stopped.
+and what it holds already is not done again: the same command goes on where it was stopped, also with further runs, tasks, rates
+and seeds. Other options need another file.
 
 The score of a fine-tuning is that of its best epoch on the validation part; the learning rate of a cell is the one with the
 best mean over seeds. Both choices are made on the part that is reported, as in the paper.
@@ -46,6 +47,7 @@ from kilolayer.training.trainer import DTYPES
 TASKS = ("CoLA", "SST-2", "MRPC", "STS-B", "RTE")
 OF_THE_PAPER = ("MNLI", "MNLI-mm", "QNLI", "QQP", "SST-2", "CoLA", "MRPC", "STS-B")
 LARGE = 20_000  # examples; sets of more have fewer epochs
+FIXED = ("epochs", "epochs_large", "rows", "length", "weight_decay", "layer_decay", "pool", "dropout")  # of one file of results
 
 Result = dict[str, Any]
 
@@ -170,7 +172,11 @@ class Suite:
 
 
 def table_of(results: Sequence[Result], tasks: Sequence[str]) -> str:
-    """A row for each run, a column for each task: the best learning rate's mean over seeds, its deviation, and the rate."""
+    """A row for each run, a column for each task: the best learning rate's mean over seeds, its deviation, and the rate.
+
+    Rates that have fewer seeds than another are not chosen. A cell with fewer seeds than the most tells their number.
+    """
+    seeds = len({result["seed"] for result in results})
     runs = list(dict.fromkeys(result["run"] for result in results))
     lines = [f"| run | {' | '.join(tasks)} | average |", "|---" * (len(tasks) + 2) + "|"]
     for run in runs:
@@ -183,11 +189,15 @@ def table_of(results: Sequence[Result], tasks: Sequence[str]) -> str:
             if not by_rate:
                 cells.append("-")
                 continue
-            rate = max(by_rate, key=lambda rate: statistics.mean(by_rate[rate]))
+            most = max(map(len, by_rate.values()))
+            rate = max(
+                (rate for rate in by_rate if len(by_rate[rate]) == most), key=lambda rate: statistics.mean(by_rate[rate])
+            )
             scores = by_rate[rate]
             means.append(statistics.mean(scores))
             spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-            cells.append(f"{means[-1]:.1f}{spread} ({rate:g})")
+            fewer = f", {most} of {seeds} seeds" if most < seeds else ""
+            cells.append(f"{means[-1]:.1f}{spread} ({rate:g}{fewer})")
         average = f"{statistics.mean(means):.1f}" if len(means) == len(tasks) else "-"
         lines.append(f"| {run} | {' | '.join(cells)} | {average} |")
     return "\n".join(lines)
@@ -213,8 +223,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     named = [task for task in options.tasks.split(",") if task]
     tasks = [task for task in named if _is_there(task, options.data)]
     absent = [task for task in named if task not in tasks]
-    known = json.loads(options.out.read_text())["results"] if options.out.exists() else []
-    results = {_key(result): result for result in known}
+    before = json.loads(options.out.read_text()) if options.out.exists() else {"settings": {}, "results": []}
+    for name in FIXED:
+        if before["settings"].get(name, value := _settings(options)[name]) != value:
+            raise SystemExit(
+                f"{options.out} was made with {name} {before['settings'][name]}, and not {value}: give another --out"
+            )
+    results = {_key(result): result for result in before["results"]}
     deadline = time.monotonic() + options.seconds
     for folder in options.runs:
         suite: Suite | None = None
@@ -236,18 +251,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _keep(options: argparse.Namespace, results: list[Result], tasks: list[str], absent: list[str]) -> None:
     device = choose_device(options.device)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    settings["runs"] = [str(folder) for folder in options.runs]
     document = {
         "command": " ".join(["python", *sys.argv]),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}",
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "kilolayer": kl.__version__},
-        "settings": settings,
+        "settings": _settings(options),
         "absent": absent,
         "results": results,
     }
     write(options.out, json.dumps(document, indent=1))
     write(options.out.with_suffix(".md"), report(results, tasks, absent))
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    return settings | {"runs": [str(folder) for folder in options.runs]}
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

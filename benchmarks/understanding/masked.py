@@ -21,6 +21,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -39,18 +40,26 @@ WARMUP = 0.08  # of the steps, as in the authors' release: 10,000 of 125,000
 
 
 def best_rates(path: Path, recipes: Sequence[str]) -> dict[str, float]:
-    """The rate of each recipe's lowest validation loss in the sweep."""
-    runs = json.loads(path.read_text())["runs"]
-    finished = {name: run for name, run in runs.items() if run.get("valid")}
+    """The rate of each recipe's lowest validation loss in the sweep, the mean over seeds."""
+    runs = json.loads(path.read_text())["runs"].values()
     best: dict[str, float] = {}
     for recipe in recipes:
-        own = [run for run in finished.values() if run["recipe"] == recipe and math.isfinite(lowest(run))]
-        best[recipe] = min(own, key=lowest)["rate"]
+        rates = {run["rate"] for run in runs if run["recipe"] == recipe}
+        means = {rate: fmean(lowest(run) for run in runs if (run["recipe"], run["rate"]) == (recipe, rate)) for rate in rates}
+        if not any(map(math.isfinite, means.values())):
+            raise SystemExit(f"no run of {recipe} in {path} has a finite loss at every seed: leave it out of --recipes")
+        best[recipe] = min(means, key=lambda rate: means[rate])
     return best
 
 
 def lowest(run: dict[str, Any]) -> float:
-    return min((row["loss"] for row in run["valid"]), default=math.inf)
+    return min((row["loss"] for row in run.get("valid") or [] if row["loss"] is not None), default=math.inf)
+
+
+def last_loss(run: dict[str, Any]) -> float:
+    """NaN where there is none, or it is not finite."""
+    found = run["valid"][-1]["loss"] if run.get("valid") else None
+    return math.nan if found is None else found
 
 
 def unigram_loss(results: Sequence[Result]) -> float:
@@ -61,8 +70,7 @@ def unigram_loss(results: Sequence[Result]) -> float:
 
 def learns(run: dict[str, Any], unigram: float) -> bool:
     """Whether a run came to know more than how frequent tokens are."""
-    last = run["valid"][-1]["loss"] if run.get("valid") else math.nan
-    return math.isfinite(last) and last < unigram - LEARNED
+    return last_loss(run) < unigram - LEARNED
 
 
 def table(out: Path) -> str:
@@ -78,13 +86,22 @@ def table(out: Path) -> str:
         "| recipe | " + " | ".join(f"{rate:g}" for rate in rates) + f" | best, {long:,} steps | accuracy |",
         "|---" * (len(rates) + 3) + "|",
     ]
-    for recipe in RECIPES:
-        own = {run["rate"]: run for run in runs if run["recipe"] == recipe}
-        cells = [f"{own[rate]['valid'][-1]['loss']:.2f}" for rate in rates]
-        cells = [cell if learns(own[rate], unigram) else f"({cell})" for cell, rate in zip(cells, rates, strict=True)]
-        last = next(run for run in final["runs"].values() if run["recipe"] == recipe)["valid"][-1]
-        lines.append(f"| {recipe} | {' | '.join(cells)} | {last['loss']:.2f} | {last['accuracy']:.1f}% |")
+    for recipe in dict.fromkeys(run["recipe"] for run in runs):
+        own = [[run for run in runs if (run["recipe"], run["rate"]) == (recipe, rate)] for rate in rates]
+        long_runs = [run for run in final["runs"].values() if run["recipe"] == recipe]
+        accuracies = [run["valid"][-1]["accuracy"] for run in long_runs if math.isfinite(last_loss(run))]
+        cells = [shown(each, unigram) for each in (*own, long_runs)]
+        lines.append(f"| {recipe} | {' | '.join(cells)} | {f'{fmean(accuracies):.1f}%' if accuracies else '-'} |")
     return "\n".join([*lines, ""])
+
+
+def shown(runs: Sequence[dict[str, Any]], unigram: float) -> str:
+    """The mean loss of the seeds of one setting, in brackets unless every one has learned."""
+    if not runs:
+        return "-"
+    loss = fmean(map(last_loss, runs))
+    text = f"{loss:.2f}" if math.isfinite(loss) else "diverged or unfinished"
+    return text if all(learns(run, unigram) for run in runs) else f"({text})"
 
 
 def main() -> None:
@@ -132,8 +149,7 @@ def main() -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / f"masked-{chosen.stage}.json").write_text(json.dumps(document, indent=1) + "\n")
     for name, run in runs.items():
-        shown = f"{lowest(run):.3f}" if run["valid"] else "-"
-        print(name, run["outcome"], "valid", shown, "learned", learns(run, unigram), flush=True)
+        print(name, run["outcome"], "valid", f"{lowest(run):.3f}", "learned", learns(run, unigram), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from kilolayer.evaluate.choices import Likelihood
 from kilolayer.evaluate.shots import SETS
 from kilolayer.evaluate.shots import score as scoring
 from kilolayer.evaluate.shots.examples import Examples, read_examples
+from kilolayer.evaluate.shots.row import Row
 from kilolayer.evaluate.shots.score import ShotScore, mean_and_error, score_set
 
 LENGTH = 512
@@ -371,3 +372,9 @@ def test_a_set_without_a_file_says_what_belongs_where(tmp_path: Path) -> None:
     assert "choice1" in caught.value.fix
     with pytest.raises(InputError, match="no such folder"):
         read_examples(SETS["copa"], tmp_path / "absent")
+
+
+def test_half_a_character_in_a_question_is_replaced() -> None:
+    row = Row.parse(r'{"goal": "a \ud83d b", "endings": ["x\udc00", "\ud83d\ude00"]}', "line 1", ("goal", "endings"))
+    assert row.text("goal") == "a \ufffd b"
+    assert row.texts("endings") == ["x\ufffd", "\U0001f600"]

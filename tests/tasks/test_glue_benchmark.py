@@ -78,6 +78,8 @@ def test_all_tasks_that_are_there_are_fine_tuned_and_what_is_done_is_not_done_ag
     monkeypatch.setattr(glue.Suite, "fine_tune", None)
     glue.main(words)
     assert capsys.readouterr().out == printed
+    with pytest.raises(SystemExit, match="was made with layer_decay 1.0, and not 0.9"):
+        glue.main([*words, "--layer-decay", "0.9"])
 
 
 def test_a_fine_tuning_is_what_the_command_trains(glue: ModuleType, folder: Path, tmp_path: Path) -> None:
@@ -105,5 +107,7 @@ def test_the_table_has_the_best_rates_mean_over_seeds(glue: ModuleType) -> None:
     results.append({"run": "a", "task": "CoLA", "lr": 1e-4, "seed": 1, "score": 41.0})
     lines = glue.table_of(results, ["RTE", "CoLA"]).splitlines()
     assert lines[0] == "| run | RTE | CoLA | average |"
-    assert lines[2] == "| a | 61.0 ± 1.4 (0.0001) | 41.0 (0.0001) | 51.0 |"
+    assert lines[2] == "| a | 61.0 ± 1.4 (0.0001) | 41.0 (0.0001, 1 of 2 seeds) | 51.0 |"
+    results.append({"run": "a", "task": "RTE", "lr": 3e-4, "seed": 1, "score": 99.0})
+    assert glue.table_of(results, ["RTE"]).splitlines()[2] == "| a | 61.0 ± 1.4 (0.0001) | 61.0 |"
     assert glue.table_of(results, ["RTE", "MRPC"]).splitlines()[2].endswith("| - | - |")

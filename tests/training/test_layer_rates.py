@@ -24,7 +24,9 @@ YES, ONE = torch.tensor(True), torch.tensor(1.0)
 def encoder() -> kl.Encoder:
     torch.manual_seed(3)
     moe = kl.MoE(experts=3, every=3)
-    return kl.Encoder(**SIZES, layers=3, recipe="pre_ln", positions="learned", max_length=5, head=kl.Head(), moe=moe)
+    return kl.Encoder(
+        **SIZES, layers=3, recipe="pre_ln", positions="learned", max_length=5, head=kl.Head(), moe=moe, token_types=2
+    )
 
 
 def factors_by_name(model: torch.nn.Module, decay: float) -> dict[str, float]:
@@ -35,7 +37,7 @@ def factors_by_name(model: torch.nn.Module, decay: float) -> dict[str, float]:
 def written_out(name: str, depths: dict[str, int]) -> float:
     """The factor, from the name of a weight."""
     owner, *path = name.split(".")
-    if owner in ("embedding", "source_embedding"):
+    if owner in ("embedding", "source_embedding", "token_types"):
         return DECAY ** max(depths.values())
     if owner in depths and path[0] in ("positions", "input_norm"):
         return DECAY ** depths[owner]

@@ -17,7 +17,7 @@ from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import IdleOptionError, InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
-from kilolayer.files.reading import open_regular, parse_json, read_json, unreadable
+from kilolayer.files.reading import open_regular, parse_json, read_json, unreadable, whole_characters
 
 
 def _paths(value: Any) -> Any:
@@ -204,8 +204,7 @@ def _json_lines(path: Path) -> Iterator[bytes]:
             continue
         try:
             text = parse_json(line)["text"]
-            # JSON may spell half a character, which UTF-8 cannot.
-            yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+            yield whole_characters(text).encode()
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
                 'not a JSON object with a "text"', where=f"{path}, line {number}", fix='a line is {"text": "..."}'

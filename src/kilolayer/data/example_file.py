@@ -14,7 +14,7 @@ from typing import Any
 from kilolayer.data.glue import Columns, Kind
 from kilolayer.data.text import READERS, read_lines
 from kilolayer.errors import InputError, OptionError, nearest, shown
-from kilolayer.files.reading import parse_json
+from kilolayer.files.reading import parse_json, whole_characters
 from kilolayer.terminal import counted
 
 Fields = Mapping[str | int, Any]
@@ -150,8 +150,7 @@ def _sentence(found: Fields, column: str | int, where: str, *, empty: bool) -> s
     text = found[column]
     if not isinstance(text, str):
         raise InputError(f"{shown(column)} is {shown(text)}, not a text", where=where, fix="write the sentence in quotes")
-    # JSON may spell half a character, which UTF-8 cannot.
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
+    text = whole_characters(text).strip()
     if not text and not empty:
         raise InputError(f"the sentence in column {shown(column)} is empty", where=where, fix="fill it in, or remove the line")
     return text

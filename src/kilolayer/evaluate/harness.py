@@ -12,7 +12,7 @@ import numpy as np
 
 from kilolayer.data.tokenizer import END
 from kilolayer.data.vocabulary import TextVocabulary
-from kilolayer.errors import InputError, unknown
+from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.evaluate.choices import Pair, encode_pair, score_tokens
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 256
 """That are written where a task does not say how many; as lm-eval's other models."""
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""The names that lm-eval takes for the most tokens to write; the first that is given counts."""
 SAMPLING = ("temperature", "top_k", "top_p")
 
 
@@ -93,13 +95,16 @@ def _pair(context: Sequence[int], continuation: Sequence[int]) -> Pair:
 
 def _search(options: dict[str, Any]) -> tuple[SearchConfig, list[str]]:
     """How to write, and where to stop, by the options of a task."""
-    known = {"until", "max_gen_toks", "do_sample", *SAMPLING}
+    known = {"until", *LENGTHS, "do_sample", "num_beams", *SAMPLING}
     for name in options:
         if name not in known:
             raise unknown(name, known, kind="generation option")
+    if options.get("num_beams", 1) != 1:
+        raise OptionError("language models have no beam search", where="num_beams", fix="set num_beams to 1 in the task's file")
     until = options.get("until") or []
-    length = {"max_length_factor": 0.0, "max_length_extra": options.get("max_gen_toks", MAX_TOKENS)}
-    if not options.get("do_sample") or options.get("temperature") == 0:
+    most = next((options[name] for name in LENGTHS if options.get(name) is not None), MAX_TOKENS)
+    length = {"max_length_factor": 0.0, "max_length_extra": most}
+    if not options.get("do_sample", bool(options.get("temperature"))) or options.get("temperature") == 0:
         return SearchConfig(method="greedy", **length), [until] if isinstance(until, str) else until
     given = {name: options[name] for name in SAMPLING if options.get(name) is not None}
     return SearchConfig(method="sample", **given, **length), [until] if isinstance(until, str) else until

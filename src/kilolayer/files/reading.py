@@ -85,6 +85,11 @@ def read_json(path: Path, most: int = SMALL) -> Any:
         ) from None
 
 
+def whole_characters(text: str) -> str:
+    """A text of JSON, which may spell half a character, as UTF-8 can hold it."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def parse_json(text: str | bytes) -> Any:
     """What a JSON text holds; all that is wrong with it, also brackets without end, is a ValueError."""
     try:
