@@ -78,7 +78,7 @@ def test_all_tasks_that_are_there_are_fine_tuned_and_what_is_done_is_not_done_ag
     monkeypatch.setattr(glue.Suite, "fine_tune", None)
     glue.main(words)
     assert capsys.readouterr().out == printed
-    with pytest.raises(SystemExit, match="was made with layer_decay 1.0, and not 0.9"):
+    with pytest.raises(SystemExit, match="was made with layer_decay"):
         glue.main([*words, "--layer-decay", "0.9"])
 
 
