@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -68,8 +69,28 @@ def test_a_dead_encoder_of_a_run_is_named_with_its_number(well: Measurements) ->
     assert found.verdict()[0].startswith("The encoder is dead: the gradient of its first layers is 1/120,000 of the largest")
     assert found.options() == ["--train.lr 2.5e-5", "--train.warmup_steps 16000", "--train.eps 1e-4"]
     assert kinds(with_gradients(trained, encoder=(0.06, 0.05, 0.04, 0.06), decoder=(0.1, 0.1, 0.1, 0.1))) == []
-    told = replace(trained, deaths=(Death("decoder", 120, "..."),))
-    assert judge(told).verdict()[0].startswith("The decoder is dead since step 120:")
+    told = replace(dying, deaths=(Death("encoder", 120, "..."),))
+    assert judge(told).verdict()[0].startswith("The encoder is dead since step 120: the gradient of its first layers is 1/120,000")
+
+
+def test_a_death_that_only_the_log_tells_has_its_reason(well: Measurements) -> None:
+    text = "step 120: the decoder is dead: train.eps hides its gradient; begin anew with a smaller train.eps"
+    found = judge(replace(well, settings=replace(SLOW, step=700), deaths=(Death("decoder", 120, text),)))
+    (finding,) = found.findings
+    assert finding.text == (
+        "The decoder is dead since step 120: train.eps hides its gradient; begin anew with a smaller train.eps."
+    )
+    assert math.isnan(finding.value)
+    assert found.table()["findings"][0]["value"] is None
+
+
+def test_a_stack_whose_gradient_eps_hides_is_not_advised_to_raise_it(well: Measurements) -> None:
+    over_factor = {"encoder": (1e-12, 1e-13, 1e-12, 1e-12), "decoder": (1e-3, 1e-3, 1e-3, 1e-3)}
+    gradients = replace(well.gradients, over_factor=over_factor)
+    death = Death("encoder", 120, "step 120: the encoder is dead: train.eps hides its gradient")
+    found = judge(replace(well, settings=replace(SLOW, step=700), gradients=gradients, deaths=(death,)))
+    assert [finding.kind for finding in found.findings] == ["eps", "dead"]
+    assert found.options() == ["--train.eps 1e-14", "--train.lr 2.5e-5", "--train.warmup_steps 16000"]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,10 @@ def test_a_death_that_training_told_is_in_the_verdict(tmp_path: Path, corpus: Pa
     found = kl.diagnose(run, device="cpu")
     assert not found.healthy
     assert [finding.where for finding in found.findings if finding.kind == "dead"] == ["encoder", "decoder"]
-    assert "The encoder is dead since step 10" in found.verdict()[0]
+    (said,) = [line for line in found.verdict() if line.startswith("The encoder is dead since step 10: ")]
+    assert "train.eps hides" in said
+    assert found.options()[0].startswith("--train.eps 1e-")
+    assert "--train.eps 1e-4" not in found.options(10)
 
 
 def test_a_run_whose_start_is_gone_is_measured_without_its_change(tmp_path: Path, corpus: Path) -> None:

@@ -72,7 +72,10 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, in words, with the options to change; value: the number that tells it, beyond `limit`."""
+    """Something that is wrong, in words, with the options to change.
+
+    value: the number that tells it, beyond `limit`; NaN where only the run's log tells it.
+    """
 
     kind: str
     where: str

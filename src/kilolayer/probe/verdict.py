@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from kilolayer import recipes
-from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
+from kilolayer.probe.diagnosis import Death, Diagnosis, Finding, Measurements, first_share
 from kilolayer.training.dead_stacks import MOVED, REACHED, first_layers
 
 VANISHED, EXPLODED = 1 / 30, 100.0
@@ -55,12 +55,13 @@ def dead_stack(measured: Measurements) -> Iterator[Finding]:
         if not measured.settings.step or (reached >= REACHED and side not in known):
             continue
         since = f" since step {known[side].step:,}" if side in known else ""
-        beside = " A decoder beside it models its own language and does not read the source." if _read(measured, side) else ""
-        text = (
-            f"The {side} is dead{since}: the gradient of its first layers is {_ratio(reached)} of the largest layer's "
-            f"({first:.1e} of {largest:.1e}).{beside}"
-        )
-        yield Finding("dead", side, text, reached, REACHED, _calmer(measured))
+        if reached < REACHED:
+            beside = " A decoder beside it models its own language and does not read the source."
+            why = f"the gradient of its first layers is {_ratio(reached)} of the largest layer's ({first:.1e} of {largest:.1e})."
+            why += beside if _read(measured, side) else ""
+        else:
+            reached, why = math.nan, f"{_reason(known[side])}."
+        yield Finding("dead", side, f"The {side} is dead{since}: {why}", reached, REACHED, _calmer(measured))
 
 
 def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
@@ -168,15 +169,20 @@ def idle_units(measured: Measurements) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     not_finite,
+    hidden_by_eps,
     dead_stack,
     uneven_gradient,
     steep_start,
-    hidden_by_eps,
     collapsed,
     grown_residual,
     narrow_attention,
     idle_units,
 )
+
+
+def _reason(death: Death) -> str:
+    """Why a stack is dead, as training wrote it: "step 60: the encoder is dead: REASON"."""
+    return (death.text.partition(" is dead: ")[2] or death.text).rstrip(".")
 
 
 def _read(measured: Measurements, side: str) -> bool:
@@ -189,10 +195,14 @@ def _other_recipe(measured: Measurements) -> tuple[str, ...]:
 
 
 def _calmer(measured: Measurements) -> tuple[str, ...]:
-    """A slower start: what kept alive the encoders that died (docs/experiments.md, A thousand layers)."""
+    """A slower start: what kept alive the encoders that died (docs/experiments.md, A thousand layers).
+
+    A larger eps is no advice where eps hides a gradient already.
+    """
     settings = measured.settings
+    hidden = any(0 < ratio < MOVED for ratios in measured.gradients.over_eps(settings.eps).values() for ratio in ratios)
     found = [f"--train.lr {_digits(settings.lr / 4)}", f"--train.warmup_steps {_rounded(max(settings.warmup_steps, 100) * 4)}"]
-    if settings.eps < SOFT:
+    if settings.eps < SOFT and not hidden:
         found.append("--train.eps 1e-4")
     return tuple(found)
 
