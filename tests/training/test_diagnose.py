@@ -38,11 +38,14 @@ def trained(folder: Path, corpus: Path, task: str, **sections: dict[str, Any]) -
 @pytest.mark.parametrize("task", ["masked_lm", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "masked_lm")])
 def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path, task: str) -> None:
     path = tmp_path / "small.toml"
-    path.write_text(dump(SMALL[task](corpus, model=SPARSE)))
+    options = {"schedule": "warmup_stable_decay", "decay_steps": 2, "min_lr": 1e-4, "optimizer": "radam"}
+    path.write_text(dump(SMALL[task](corpus, model=SPARSE, train=options)))
     state = torch.get_rng_state()
     found = kl.diagnose(path, device="cpu")
     assert torch.equal(torch.get_rng_state(), state)
     measured = found.measured
+    assert {name: getattr(measured.settings, name) for name in options} == options
+    assert measured.settings.rate(6) == pytest.approx(1e-4)  # the last of all steps
     assert all(math.isfinite(norm) for norms in measured.gradients.layers.values() for norm in norms)
     assert {len(norms) for norms in measured.gradients.layers.values()} == {2}
     assert set(measured.entropy) == set(measured.residual) == set(measured.gradients.layers)

@@ -123,4 +123,15 @@ def _deaths(run: Run, step: int) -> tuple[Death, ...]:
 
 def _settings(config: RunConfig, step: int) -> Settings:
     train = config.train
-    return Settings(train.lr, train.eps, train.warmup_steps, (train.beta1, train.beta2), step)
+    return Settings(
+        train.lr,
+        train.eps,
+        train.warmup_steps,
+        (train.beta1, train.beta2),
+        step,
+        train.optimizer,
+        train.schedule,
+        train.steps,
+        train.min_lr,
+        train.decay_steps,
+    )
