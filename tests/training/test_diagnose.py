@@ -56,6 +56,21 @@ def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path
     assert "<script" not in page
 
 
+def test_a_configuration_is_measured_on_its_own_device_and_threads(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(config: RunConfig, _task: object) -> None:
+        torch.set_num_threads(config.train.threads)
+        raise InputError(f"the device is {config.train.device}")
+
+    monkeypatch.setattr("kilolayer.probe.diagnose.Trial", stop)
+    config = build(RunConfig, SMALL["translation"](corpus, train={"device": "cpu", "threads": 3}))
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for typed, device in (("auto", "cpu"), ("cuda", "cuda")):
+        with pytest.raises(InputError, match=f"the device is {device}"):
+            kl.diagnose(config, device=typed)
+    assert threads == [3, torch.get_num_threads()] * 2
+
+
 @pytest.mark.parametrize("task", ["classify", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "classify")])
 def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tmp_path: Path, corpus: Path, task: str) -> None:
     run = trained(tmp_path / "run", corpus, task)
