@@ -226,15 +226,22 @@ def test_layers_with_parts_of_a_users_own_do_not_count(well: Measurements) -> No
     assert (idle.value, attention.value) == (0.8, 0.01)
 
 
-def test_a_frozen_stack_without_attention_of_ours_has_a_page(well: Measurements) -> None:
-    frozen = with_gradients(well, encoder=(math.nan,) * 4, decoder=(math.nan, 1.0, 1.0, 1.0))
-    found = replace(
-        frozen, entropy={"encoder": {}, "decoder": {"self_attention": (math.nan, 0.5, 0.5, 0.5), "other": (0.25,) * 4}}
+def without_own_attention(found: Measurements) -> Measurements:
+    return replace(
+        found, entropy={"encoder": {}, "decoder": {"self_attention": (math.nan, 0.5, 0.5, 0.5), "other": (0.25,) * 4}}
     )
-    rows = {row[0]: row[-2] for row in stacks_table(found).rows}
+
+
+def test_a_stack_without_attention_of_ours_has_its_table(well: Measurements) -> None:
+    rows = {row[0]: row[-2] for row in stacks_table(without_own_attention(well)).rows}
     assert rows["encoder 1"] == "-"
     assert rows["decoder 1"] == "0.25"
-    assert "<svg" in render_diagnosis("own", judge(found))
+
+
+@pytest.mark.slow
+def test_a_frozen_stack_without_attention_of_ours_has_a_page(well: Measurements) -> None:
+    frozen = with_gradients(well, encoder=(math.nan,) * 4, decoder=(math.nan, 1.0, 1.0, 1.0))
+    assert "<svg" in render_diagnosis("own", judge(without_own_attention(frozen)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
