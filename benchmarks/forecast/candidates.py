@@ -37,7 +37,8 @@ def sharpness(look: Look) -> float:
 
 def fade(look: Look, level: float, of: str = "share") -> float:
     """The rate at which the weakest stack's part of the gradient has fallen below `level` of its largest; infinite: never."""
-    return fading_rate(of_ramp(look, "lr"), of_ramp(look, of), level) or math.inf
+    finite = {"ramp": [step for step in look["ramp"] if math.isfinite(step["nll"]) and math.isfinite(step["gradient"])]}
+    return fading_rate(of_ramp(finite, "lr"), of_ramp(finite, of), level) or math.inf
 
 
 def of_ramp(look: Look, what: str) -> list[float]:

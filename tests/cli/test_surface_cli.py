@@ -13,6 +13,7 @@ from small_runs import SMALL, new_run_of, task_of, write_corpus
 
 from kilolayer import config as configuration
 from kilolayer.cli.main import main
+from kilolayer.errors import InputError
 from kilolayer.probe.subject import training_loss
 from kilolayer.training.loop import train
 from kilolayer.training.run import Run, choose_device
@@ -46,6 +47,21 @@ def mean_loss(run: Run, chosen: Any = None) -> float:
 
     with torch.no_grad():
         return float(training_loss(task_of(run), run.config.train.seed, 2)(run.load_model(CPU, chosen)))
+
+
+def test_a_configuration_is_looked_at_on_its_own_device(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_config: object, _task: object, device: object) -> None:
+        raise InputError(f"the device is {device}")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("kilolayer.probe.subject.starting_model", stop)
+    path = tmp_path / "small.toml"
+    for own, typed, device in (("cpu", "auto", "cpu"), ("auto", "auto", "cuda"), ("cpu", "cuda", "cuda")):
+        path.write_text(configuration.dump(SMALL["causal_lm"](corpus, train={"device": own})))
+        assert main(["surface", str(path), "--size", "3", "--device", typed, "--out", str(tmp_path)]) != 0
+        assert f"the device is {device}" in capsys.readouterr().err
 
 
 def test_a_runs_surface_has_its_loss_in_the_middle(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,15 @@ def test_a_fading_stack_lowers_the_rate_and_lengthens_the_warm_up() -> None:
     assert "first layers" in fading.why
 
 
+@pytest.mark.parametrize("broken", ["nll", "gradient"])
+def test_a_step_that_is_not_finite_is_no_faded_stack(broken: str) -> None:
+    good = [Measured(lr, 5.0, 1.0, {"decoder": (0.5, 1.0)}) for lr in RATES[:6]]
+    ended = replace(good[0], lr=RATES[6], **{broken: math.inf})
+    assert RangeTest.of([*good, ended]).faded is None
+    fading = [replace(step, stacks={"decoder": (0.5 if place < 2 else 1e-9, 1.0)}) for place, step in enumerate(good)]
+    assert RangeTest.of([*fading, ended]).faded == RangeTest.of(fading).faded is not None
+
+
 def test_a_longer_warm_up_allows_a_larger_rate_by_a_power() -> None:
     losses = [5.0 - 0.1 * step for step in range(12)]
     test = ramp([0.5] * 4 + [1e-6] * 8, losses)
@@ -129,6 +138,16 @@ def test_an_absurd_rate_is_told_to_die_and_a_small_one_to_live(small: RunConfig)
     absurd = judge(test, replace(config.train, lr=30.0), RATES, None)
     assert not absurd.lives
     assert absurd.shortest_warmup is None
+
+
+def test_a_configuration_in_fp16_is_forecast_by_steps_in_fp32(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.probe.forecast.STEPS", 3)
+    task = prepare(small, cache_folder())
+    precise, half = (
+        forecast(task.resolve(replace(small, train=replace(small.train, precision=precision))), task).measured.steps
+        for precision in ("fp32", "fp16")
+    )
+    assert half == precise
 
 
 @pytest.mark.matrix(2)

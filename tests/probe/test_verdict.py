@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch.nn.functional as F
 
 import kilolayer as kl
 from kilolayer.probe.diagnosis import Death, Measurements, Settings, measure
+from kilolayer.probe.gradients import measure_gradients
 from kilolayer.probe.verdict import judge
+from kilolayer.report.diagnosis_page import render_diagnosis, stacks_table
 
 SLOW = Settings(lr=1e-4, warmup_steps=4000)
 
@@ -68,8 +72,30 @@ def test_a_dead_encoder_of_a_run_is_named_with_its_number(well: Measurements) ->
     assert found.verdict()[0].startswith("The encoder is dead: the gradient of its first layers is 1/120,000 of the largest")
     assert found.options() == ["--train.lr 2.5e-5", "--train.warmup_steps 16000", "--train.eps 1e-4"]
     assert kinds(with_gradients(trained, encoder=(0.06, 0.05, 0.04, 0.06), decoder=(0.1, 0.1, 0.1, 0.1))) == []
-    told = replace(trained, deaths=(Death("decoder", 120, "..."),))
-    assert judge(told).verdict()[0].startswith("The decoder is dead since step 120:")
+    told = replace(dying, deaths=(Death("encoder", 120, "..."),))
+    assert (
+        judge(told).verdict()[0].startswith("The encoder is dead since step 120: the gradient of its first layers is 1/120,000")
+    )
+
+
+def test_a_death_that_only_the_log_tells_has_its_reason(well: Measurements) -> None:
+    text = "step 120: the decoder is dead: train.eps hides its gradient; begin anew with a smaller train.eps"
+    found = judge(replace(well, settings=replace(SLOW, step=700), deaths=(Death("decoder", 120, text),)))
+    (finding,) = found.findings
+    assert finding.text == (
+        "The decoder is dead since step 120: train.eps hides its gradient; begin anew with a smaller train.eps."
+    )
+    assert math.isnan(finding.value)
+    assert found.table()["findings"][0]["value"] is None
+
+
+def test_a_stack_whose_gradient_eps_hides_is_not_advised_to_raise_it(well: Measurements) -> None:
+    over_factor = {"encoder": (1e-12, 1e-13, 1e-12, 1e-12), "decoder": (1e-3, 1e-3, 1e-3, 1e-3)}
+    gradients = replace(well.gradients, over_factor=over_factor)
+    death = Death("encoder", 120, "step 120: the encoder is dead: train.eps hides its gradient")
+    found = judge(replace(well, settings=replace(SLOW, step=700), gradients=gradients, deaths=(death,)))
+    assert [finding.kind for finding in found.findings] == ["eps", "dead"]
+    assert found.options() == ["--train.eps 1e-14", "--train.lr 2.5e-5", "--train.warmup_steps 16000"]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +133,28 @@ def test_a_steep_warm_up_is_found_where_runs_died_of_it(
     assert [finding.kind for finding in found.findings] == (["steep warm-up"] if died else [])
 
 
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ({}, [1, 2, 3, 4, *[4] * 26]),
+        ({"schedule": "inverse_sqrt"}, [1, 2, 3, 4, *(4 * (4 / step) ** 0.5 for step in range(5, 31))]),
+        (
+            {"schedule": "linear", "steps": 14, "min_lr": 2e-3},
+            [1, 2, 3, 4, *(4 - 0.2 * after for after in range(1, 11)), *[2] * 16],
+        ),
+    ],
+)
+def test_a_steep_warm_up_is_measured_by_the_rates_of_the_schedule(
+    well: Measurements, options: dict[str, Any], rates: list[float]
+) -> None:
+    settings = Settings(lr=4e-3, warmup_steps=4, **options)
+    steep = replace(well, settings=settings, updates=replace(well.updates, adam_start=0.01, start_lr=1e-5))
+    (finding,) = judge(steep).findings
+    assert finding.kind == "steep warm-up"
+    assert finding.value == pytest.approx(sum(rates) * 1e-3 * 0.01 / 1e-5)
+    assert judge(replace(steep, settings=replace(settings, optimizer="radam"))).healthy
+
+
 def test_the_warm_up_that_is_proposed_is_not_steep(well: Measurements) -> None:
     settings = Settings(lr=2e-3, warmup_steps=200)
     steep = replace(well, settings=settings, updates=replace(well.updates, adam_start=5.83e-3, start_lr=1e-5))
@@ -137,6 +185,72 @@ def test_the_eps_that_the_weights_have_decides_what_it_hides(well: Measurements)
     assert (finding.kind, finding.where) == ("eps", "encoder")
     assert "it is 1.0e-10 a parameter where least, eps is 1e-05 there." in finding.text
     assert finding.options == ("--train.eps 1e-14",)
+
+
+def test_a_frozen_layer_has_no_gradient_that_could_have_vanished() -> None:
+    torch.manual_seed(0)
+    model = kl.Encoder(24, 8, 2, 16, 3)
+    loss = lambda m: m(torch.arange(1, 13)[None]).logits.square().mean()  # noqa: E731
+    whole = measure_gradients(model, loss)
+    model.get_submodule("encoder.blocks.0").requires_grad_(False)
+    measured = measure(model, loss, SLOW)
+    found = measured.gradients
+    for frozen, of in ((found.layers, whole.layers), (found.per_parameter, whole.per_parameter)):
+        assert math.isnan(frozen["encoder"][0])
+        assert frozen["encoder"][1:] == pytest.approx(of["encoder"][1:])
+    assert all(math.isnan(norms[0]) for norms in found.kinds["encoder"].values())
+    assert found.largest == max(found.layers["encoder"][1:])
+    assert judge(measured).healthy
+    assert "nan" not in judge(measured).verdict()[0]
+    assert judge(replace(measured, settings=replace(SLOW, step=10))).healthy
+    assert ("eps", "encoder") in kinds(replace(measured, settings=replace(SLOW, eps=1e6)))
+    model.get_submodule("encoder.blocks").requires_grad_(False)
+    assert judge(measure(model, loss, SLOW)).verdict()[0].startswith("Healthy: one step of Adam")
+
+
+def test_layers_without_gradient_are_not_healthy(well: Measurements) -> None:
+    none = (0.0, 0.0, 0.0, 0.0)
+    (finding,) = judge(with_gradients(well, encoder=none, decoder=none)).findings
+    assert (finding.kind, finding.value) == ("no gradient", 0.0)
+    # As in ReZero, whose decoder starts without reading the encoder.
+    closed = judge(with_gradients(well, encoder=none, decoder=(1.0, 1.0, 1.0, 1.0)))
+    assert closed.verdict()[0].startswith("Healthy: the gradient of the decoder's first layers is 100%")
+
+
+def test_layers_with_parts_of_a_users_own_do_not_count(well: Measurements) -> None:
+    unknown = math.nan
+    dead, narrow = {"decoder": (unknown, 0.8, 0.1)}, {"decoder": {"self_attention": (unknown, unknown, 0.5, 0.01, 0.02)}}
+    idle, attention = reversed(judge(replace(well, dead_units=dead, entropy=narrow)).findings)
+    assert idle.text == "Most ReLUs are dead in 1 of 2 layers of the decoder: 80% in layer 2."
+    assert "in 2 of 3 layers" in attention.text
+    assert (idle.value, attention.value) == (0.8, 0.01)
+
+
+def without_own_attention(found: Measurements) -> Measurements:
+    return replace(
+        found, entropy={"encoder": {}, "decoder": {"self_attention": (math.nan, 0.5, 0.5, 0.5), "other": (0.25,) * 4}}
+    )
+
+
+def test_a_stack_without_attention_of_ours_has_its_table(well: Measurements) -> None:
+    rows = {row[0]: row[-2] for row in stacks_table(without_own_attention(well)).rows}
+    assert rows["encoder 1"] == "-"
+    assert rows["decoder 1"] == "0.25"
+
+
+@pytest.mark.slow
+def test_a_frozen_stack_without_attention_of_ours_has_a_page(well: Measurements) -> None:
+    frozen = with_gradients(well, encoder=(math.nan,) * 4, decoder=(math.nan, 1.0, 1.0, 1.0))
+    assert "<svg" in render_diagnosis("own", judge(without_own_attention(frozen)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_measured_in_fp32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = kl.Encoder(24, 8, 2, 16, 1, dtype=dtype)
+    loss = lambda m: m(torch.arange(1, 13)[None]).logits.square().mean()  # noqa: E731
+    assert measure(model, loss, SLOW) == measure(copy.deepcopy(model).float(), loss, SLOW)
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
 
 
 def test_states_that_have_collapsed(well: Measurements) -> None:

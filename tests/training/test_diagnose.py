@@ -38,11 +38,14 @@ def trained(folder: Path, corpus: Path, task: str, **sections: dict[str, Any]) -
 @pytest.mark.parametrize("task", ["masked_lm", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "masked_lm")])
 def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path, task: str) -> None:
     path = tmp_path / "small.toml"
-    path.write_text(dump(SMALL[task](corpus, model=SPARSE)))
+    options = {"schedule": "warmup_stable_decay", "decay_steps": 2, "min_lr": 1e-4, "optimizer": "radam"}
+    path.write_text(dump(SMALL[task](corpus, model=SPARSE, train=options)))
     state = torch.get_rng_state()
     found = kl.diagnose(path, device="cpu")
     assert torch.equal(torch.get_rng_state(), state)
     measured = found.measured
+    assert {name: getattr(measured.settings, name) for name in options} == options
+    assert measured.settings.rate(6) == pytest.approx(1e-4)  # the last of all steps
     assert all(math.isfinite(norm) for norms in measured.gradients.layers.values() for norm in norms)
     assert {len(norms) for norms in measured.gradients.layers.values()} == {2}
     assert set(measured.entropy) == set(measured.residual) == set(measured.gradients.layers)
@@ -51,6 +54,21 @@ def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path
     assert "<svg" in page
     assert "&lt;a &amp; b&gt;" in page
     assert "<script" not in page
+
+
+def test_a_configuration_is_measured_on_its_own_device_and_threads(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(config: RunConfig, _task: object) -> None:
+        torch.set_num_threads(config.train.threads)
+        raise InputError(f"the device is {config.train.device}")
+
+    monkeypatch.setattr("kilolayer.probe.diagnose.Trial", stop)
+    config = build(RunConfig, SMALL["translation"](corpus, train={"device": "cpu", "threads": 3}))
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for typed, device in (("auto", "cpu"), ("cuda", "cuda")):
+        with pytest.raises(InputError, match=f"the device is {device}"):
+            kl.diagnose(config, device=typed)
+    assert threads == [3, torch.get_num_threads()] * 2
 
 
 @pytest.mark.parametrize("task", ["classify", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "classify")])
@@ -91,7 +109,10 @@ def test_a_death_that_training_told_is_in_the_verdict(tmp_path: Path, corpus: Pa
     found = kl.diagnose(run, device="cpu")
     assert not found.healthy
     assert [finding.where for finding in found.findings if finding.kind == "dead"] == ["encoder", "decoder"]
-    assert "The encoder is dead since step 10" in found.verdict()[0]
+    (said,) = [line for line in found.verdict() if line.startswith("The encoder is dead since step 10: ")]
+    assert "train.eps hides" in said
+    assert found.options()[0].startswith("--train.eps 1e-")
+    assert "--train.eps 1e-4" not in found.options(10)
 
 
 def test_a_run_whose_start_is_gone_is_measured_without_its_change(tmp_path: Path, corpus: Path) -> None:

@@ -15,6 +15,7 @@ import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
+from kilolayer.training.dead_stacks import StackWatch
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
@@ -282,7 +283,10 @@ def test_training_goes_on_after_a_skipped_step_and_says_which(
 ) -> None:
     run = new_run(tmp_path / "run", corpus, train={"log_every": 3, "layers_every": 1})
     PoisonedBatches(monkeypatch, {2, 4, 5, 6})
+    watched: list[int] = []
+    monkeypatch.setattr(StackWatch, "look", lambda _watch, step, *_: watched.append(step) or {})
     assert loop.train(run, task_of(run)) == 0
+    assert watched == [1, 3]  # the layers of a skipped step have no finite gradient
     rows = read_metrics(run.folder)
     events = [row for row in rows if row["kind"] == "event"]
     assert [row["step"] for row in events] == [2, 4, 5, 6]

@@ -33,7 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of a configuration: train N steps in memory, and measure how far they move the output [none]",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute [auto]")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute [auto; a configuration's own]"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page [diagnose.html in a run's folder, else none]")
     parser.add_argument("--json", action="store_true", help="print everything that was measured as one JSON document")
 

@@ -49,7 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="for the files [the run's; surfaces/NAME of a configuration]"
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto; a configuration's own]"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -82,8 +84,10 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.report.surface_page import as_json, write_surface
     from kilolayer.training.run import choose_device
 
-    device = choose_device(options.device)
+    choose_device(options.device)  # before any work
     with _opened(options.subject, typed) as subject:
+        own = options.device == "auto" and subject.run is None
+        device = choose_device(subject.config.train.device if own else options.device)
         if subject.config.train.threads:
             torch.set_num_threads(subject.config.train.threads)
         folder = options.out or (Path("surfaces") / subject.name if subject.run is None else subject.run.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def diagnose(
     source: a model; a run or its folder, whose newest checkpoint is measured; or a configuration or its TOML file, whose model
     is measured as it starts. loss: of a batch, computed from the model; needed with a model, a task's else.
     settings: how a model is to be trained, Adam's usual ones else. steps: of a configuration, train so many and measure how far
-    they move the output. at: the step of the run's checkpoint.
+    they move the output. at: the step of the run's checkpoint. device: auto is the configuration's own, and of a run the GPU
+    where there is one. torch's random state and number of threads are afterwards as they were.
     """
     if isinstance(source, str | Path):
         source = _open(Path(source))
@@ -73,9 +75,12 @@ def _open(path: Path) -> Run | RunConfig:
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
     task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
-    plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": device, "threads": 0}
+    place = config.train.device if device == "auto" else device
+    plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": place}
     config = task.resolve(config)
-    with torch.random.fork_rng():
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(), ExitStack() as after:
+        after.callback(torch.set_num_threads, threads)
         trial = Trial(replace(config, train=replace(config.train, **plain)), task)
         loss = training_loss(task, config.train.seed, 1, of="total")
         found = measure(trial.model, loss, _settings(trial.config, 0))
@@ -123,4 +128,15 @@ def _deaths(run: Run, step: int) -> tuple[Death, ...]:
 
 def _settings(config: RunConfig, step: int) -> Settings:
     train = config.train
-    return Settings(train.lr, train.eps, train.warmup_steps, (train.beta1, train.beta2), step)
+    return Settings(
+        train.lr,
+        train.eps,
+        train.warmup_steps,
+        (train.beta1, train.beta2),
+        step,
+        train.optimizer,
+        train.schedule,
+        train.steps,
+        train.min_lr,
+        train.decay_steps,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,18 +20,33 @@ from kilolayer.probe.propagation import Loss
 from kilolayer.probe.rank import StateRank, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import UpdateSizes, update_sizes
+from kilolayer.tasks.train_config import Schedule, TrainConfig
 from kilolayer.training.dead_stacks import first_layers
+from kilolayer.training.schedule import learning_rate
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The part of training that a verdict depends on. step: that of the weights, 0 before training."""
+    """The part of training that a verdict depends on. step: that of the weights, 0 before training.
+
+    schedule, steps, min_lr, decay_steps: how the learning rate falls after the warm-up, as TrainConfig has them.
+    """
 
     lr: float = 1e-3
     eps: float = 1e-8
     warmup_steps: int = 0
     betas: tuple[float, float] = (0.9, 0.98)
     step: int = 0
+    optimizer: str = "adam"
+    schedule: Schedule = "constant"
+    steps: int = 100_000
+    min_lr: float = 0.0
+    decay_steps: int = 0
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 1."""
+        names = ("lr", "warmup_steps", "schedule", "steps", "min_lr", "decay_steps")
+        return learning_rate(TrainConfig(**{name: getattr(self, name) for name in names}), step)
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,10 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, in words, with the options to change; value: the number that tells it, beyond `limit`."""
+    """Something that is wrong, in words, with the options to change.
+
+    value: the number that tells it, beyond `limit`; NaN where only the run's log tells it.
+    """
 
     kind: str
     where: str
@@ -118,8 +137,8 @@ def measure(
     changes: tuple[Change, ...] = (),
     deaths: tuple[Death, ...] = (),
 ) -> Measurements:
-    """All probes on one batch. loss: computes that of the batch from a model."""
-    config = model.config
+    """All probes on one batch, in fp32 at least. loss: computes that of the batch from a model."""
+    model, config = _precise(model), model.config
     with looking(model):
         value = compute(model, loss)
     with torch.random.fork_rng(devices=[]):
@@ -142,13 +161,21 @@ def measure(
         )
 
 
+def _precise(model: Model) -> Model:
+    """The model; where some of its weights have fewer digits than fp32, a copy in fp32."""
+    return copy.deepcopy(model).float() if any(weight.dtype.itemsize < 4 for weight in model.parameters()) else model
+
+
 def _praise(measured: Measurements) -> str:
-    reached = ", ".join(
-        f"the gradient of the {side}'s first layers is {first_share(norms):.0%} of its largest layer's"
-        for side, norms in measured.gradients.layers.items()
-    )
+    shares = {side: first_share(norms) for side, norms in measured.gradients.trained.items()}
+    said = [
+        f"the gradient of the {side}'s first layers is {share:.0%} of its largest layer's"
+        for side, share in shares.items()
+        if not math.isnan(share)
+    ]
     step = measured.updates
-    return f"{reached}; one step of Adam at {step.adam_lr:g} moves the output by {step.adam_all:.2g} of itself."
+    moved = f"one step of Adam at {step.adam_lr:g} moves the output by {step.adam_all:.2g} of itself."
+    return f"{', '.join(said)}; {moved}" if said else moved
 
 
 def first_share(norms: tuple[float, ...]) -> float:

@@ -34,7 +34,7 @@ class RangeTest:
     """What the steps with a rising rate showed.
 
     turned: the rate of the lowest loss. faded: the rate at which hardly any gradient reached the first layers of a stack any
-    more; None where it always did.
+    more; None where it always did. Steps that are not finite do not tell it.
     """
 
     steps: tuple[Measured, ...]
@@ -45,7 +45,8 @@ class RangeTest:
     def of(cls, steps: Sequence[Measured]) -> RangeTest:
         """Read off the steps what a forecast needs."""
         rates = [step.lr for step in steps]
-        faded = fading_rate(rates, [step.reached for step in steps], LEVEL)
+        finite = [step for step in steps if step.finite]
+        faded = fading_rate([step.lr for step in finite], [step.reached for step in finite], LEVEL)
         return cls(tuple(steps), turning_rate(rates, [step.nll for step in steps]), faded)
 
     def limit(self, warmup: int) -> float:
@@ -96,8 +97,9 @@ def forecast(
     if task is None:
         task = prepare(whole, cache_folder(), vocabulary_of(start_of(whole), whole))
         whole = task.resolve(whole)
-    # So few steps are over before layers would have been compiled.
-    trial = Trial(replace(whole, train=replace(whole.train, eager=True)), task)
+    # So few steps are over before layers would have been compiled, and before fp16 has found the scale of its loss.
+    precision = "fp32" if whole.train.precision == "fp16" else whole.train.precision
+    trial = Trial(replace(whole, train=replace(whole.train, eager=True, precision=precision)), task)
     return judge(RangeTest.of(rise(trial, STEPS)), trial.config.train, rates, warmups)
 
 

@@ -18,7 +18,8 @@ from kilolayer.training.recipe_rates import recipe_rates
 
 @dataclass(frozen=True)
 class Gradients:
-    """Norms of the gradient: of all weights of each sublayer and of each layer, and of all of the model.
+    """Norms of the gradient: of all weights of each sublayer and of each layer, and of all of the model. NaN where none of the
+    weights is trained.
 
     per_parameter: the root mean square of a layer's gradient. over_factor: the same, each weight's gradient over what the
     model's recipe multiplies the weight's eps by.
@@ -31,9 +32,15 @@ class Gradients:
     total: float
 
     @property
+    def trained(self) -> ByLayer:
+        """Of the layers that have weights to train, the others left out; of stacks with such layers alone."""
+        kept = {side: tuple(norm for norm in norms if not math.isnan(norm)) for side, norms in self.layers.items()}
+        return {side: norms for side, norms in kept.items() if norms}
+
+    @property
     def largest(self) -> float:
-        """Of the layer with the largest."""
-        return max(norm for norms in self.layers.values() for norm in norms)
+        """Of the layer with the largest; 0 where none is trained."""
+        return max((norm for norms in self.trained.values() for norm in norms), default=0.0)
 
     def over_eps(self, eps: float) -> ByLayer:
         """The gradient a parameter over the eps that the weights of a layer have: far below 1, Adam's update vanishes.
@@ -71,4 +78,5 @@ def measure_gradients(model: Model, loss: Loss) -> Gradients:
 
 
 def _norm(module: nn.Module, squares: dict[nn.Parameter, float] | dict[Tensor, float]) -> float:
-    return math.sqrt(sum(squares.get(weight, 0.0) for weight in module.parameters()))
+    found = [squares[weight] for weight in module.parameters() if weight in squares]
+    return math.sqrt(sum(found)) if found else math.nan

@@ -34,7 +34,7 @@ class Measured:
 
     @property
     def reached(self) -> float:
-        """What reaches the first tenth of the weakest stack's layers, over the largest layer's gradient."""
+        """What reaches the first tenth of the weakest stack's layers, over the largest layer's; 0 of a step not finite."""
         largest = max((norm for norms in self.stacks.values() for norm in norms), default=0.0)
         if not (self.finite and largest > 0):
             return 0.0

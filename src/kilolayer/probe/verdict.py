@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kilolayer import recipes
-from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
+from kilolayer.probe.diagnosis import Death, Diagnosis, Finding, Measurements, first_share
 from kilolayer.training.dead_stacks import MOVED, REACHED, first_layers
 
 VANISHED, EXPLODED = 1 / 30, 100.0
 """Of a stack's largest gradient of a layer, before training: DeepNorm has 0.8 and more at every depth, Post-LN of 6 layers 0.1.
 The first layers over the last: the most that any recipe has, at up to 1,000 layers, is 18 (benchmarks/propagation/table.md)."""
 EARLY = 30
-"""Steps of the warm-up over which a first step is summed up."""
+"""First steps of a run, over whose learning rates Adam's first step is summed up."""
 MOVES, MOVES_SOFTENED, SOFT = 2.5, 5.0, 1e-5
 """Of the output, moved in these steps, where norms stand on the residual; the second with an eps of at least SOFT. Models
 without such norms live through thirty times as much. docs/diagnose.md lists the runs behind these limits."""
@@ -49,25 +49,32 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
 def dead_stack(measured: Measurements) -> Iterator[Finding]:
     """A stack of a trained model whose first layers no gradient reaches; or one that training has found dead."""
     known = {death.side: death for death in measured.deaths}
-    for side, norms in measured.gradients.layers.items():
+    for side, norms in measured.gradients.trained.items():
         first, largest = first_layers(norms), measured.gradients.largest
         reached = first / largest if largest else 0.0
         if not measured.settings.step or (reached >= REACHED and side not in known):
             continue
         since = f" since step {known[side].step:,}" if side in known else ""
-        beside = " A decoder beside it models its own language and does not read the source." if _read(measured, side) else ""
-        text = (
-            f"The {side} is dead{since}: the gradient of its first layers is {_ratio(reached)} of the largest layer's "
-            f"({first:.1e} of {largest:.1e}).{beside}"
-        )
-        yield Finding("dead", side, text, reached, REACHED, _calmer(measured))
+        if reached < REACHED:
+            beside = " A decoder beside it models its own language and does not read the source."
+            why = (
+                f"the gradient of its first layers is {_ratio(reached)} of the largest layer's ({first:.1e} of {largest:.1e})."
+            )
+            why += beside if _read(measured, side) else ""
+        else:
+            reached, why = math.nan, f"{_reason(known[side])}."
+        yield Finding("dead", side, f"The {side} is dead{since}: {why}", reached, REACHED, _calmer(measured))
 
 
 def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
-    """Before training: the first layers of a stack get far less of the gradient than others, or far more."""
-    for side, norms in measured.gradients.layers.items():
-        if measured.settings.step:
-            return
+    """Before training: the first layers of a stack get far less of the gradient than others, or far more; or none gets any."""
+    if measured.settings.step:
+        return
+    trained = measured.gradients.trained
+    if trained and not measured.gradients.largest:
+        text = "No layer gets a gradient: the loss does not depend on them, or all that follows them is 0."
+        yield Finding("no gradient", "", text, 0.0, 0.0)
+    for side, norms in trained.items():
         share, least = first_share(norms), min(norms)
         largest = max(norms)
         if share < VANISHED:
@@ -87,10 +94,9 @@ def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
 def steep_start(measured: Measurements) -> Iterator[Finding]:
     """The learning rate rises faster than the output can follow: Adam's first step, summed up over the early warm-up."""
     settings, step = measured.settings, measured.updates
-    if settings.step or not measured.norms_residual:
+    if settings.step or not measured.norms_residual or settings.optimizer == "radam":  # whose first steps are not Adam's
         return
-    rates = [settings.lr * min(1.0, place / max(1, settings.warmup_steps)) for place in range(1, EARLY + 1)]
-    moved = sum(rates) * step.adam_start / step.start_lr
+    moved = sum(map(settings.rate, range(1, EARLY + 1))) * step.adam_start / step.start_lr
     limit = MOVES_SOFTENED if settings.eps >= SOFT else MOVES
     if moved > limit:
         text = (
@@ -109,7 +115,7 @@ def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
     """The gradient a parameter is so small against Adam's eps that nothing moves."""
     typed = measured.settings.eps
     for side, ratios in measured.gradients.over_eps(typed).items():
-        ratio = min(ratios)
+        ratio = min(_numbers(ratios), default=math.nan)
         if 0 < ratio < MOVED:
             smaller = 10.0 ** math.floor(math.log10(ratio * typed / 10))
             gradient = measured.gradients.per_parameter[side][ratios.index(ratio)]
@@ -146,37 +152,44 @@ def narrow_attention(measured: Measurements) -> Iterator[Finding]:
     """Attention that looks at one place."""
     for side, kinds in measured.entropy.items():
         for kind, values in kinds.items():
-            narrow = [layer for layer, value in enumerate(values, 1) if value < NARROW]
-            if len(narrow) > len(values) / 2:
+            known = _numbers(values)
+            narrow = [value for value in known if value < NARROW]
+            if len(narrow) > len(known) / 2:
                 text = (
-                    f"{_title(kind)} of the {side} looks at single places in {len(narrow)} of {len(values)} layers: entropy "
+                    f"{_title(kind)} of the {side} looks at single places in {len(narrow)} of {len(known)} layers: entropy "
                     f"below {NARROW:g} of an even one."
                 )
-                yield Finding("narrow attention", side, text, min(values), NARROW, _calmer(measured))
+                yield Finding("narrow attention", side, text, min(narrow), NARROW, _calmer(measured))
 
 
 def idle_units(measured: Measurements) -> Iterator[Finding]:
     """ReLUs that no token opens."""
     for side, shares in measured.dead_units.items():
-        idle = [layer for layer, share in enumerate(shares, 1) if share > IDLE]
+        known = _numbers(shares)
+        idle = [share for share in known if share > IDLE]
         if idle:
-            worst = max(shares)
+            worst = max(idle)
             layer = shares.index(worst) + 1
-            text = f"Most ReLUs are dead in {len(idle)} of {len(shares)} layers of the {side}: {worst:.0%} in layer {layer}."
+            text = f"Most ReLUs are dead in {len(idle)} of {len(known)} layers of the {side}: {worst:.0%} in layer {layer}."
             yield Finding("dead ReLUs", side, text, worst, IDLE, (*_calmer(measured)[:1], "--model.activation gelu"))
 
 
 RULES: tuple[Rule, ...] = (
     not_finite,
+    hidden_by_eps,
     dead_stack,
     uneven_gradient,
     steep_start,
-    hidden_by_eps,
     collapsed,
     grown_residual,
     narrow_attention,
     idle_units,
 )
+
+
+def _reason(death: Death) -> str:
+    """Why a stack is dead, as training wrote it: "step 60: the encoder is dead: REASON"."""
+    return (death.text.partition(" is dead: ")[2] or death.text).rstrip(".")
 
 
 def _read(measured: Measurements, side: str) -> bool:
@@ -189,12 +202,21 @@ def _other_recipe(measured: Measurements) -> tuple[str, ...]:
 
 
 def _calmer(measured: Measurements) -> tuple[str, ...]:
-    """A slower start: what kept alive the encoders that died (docs/experiments.md, A thousand layers)."""
+    """A slower start: what kept alive the encoders that died (docs/experiments.md, A thousand layers).
+
+    A larger eps is no advice where eps hides a gradient already.
+    """
     settings = measured.settings
+    hidden = any(0 < ratio < MOVED for ratios in measured.gradients.over_eps(settings.eps).values() for ratio in ratios)
     found = [f"--train.lr {_digits(settings.lr / 4)}", f"--train.warmup_steps {_rounded(max(settings.warmup_steps, 100) * 4)}"]
-    if settings.eps < SOFT:
+    if settings.eps < SOFT and not hidden:
         found.append("--train.eps 1e-4")
     return tuple(found)
+
+
+def _numbers(values: Sequence[float]) -> list[float]:
+    """What was measured: NaN, of layers without such a part, left out."""
+    return [value for value in values if not math.isnan(value)]
 
 
 def _ratio(share: float) -> str:

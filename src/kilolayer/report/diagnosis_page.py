@@ -62,7 +62,7 @@ def stacks_table(measured: Measurements) -> Table:
     over_eps = measured.gradients.over_eps(measured.settings.eps)
     for side, norms in measured.gradients.layers.items():
         for place in dict.fromkeys((0, len(norms) // 2, len(norms) - 1)):
-            entropies = [values[place] for values in measured.entropy[side].values()]
+            entropies = [value for values in measured.entropy[side].values() if not math.isnan(value := values[place])]
             dead = measured.dead_units.get(side, ())
             cells = [
                 norms[place],
@@ -70,7 +70,7 @@ def stacks_table(measured: Measurements) -> Table:
                 measured.residual[side][place + 1],
                 measured.rank.effective[side][place],
                 measured.rank.cosine[side][place],
-                sum(entropies) / len(entropies),
+                sum(entropies) / len(entropies) if entropies else math.nan,
                 dead[place] if place < len(dead) else math.nan,
             ]
             rows.append([f"{side} {place + 1}", *(_shown(cell) for cell in cells)])

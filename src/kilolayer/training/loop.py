@@ -165,14 +165,14 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             trainer.guard.accept()
             if norms is not None:
                 metrics.write("layers", step, **norms.rounded())
+            for side, text in trainer.watch.look(step, lr, norms).items():
+                metrics.write("event", step, dead=side, text=text)
+                progress.say(text)
         else:
             text = trainer.guard.skip(step, result.fault)
             metrics.write("event", step, text=text)
             progress.say(text)
             trainer.guard.check(step)
-        for side, text in trainer.watch.look(step, lr, norms).items():
-            metrics.write("event", step, dead=side, text=text)
-            progress.say(text)
         if step % config.log_every == 0 or step == config.steps:
             _log(trainer, lr, metrics, progress)
         else:
