@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kilolayer.probe.forecast import STEPS
 from kilolayer.probe.range_test import HIGHEST, fading_rate, turning_rate
 
 Look = Mapping[str, Any]
@@ -42,9 +41,7 @@ def fade(look: Look, level: float, of: str = "share") -> float:
 
 
 def of_ramp(look: Look, what: str) -> list[float]:
-    """Of the steps with finite gradients: a ramp ends early with the first step that has none."""
-    steps = look["ramp"]
-    return [step[what] for step in (steps if len(steps) == STEPS else steps[:-1])]
+    return [step[what] for step in look["ramp"]]
 
 
 EDGES: dict[str, Edge] = {
