@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 Part = Literal["calibration", "held-out"]
 RECIPES = ("post_ln", "pre_ln", "deepnorm", "sub_ln", "admin", "rezero")
-RATES = (2.5e-4, 1e-3, 4e-3, 1.6e-2)
+RATES = (2.5e-4, 1e-3, 4e-3, 1.6e-2, 6.4e-2)
 SHALLOW = (6, 12, 18)
 WARMUP = 0.1  # of the steps
 OTHER_WARMUPS = (0.01, 0.4)

@@ -1,4 +1,7 @@
-"""How often each way to forecast is right, and how often wrong which way: calibrated on shallow rows, tested on the others."""
+"""How often each way to forecast is right, and how often wrong which way: calibrated on shallow rows, tested on the others.
+
+`kilolayer forecast` has constants of its own, which were set before these runs: both parts test it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from candidates import EDGES
 from grid import Row
 from survival import Ended, Fate, fates
 
+from kilolayer.probe.forecast import FADE, LEVEL, POWER, TURN, USUAL_WARMUP
+
 FACTORS = [10 ** (exponent / 10) for exponent in range(-60, 31)]
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-USUAL_WARMUP = 100  # steps: where the power of the warm-up is 1
+SHIPPED = "kilolayer forecast"
 PAIRS = tuple((other, f"reached {level}") for other in ("range test", "update", "sharpness") for level in (0.03, 0.01, 0.003))
 
 
@@ -37,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rule:
-    """lr lives where lr <= factor * edge, for each of its edges; the last is also times (warmup / 100)^power."""
+    """lr lives where lr <= factor * edge, for each of its edges; the last is also times (warmup / USUAL_WARMUP)^power."""
 
     factors: dict[str, float]
     power: float
@@ -103,6 +108,12 @@ def read(out: Path) -> list[Case]:
     return cases
 
 
+def sizes(out: Path) -> list[dict[str, Any]]:
+    """Width, steps, batches and vocabulary of the runs."""
+    found = [run["size"] for run in _lines(out / "runs.jsonl")]
+    return [size for place, size in enumerate(found) if size not in found[:place]]
+
+
 def last_pulse(run: dict[str, Any]) -> float:
     """What reaches the weakest stack at the end: the most of three looks, because one batch tells little."""
     return max(each["reached"] for each in run["pulse"][-3:])
@@ -118,17 +129,23 @@ def write_score(out: Path) -> None:
     parts = {part: [case for case in cases if case.row.part == part] for part in ("calibration", "held-out")}
     lines = ["| forecast | calibration, right | held-out, right | too high | too low |", "|---|---|---|---|---|"]
     rules: dict[str, Any] = {}
-    for names in (*((name,) for name in EDGES), *PAIRS):
-        rule = fit(names, parts["calibration"])
+    candidates = {" and ".join(names): fit(names, parts["calibration"]) for names in (*((name,) for name in EDGES), *PAIRS)}
+    shipped = Rule({"range test": TURN, f"reached {LEVEL:g}": FADE}, POWER)
+    for label, rule in {SHIPPED: shipped, **candidates}.items():
         found = {part: score(rule, few) for part, few in parts.items()}
         recipes = sorted({case.row.recipe for case in cases})
         own = {each: [case for case in parts["held-out"] if case.row.recipe == each] for each in recipes}
         by_recipe = {recipe: vars(score(rule, few)) for recipe, few in own.items() if few}
-        label, held = " and ".join(names), found["held-out"]
+        held = found["held-out"]
         rules[label] = {**vars(rule), **{part: vars(each) for part, each in found.items()}, "by recipe, held-out": by_recipe}
         lines.append(f"| {label} | {found['calibration'].text} | {held.text} | {held.too_high} | {held.too_low} |")
     runs = [{**vars(case), "row": vars(case.row)} for case in cases]
-    document = {"command": "python benchmarks/forecast/forecast.py score OUT", "forecasts": rules, "runs": runs}
+    document = {
+        "command": "python benchmarks/forecast/forecast.py score OUT",
+        "sizes": sizes(out),
+        "forecasts": rules,
+        "runs": runs,
+    }
     (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     (out / "results.md").write_text("\n".join([*lines, ""]))
     print("\n".join(lines))
