@@ -12,7 +12,10 @@ import pytest
 
 from kilolayer.cli.main import main
 from kilolayer.reproduce.base import PAPERS, Found, all_of, get
-from kilolayer.reproduce.lab import Run
+from kilolayer.reproduce.cells import cell_of
+from kilolayer.reproduce.deepnet_table4 import MODELS
+from kilolayer.reproduce.few_shots import FewShots
+from kilolayer.reproduce.lab import Lab, Run
 from kilolayer.reproduce.landscape import roughness
 from kilolayer.reproduce.pictures import first_by
 
@@ -100,6 +103,84 @@ def test_a_run_without_time_decides_nothing() -> None:
         if run["options"]["layers"] == 100:
             run |= {"outcome": "waiting", "loss": None}
     assert get("deepnet-table1").judge(found).word == "cannot tell"
+
+
+NO_RESULT = pytest.mark.parametrize("open_", ["waiting", "unfinished", "failed"])
+"""What may be of a run that says nothing yet."""
+
+
+def two_seeds(loss: float | str, **options: Any) -> list[Run]:
+    """Runs of two seeds 0.001 apart, or of an outcome without a loss."""
+    if isinstance(loss, str):
+        return [run_of(None, seed, loss, **options) for seed in (1, 2)]
+    return [run_of(loss + 0.001 * seed, seed, **options) for seed in (1, 2)]
+
+
+def test_one_rate_of_post_ln_alone_does_not_decide_table_1() -> None:
+    runs = [
+        run_of(2.0, outcome="finished", model__recipe=recipe, layers=layers, train__lr=lr)
+        if (recipe, layers > 18, lr) == ("post_ln", True, 1e-3)
+        else run_of(None, outcome="waiting", model__recipe=recipe, layers=layers, train__lr=lr)
+        for recipe in ("post_ln", "deepnorm")
+        for layers in (6, 18, 50, 100)
+        for lr in (2.5e-4, 1e-3)
+    ]
+    assert get("deepnet-table1").judge({"runs": runs}).word == "cannot tell"
+    assert get("deepnet-figure6").judge({"runs": runs}).word == "cannot tell"
+
+
+@NO_RESULT
+@pytest.mark.parametrize("loss", [1.7, 1.9])
+def test_table_1_waits_for_every_rate(open_: str, loss: float) -> None:
+    found = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, None, None, None), pre_ln=(2.1, 2.0, 1.9, loss))
+    judge = get("deepnet-table1").judge
+    assert judge(found).word == ("held" if loss > 1.8 else "not held")
+    found["runs"].append(run_of(None, 1, open_, model__recipe="pre_ln", layers=100, train__lr=4e-3))
+    assert judge(found).word == "cannot tell"
+
+
+def test_table_1_is_decided_where_the_open_runs_can_change_nothing() -> None:
+    found = methods(deepnorm=(2.0, 1.9, 1.8, None), post_ln=(2.0, None, None, None), pre_ln=(2.1, 2.0, 1.9, 1.9))
+    found["runs"].append(run_of(None, 1, "waiting", model__recipe="pre_ln", layers=100, train__lr=4e-3))
+    assert get("deepnet-table1").judge(found).word == "not held"
+
+
+def test_one_seed_holds_nothing_in_table_1() -> None:
+    found = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, None, None, None), pre_ln=(2.1, 2.0, 1.9, 1.9))
+    one = {"runs": [run for run in found["runs"] if run["options"]["train.seed"] == 1]}
+    assert get("deepnet-table1").judge(one).word == "cannot tell"
+    lives = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, 2.0, 2.0, 2.0))
+    one = {"runs": [run for run in lives["runs"] if run["options"]["train.seed"] == 1]}
+    assert get("deepnet-table1").judge(one).word == "cannot tell"
+
+
+@NO_RESULT
+def test_table_4_waits_for_every_rate(open_: str) -> None:
+    judge = get("deepnet-table4").judge
+    found = {name: two_seeds(loss, train__lr=5e-4) for name, loss in zip(MODELS, (2.0, 1.9, 1.8), strict=True)}
+    assert judge(found).word == "held"
+    wide = next(iter(MODELS))
+    assert judge(found | {wide: found[wide] + two_seeds(open_, train__lr=2e-3)}).word == "cannot tell"
+
+
+@NO_RESULT
+def test_a_language_model_with_an_open_rate_is_not_asked(open_: str, tmp_path: Path) -> None:
+    cell = cell_of([run_of(2.0, train__lr=5e-4), run_of(None, outcome=open_, train__lr=1e-3)])
+    assert cell is not None
+    reproduction = get("deepnet-table7")
+    assert isinstance(reproduction, FewShots)
+    for tiny in (False, True):
+        asked = reproduction._ask(cell, tmp_path, Lab(tmp_path, tiny=tiny))
+        assert asked == {"text": "2.000 (1 of 2 runs without a result)", "sets": {}}
+
+
+@NO_RESULT
+def test_the_depth_law_waits_for_every_depth(open_: str) -> None:
+    rows = [({6: 20.0, 12: 22.0, 24: 24.0, 48: 26.0}[depth], depth) for depth in (6, 12, 24, 48)]
+    runs = [run_of(2.0, seed, model__recipe="deepnorm", layers=n) | {"bleu": bleu} for bleu, n in rows for seed in (1, 2)]
+    judge = get("deepnet-figure8").judge
+    assert judge({"runs": runs}).word == "held"
+    assert judge({"runs": [*runs, *two_seeds(open_, model__recipe="deepnorm", layers=100)]}).word == "cannot tell"
 
 
 @pytest.mark.parametrize(
