@@ -13,6 +13,7 @@ import pytest
 from kilolayer.cli.main import main
 from kilolayer.reproduce.base import PAPERS, Found, all_of, get
 from kilolayer.reproduce.cells import cell_of
+from kilolayer.reproduce.deepnet_figure9 import FACTORS
 from kilolayer.reproduce.deepnet_table4 import MODELS
 from kilolayer.reproduce.few_shots import FewShots
 from kilolayer.reproduce.lab import Lab, Run
@@ -181,6 +182,149 @@ def test_the_depth_law_waits_for_every_depth(open_: str) -> None:
     judge = get("deepnet-figure8").judge
     assert judge({"runs": runs}).word == "held"
     assert judge({"runs": [*runs, *two_seeds(open_, model__recipe="deepnorm", layers=100)]}).word == "cannot tell"
+
+
+def six_methods(**changed: float | str) -> Found:
+    """Table 2 as the paper has it, but for the cells that are named by language, recipe and depth, as `fra_pre_ln_18`."""
+    held: dict[str, float | str] = {"deepnorm_6": 2.0, "deepnorm_18": 1.8, "post_ln_6": 2.0, "post_ln_18": "diverged"}
+    held |= {"pre_ln_6": 2.1, "pre_ln_18": 1.9, "admin_6": 2.0, "admin_18": "dead"}
+    return {
+        language: [
+            run
+            for name, loss in held.items()
+            for recipe, _, layers in [name.rpartition("_")]
+            for run in two_seeds(changed.get(f"{language}_{name}", loss), model__recipe=recipe, layers=int(layers))
+        ]
+        for language in ("deu", "fra")
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "changed"),
+    [
+        ("held", {}),
+        ("not held", {"fra_deepnorm_6": "diverged", "deu_pre_ln_18": "waiting"}),
+        ("not held", {"deu_pre_ln_18": 1.7, "fra_pre_ln_18": 1.7, "fra_deepnorm_6": "waiting"}),
+        ("cannot tell", {"deu_pre_ln_18": 1.7}),
+        ("cannot tell", {"fra_deepnorm_6": "waiting"}),
+        ("cannot tell", {"fra_deepnorm_6": "failed"}),
+        ("cannot tell", {"fra_pre_ln_18": "waiting"}),
+        ("cannot tell", {"deu_post_ln_18": "unfinished"}),
+    ],
+)
+def test_table_2_is_judged_by_its_rule(word: str, changed: dict[str, float | str]) -> None:
+    assert get("deepnet-table2").judge(six_methods(**changed)).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "alpha", "beta"),
+    [
+        ("held", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
+        ("not held", (1.7, 1.9, 1.8, 1.9, "waiting"), (1.7, 1.9, 1.8, 1.9, "waiting")),
+        ("not held", ("waiting", "waiting", "diverged", 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
+        ("cannot tell", ("diverged", 1.9, 1.8, "waiting", 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
+        ("cannot tell", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, "failed", 1.8, 1.9, 1.9)),
+        ("cannot tell", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, "unfinished", 1.9, 1.9)),
+        ("cannot tell", (1.81, 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.81)),
+    ],
+)
+def test_figure_9_is_judged_by_its_rule(word: str, alpha: Any, beta: Any) -> None:
+    found = {
+        option: [
+            run
+            for factor, loss in zip(FACTORS, row, strict=True)
+            for run in two_seeds(loss, **{f"model__recipe__{option}": factor})
+        ]
+        for option, row in (("alpha_scale", alpha), ("beta_scale", beta))
+    }
+    assert get("deepnet-figure9").judge(found).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "depths", "experts"),
+    [
+        ("held", (2.0, 1.9, 1.8), (2.0, 1.9, 1.8)),
+        ("not held", (2.0, "diverged", 1.8), (2.0, "waiting", 1.8)),
+        ("not held", (2.0, "waiting", 2.1), (2.0, 1.9, 1.8)),
+        ("cannot tell", (2.0, "waiting", 1.8), (2.0, 1.9, 1.8)),
+        ("cannot tell", (2.0, 1.9, 1.8), (2.0, "failed", 1.8)),
+    ],
+)
+def test_larger_models_are_judged_by_their_rule(word: str, depths: Any, experts: Any) -> None:
+    found = {
+        "depth": [run for n, loss in enumerate(depths) for run in two_seeds(loss, layers=n)],
+        "experts": [run for n, loss in enumerate(experts) for run in two_seeds(loss, model__moe__experts=n)],
+    }
+    for name in ("torchscale-figure1", "torchscale-figure2"):
+        assert get(name).judge(found).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "whole", "alpha", "beta"),
+    [
+        ("held", 1.8, "diverged", 1.9),
+        ("held", 1.8, 1.9, "diverged"),
+        ("not held", 1.8, "waiting", 1.7),
+        ("not held", "diverged", "waiting", "waiting"),
+        ("cannot tell", 1.8, "diverged", "waiting"),
+        ("cannot tell", 1.8, "waiting", 1.9),
+    ],
+)
+def test_table_11_is_judged_by_its_rule(word: str, whole: Any, alpha: Any, beta: Any) -> None:
+    cells = {("derived", "derived"): whole, ("one", "derived"): alpha, ("derived", "one"): beta}
+    runs = [
+        run
+        for (a, b), loss in cells.items()
+        for run in two_seeds(loss, model__recipe__alpha=a, model__recipe__beta=b, train__lr=2e-3)
+    ]
+    judge = get("deepnet-table11").judge
+    assert judge({"runs": runs}).word == word
+    # One seed of beta = 1 that lives says nothing of how it compares.
+    kept = [run for run in runs if run["options"]["model.recipe.beta"] == "derived" or run["options"]["train.seed"] == 1]
+    if word == "held" and beta != "diverged":
+        assert judge({"runs": kept}).word == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("word", "shallow", "deep_plain", "deep"),
+    [
+        ("held", 40.0, "diverged", 42.0),
+        ("not held", 40.0, "diverged", 39.0),
+        ("not held", 40.0, "waiting", "diverged"),
+        ("not held", "failed", "diverged", "dead"),
+        ("not held", 40.0, "waiting", 39.0),  # whatever becomes of the default start
+        ("cannot tell", 40.0, "waiting", 42.0),
+        ("cannot tell", 40.0, 39.0, 42.0),
+        ("cannot tell", 40.0, "diverged", "finished"),  # without a score
+        ("cannot tell", "unfinished", "diverged", 42.0),
+    ],
+)
+def test_table_1_of_admin_is_judged_by_its_rule(word: str, shallow: Any, deep_plain: Any, deep: Any) -> None:
+    def run(bleu: float | str) -> dict[str, Any]:
+        if isinstance(bleu, str):
+            return {"outcome": bleu, "text": bleu, "bleu": None, "ter": None}
+        return {"outcome": "finished", "text": "finished", "bleu": bleu, "ter": 100 - bleu}
+
+    rows = {"6-6 default": run(shallow), "60-12 default": run(deep_plain), "6-6 Admin": run(40.0), "60-12 Admin": run(deep)}
+    assert get("admin-table1").judge(rows).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "plain", "ours"),
+    [
+        ("held", "diverged", 1.8),
+        ("held", 2.4, 1.8),
+        ("not held", 1.7, 1.8),
+        ("not held", "waiting", "diverged"),
+        ("cannot tell", "waiting", 1.8),
+        ("cannot tell", "diverged", "failed"),
+    ],
+)
+def test_figure_2_of_admin_is_judged_by_its_rule(word: str, plain: Any, ours: Any) -> None:
+    def runs(deep: float | str) -> list[Run]:
+        return [run_of(2.0, layers="6-6"), two_seeds(deep, layers="60-12")[0]]
+
+    assert get("admin-figure2").judge({"admin": runs(ours), "default": runs(plain)}).word == word
 
 
 @pytest.mark.parametrize(
