@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,109 @@ def test_figure_2_of_admin_is_judged_by_its_rule(word: str, plain: Any, ours: An
         return [run_of(2.0, layers="6-6"), two_seeds(deep, layers="60-12")[0]]
 
     assert get("admin-figure2").judge({"admin": runs(ours), "default": runs(plain)}).word == word
+
+
+def glue(post_ln: str, sub_ln: str, points: float = 81.0, seeds: int = 3, unfinished: int = 0) -> Found:
+    """Table 6 with what became of the larger rate's runs; Post-LN's mean is 80."""
+    runs = [
+        run_of(2.0, outcome=outcome if lr == 1e-3 else "finished", model__recipe=recipe, train__lr=lr)
+        for recipe, outcome in (("post_ln", post_ln), ("sub_ln", sub_ln))
+        for lr in (5e-4, 1e-3)
+    ]
+    scores = {
+        recipe: {task: [mean + 0.1 * seed for seed in range(seeds)] for task in ("CoLA", "RTE")}
+        for recipe, mean in (("post_ln", 80.0), ("sub_ln", points))
+    }
+    return {"runs": runs, "glue": scores, "open": unfinished}
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("held", glue("diverged", "finished")),
+        ("not held", glue("finished", "finished", 79.0)),
+        ("not held", glue("waiting", "diverged", unfinished=3)),
+        ("cannot tell", glue("finished", "finished")),
+        ("cannot tell", glue("diverged", "waiting")),
+        ("cannot tell", glue("finished", "unfinished", 79.0)),  # its scores are the smaller rate's
+        ("cannot tell", glue("failed", "finished", 79.0)),
+        ("cannot tell", glue("diverged", "finished", seeds=1)),
+        ("cannot tell", glue("diverged", "finished", unfinished=1)),
+    ],
+)
+def test_table_6_is_judged_by_its_rule(word: str, found: Found) -> None:
+    assert get("deepnet-table6").judge(found).word == word
+
+
+@dataclass(frozen=True)
+class PreTrained(Lab):
+    """Masked language models by what became of each rate, and fine-tunings of which the second has failed. names: as asked."""
+
+    ends: tuple[str, str] = ("finished", "finished")
+    names: list[str] = field(default_factory=list)
+
+    def language(self, task: str = "causal_lm", **sections: Any) -> dict[str, Any]:
+        return {}
+
+    def compare(self, name: str, config: Any, axes: Any) -> list[Run]:
+        self.names.append(name)
+        if name.startswith("glue"):
+            ends = ("finished", "failed", "diverged")
+            return [run_of(None, seed, end) | {"metric": 80.0 + seed} for seed, end in enumerate(ends)]
+        rates = zip((5e-4, 1e-3), self.ends, strict=True)
+        return [
+            run_of(2.0, outcome=end, model__recipe=recipe, train__lr=lr) for lr, end in rates for recipe in axes["model.recipe"]
+        ]
+
+
+def test_fine_tuning_from_another_rate_is_another_comparison_and_counts_finished_runs(tmp_path: Path) -> None:
+    labs = [
+        PreTrained(tmp_path / "deepnet-table6", tiny=True, ends=ends) for ends in (("finished", "waiting"), ("finished",) * 2)
+    ]
+    before, after = (get("deepnet-table6").measure(lab) for lab in labs)
+    assert not set(labs[0].names[1:]) & set(labs[1].names[1:])
+    for found in (before, after):
+        assert found["glue"] == {recipe: {"language": [80.0]} for recipe in ("post_ln", "sub_ln")}
+        assert found["open"] == 2
+
+
+@dataclass(frozen=True)
+class Clipped(Lab):
+    """Runs with a record each, but for those of `missing`, by the way of clipping and the seed."""
+
+    missing: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def multilingual(self, **sections: Any) -> dict[str, Any]:
+        return {}
+
+    def compare(self, name: str, config: Any, axes: Any) -> list[Run]:
+        if name == "clipping-dense":
+            return []
+        return [self._run(clip, seed) for clip in axes["train.clip"] for seed in axes["train.seed"]]
+
+    def _run(self, clip: str, seed: int) -> Run:
+        outcome = self.missing.get((clip, seed), "finished")
+        folder = self.folder / f"{clip}-{seed}"
+        if outcome != "waiting":
+            folder.mkdir(parents=True, exist_ok=True)
+            entropy = {"plain": 1.0, "sparse": 0.9}[clip]
+            rows: list[dict[str, Any]] = []
+            for step in range(1, 11):
+                rows.append({"kind": "train", "step": step, "clipped": 9 if step == 1 else 0})
+                rows.append({"kind": "routing", "step": step, "entropy": [entropy]})
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return run_of(2.0, seed, outcome, model__moe__experts=256, train__clip=clip) | {"folder": str(folder)}
+
+
+@pytest.mark.parametrize("outcome", ["waiting", "unfinished", "failed", "diverged"])
+def test_routing_is_judged_where_every_run_has_finished(outcome: str, tmp_path: Path) -> None:
+    reproduction = get("torchscale-figure4")
+    assert reproduction.judge(reproduction.measure(Clipped(tmp_path / "all"))).word == "held"
+    for missing in ({("plain", 2): outcome}, {("sparse", seed): outcome for seed in (1, 2)}):
+        found = reproduction.measure(Clipped(tmp_path / str(len(missing)), missing=missing))
+        assert reproduction.judge(found).word == "cannot tell"
+        assert reproduction.numbers(found).rows[0][1] == "1.000"
+        assert len(reproduction.panels(found)) == 2
 
 
 @pytest.mark.parametrize(
