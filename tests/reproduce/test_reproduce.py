@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 
 from kilolayer.cli.main import main
+from kilolayer.reproduce.admin_table4 import Table4 as AdminTable4
 from kilolayer.reproduce.base import PAPERS, Found, all_of, get
 from kilolayer.reproduce.cells import cell_of
 from kilolayer.reproduce.deepnet_figure9 import FACTORS
 from kilolayer.reproduce.deepnet_table4 import MODELS
 from kilolayer.reproduce.few_shots import FewShots
-from kilolayer.reproduce.lab import Lab, Run
+from kilolayer.reproduce.lab import BRIEF, SMALL, TINY, Lab, Run
 from kilolayer.reproduce.landscape import roughness
 from kilolayer.reproduce.pictures import first_by
 
@@ -358,6 +360,37 @@ def glue(post_ln: str, sub_ln: str, points: float = 81.0, seeds: int = 3, unfini
 )
 def test_table_6_is_judged_by_its_rule(word: str, found: Found) -> None:
     assert get("deepnet-table6").judge(found).word == word
+
+
+def test_what_a_reproduction_changes_in_its_configuration_is_its_own(tmp_path: Path) -> None:
+    before = deepcopy((SMALL, TINY, BRIEF))
+    lab = Lab(tmp_path / "any", tiny=True)
+    whole = Lab(tmp_path / "any")
+    for config in (lab.translation(), lab.language(), whole._sized({}, {})):
+        for table in config.values():
+            if isinstance(table, dict):
+                table |= {"dim": 7, "warmup_steps": 7, "tokens": 7, "method": "other"}
+    assert before == (SMALL, TINY, BRIEF)
+
+
+def test_text_that_was_cut_while_it_was_written_is_written_again(tmp_path: Path) -> None:
+    reproduction, lab = get("admin-table4"), Lab(tmp_path / "admin-table4", tiny=True)
+    assert isinstance(reproduction, AdminTable4)
+    folder = reproduction._text(lab)
+    whole = {path.name: path.read_text() for path in folder.glob("*.fra")}
+    (folder / "lonely.fra").unlink()
+    reproduction._text(lab)
+    assert {path.name: path.read_text() for path in folder.glob("*.fra")} == whole
+
+
+def test_claims_name_the_baselines_that_the_published_means_are_above() -> None:
+    rows = {name: float(mean) for name, *_, mean in get("deepnet-table9").published.rows}
+    above = [depth for depth in (24, 48, 72) if rows[f"NormFormer, {depth}"] > rows[f"DeepNet, {depth}"]]
+    assert above == [48]
+    assert (
+        f"at {above[0]} NormFormer is {rows['NormFormer, 48'] - rows['DeepNet, 48']:.1f} points above"
+        in get("deepnet-table9").claim
+    )
 
 
 @dataclass(frozen=True)
