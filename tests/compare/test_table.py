@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from small_runs import new_run, new_text_run, table, write_corpus
 
+from kilolayer.cli.main import main
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.documents import write_documents
 from kilolayer.compare.result import Member
@@ -192,6 +193,16 @@ def test_runs_that_differ_in_nothing_are_told_by_name(tmp_path: Path, corpus: Pa
     compared = Comparison.of_runs([run.folder for run in runs])
     assert [member.options["run"] for member in compared.members] == ["one", "two"]
     assert len(tabulate(compared).cells) == 2
+
+
+def test_runs_of_different_tasks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "one", 'task = "translation"\n[model]\nrecipe = "pre_ln"\n', GOOD, 20.0, 3.0)
+    write_run(tmp_path / "two", 'task = "causal_lm"\n[model]\nrecipe = "pre_ln"\n', GOOD, 20.0, 2.0)
+    compared = Comparison.of_runs([tmp_path / "one", tmp_path / "two"])
+    assert [member.options["task"] for member in compared.members] == ["translation", "causal_lm"]
+    assert len(tabulate(compared).cells) == 2
+    assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(tmp_path / "out")]) == 0
+    assert "causal_lm" in capsys.readouterr().out
 
 
 def test_a_member_of_a_broken_folder_is_a_result_too(tmp_path: Path, corpus: Path) -> None:

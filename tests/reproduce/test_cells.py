@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_a_reproduction_and_the_comparisons_table_choose_the_same(task: str, see
             assert chosen == beside.best.options
             spread = beside.best.spread(table.measures[-1])
             assert table.measures[-1].title == "validation loss"
-            if cell.lives:
+            if math.isfinite(cell.loss):
                 assert spread is not None
                 assert cell.loss == pytest.approx(spread.mean)
 
@@ -115,6 +116,25 @@ def test_a_cell_is_the_best_setting_over_its_seeds() -> None:
     waiting = cell_of([run_of(None, 1, "waiting")])
     assert waiting is not None
     assert not waiting.ended
+
+
+@pytest.mark.parametrize("outcome", ["waiting", "unfinished", "failed"])
+@pytest.mark.parametrize("known", ["finished", "diverged"])
+def test_a_cell_with_a_candidate_without_a_result_decides_nothing(outcome: str, known: str) -> None:
+    runs = [run_of(2.0 + 0.01 * seed if known == "finished" else None, seed, known, train__lr=1e-3) for seed in (1, 2)]
+    other = cell_of([run_of(3.0 + 0.01 * seed, seed) for seed in (1, 2)])
+    whole = cell_of(runs)
+    part = cell_of([*runs, run_of(None, 1, outcome, train__lr=2e-3)])
+    assert part is not None
+    assert whole is not None
+    assert other is not None
+    assert (whole.ended, whole.lives, whole.died) == (True, known == "finished", known == "diverged")
+    assert (part.ended, part.lives, part.died) == (False, False, False)
+    assert is_lower(part, other) is None
+    assert is_lower(other, part) is None
+    if known == "finished":
+        assert is_lower(whole, other) is True
+        assert part.shown == "2.015 ± 0.005 (1 of 3 runs without a result)"
 
 
 def test_lower_needs_two_standard_errors_and_a_margin() -> None:

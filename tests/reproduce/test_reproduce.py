@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ import pytest
 
 from kilolayer.cli.main import main
 from kilolayer.reproduce.base import PAPERS, Found, all_of, get
-from kilolayer.reproduce.lab import Run
+from kilolayer.reproduce.cells import cell_of
+from kilolayer.reproduce.deepnet_figure9 import FACTORS
+from kilolayer.reproduce.deepnet_table4 import MODELS
+from kilolayer.reproduce.few_shots import FewShots
+from kilolayer.reproduce.lab import BRIEF, SMALL, TINY, Lab, Run
 from kilolayer.reproduce.landscape import roughness
 from kilolayer.reproduce.pictures import first_by
 
@@ -100,6 +106,358 @@ def test_a_run_without_time_decides_nothing() -> None:
         if run["options"]["layers"] == 100:
             run |= {"outcome": "waiting", "loss": None}
     assert get("deepnet-table1").judge(found).word == "cannot tell"
+
+
+NO_RESULT = pytest.mark.parametrize("open_", ["waiting", "unfinished", "failed"])
+"""What may be of a run that says nothing yet."""
+
+
+def two_seeds(loss: float | str, **options: Any) -> list[Run]:
+    """Runs of two seeds 0.001 apart, or of an outcome without a loss."""
+    if isinstance(loss, str):
+        return [run_of(None, seed, loss, **options) for seed in (1, 2)]
+    return [run_of(loss + 0.001 * seed, seed, **options) for seed in (1, 2)]
+
+
+def test_one_rate_of_post_ln_alone_does_not_decide_table_1() -> None:
+    runs = [
+        run_of(2.0, outcome="finished", model__recipe=recipe, layers=layers, train__lr=lr)
+        if (recipe, layers > 18, lr) == ("post_ln", True, 1e-3)
+        else run_of(None, outcome="waiting", model__recipe=recipe, layers=layers, train__lr=lr)
+        for recipe in ("post_ln", "deepnorm")
+        for layers in (6, 18, 50, 100)
+        for lr in (2.5e-4, 1e-3)
+    ]
+    assert get("deepnet-table1").judge({"runs": runs}).word == "cannot tell"
+    assert get("deepnet-figure6").judge({"runs": runs}).word == "cannot tell"
+
+
+@NO_RESULT
+@pytest.mark.parametrize("loss", [1.7, 1.9])
+def test_table_1_waits_for_every_rate(open_: str, loss: float) -> None:
+    found = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, None, None, None), pre_ln=(2.1, 2.0, 1.9, loss))
+    judge = get("deepnet-table1").judge
+    assert judge(found).word == ("held" if loss > 1.8 else "not held")
+    found["runs"].append(run_of(None, 1, open_, model__recipe="pre_ln", layers=100, train__lr=4e-3))
+    assert judge(found).word == "cannot tell"
+
+
+def test_table_1_is_decided_where_the_open_runs_can_change_nothing() -> None:
+    found = methods(deepnorm=(2.0, 1.9, 1.8, None), post_ln=(2.0, None, None, None), pre_ln=(2.1, 2.0, 1.9, 1.9))
+    found["runs"].append(run_of(None, 1, "waiting", model__recipe="pre_ln", layers=100, train__lr=4e-3))
+    assert get("deepnet-table1").judge(found).word == "not held"
+
+
+def test_one_seed_holds_nothing_in_table_1() -> None:
+    found = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, None, None, None), pre_ln=(2.1, 2.0, 1.9, 1.9))
+    one = {"runs": [run for run in found["runs"] if run["options"]["train.seed"] == 1]}
+    assert get("deepnet-table1").judge(one).word == "cannot tell"
+    lives = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, 2.0, 2.0, 2.0))
+    one = {"runs": [run for run in lives["runs"] if run["options"]["train.seed"] == 1]}
+    assert get("deepnet-table1").judge(one).word == "cannot tell"
+
+
+@NO_RESULT
+def test_table_4_waits_for_every_rate(open_: str) -> None:
+    judge = get("deepnet-table4").judge
+    found = {name: two_seeds(loss, train__lr=5e-4) for name, loss in zip(MODELS, (2.0, 1.9, 1.8), strict=True)}
+    assert judge(found).word == "held"
+    wide = next(iter(MODELS))
+    assert judge(found | {wide: found[wide] + two_seeds(open_, train__lr=2e-3)}).word == "cannot tell"
+
+
+@NO_RESULT
+def test_a_language_model_with_an_open_rate_is_not_asked(open_: str, tmp_path: Path) -> None:
+    cell = cell_of([run_of(2.0, train__lr=5e-4), run_of(None, outcome=open_, train__lr=1e-3)])
+    assert cell is not None
+    reproduction = get("deepnet-table7")
+    assert isinstance(reproduction, FewShots)
+    for tiny in (False, True):
+        asked = reproduction._ask(cell, tmp_path, Lab(tmp_path, tiny=tiny))
+        assert asked == {"text": "2.000 (1 of 2 runs without a result)", "sets": {}}
+
+
+@NO_RESULT
+def test_the_depth_law_waits_for_every_depth(open_: str) -> None:
+    rows = [({6: 20.0, 12: 22.0, 24: 24.0, 48: 26.0}[depth], depth) for depth in (6, 12, 24, 48)]
+    runs = [run_of(2.0, seed, model__recipe="deepnorm", layers=n) | {"bleu": bleu} for bleu, n in rows for seed in (1, 2)]
+    judge = get("deepnet-figure8").judge
+    assert judge({"runs": runs}).word == "held"
+    assert judge({"runs": [*runs, *two_seeds(open_, model__recipe="deepnorm", layers=100)]}).word == "cannot tell"
+
+
+def six_methods(**changed: float | str) -> Found:
+    """Table 2 as the paper has it, but for the cells that are named by language, recipe and depth, as `fra_pre_ln_18`."""
+    held: dict[str, float | str] = {"deepnorm_6": 2.0, "deepnorm_18": 1.8, "post_ln_6": 2.0, "post_ln_18": "diverged"}
+    held |= {"pre_ln_6": 2.1, "pre_ln_18": 1.9, "admin_6": 2.0, "admin_18": "dead"}
+    return {
+        language: [
+            run
+            for name, loss in held.items()
+            for recipe, _, layers in [name.rpartition("_")]
+            for run in two_seeds(changed.get(f"{language}_{name}", loss), model__recipe=recipe, layers=int(layers))
+        ]
+        for language in ("deu", "fra")
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "changed"),
+    [
+        ("held", {}),
+        ("not held", {"fra_deepnorm_6": "diverged", "deu_pre_ln_18": "waiting"}),
+        ("not held", {"deu_pre_ln_18": 1.7, "fra_pre_ln_18": 1.7, "fra_deepnorm_6": "waiting"}),
+        ("cannot tell", {"deu_pre_ln_18": 1.7}),
+        ("cannot tell", {"fra_deepnorm_6": "waiting"}),
+        ("cannot tell", {"fra_deepnorm_6": "failed"}),
+        ("cannot tell", {"fra_pre_ln_18": "waiting"}),
+        ("cannot tell", {"deu_post_ln_18": "unfinished"}),
+    ],
+)
+def test_table_2_is_judged_by_its_rule(word: str, changed: dict[str, float | str]) -> None:
+    assert get("deepnet-table2").judge(six_methods(**changed)).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "alpha", "beta"),
+    [
+        ("held", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
+        ("not held", (1.7, 1.9, 1.8, 1.9, "waiting"), (1.7, 1.9, 1.8, 1.9, "waiting")),
+        ("not held", ("waiting", "waiting", "diverged", 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
+        ("cannot tell", ("diverged", 1.9, 1.8, "waiting", 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
+        ("cannot tell", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, "failed", 1.8, 1.9, 1.9)),
+        ("cannot tell", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, "unfinished", 1.9, 1.9)),
+        ("cannot tell", (1.81, 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.81)),
+    ],
+)
+def test_figure_9_is_judged_by_its_rule(word: str, alpha: Any, beta: Any) -> None:
+    found = {
+        option: [
+            run
+            for factor, loss in zip(FACTORS, row, strict=True)
+            for run in two_seeds(loss, **{f"model__recipe__{option}": factor})
+        ]
+        for option, row in (("alpha_scale", alpha), ("beta_scale", beta))
+    }
+    assert get("deepnet-figure9").judge(found).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "depths", "experts"),
+    [
+        ("held", (2.0, 1.9, 1.8), (2.0, 1.9, 1.8)),
+        ("not held", (2.0, "diverged", 1.8), (2.0, "waiting", 1.8)),
+        ("not held", (2.0, "waiting", 2.1), (2.0, 1.9, 1.8)),
+        ("cannot tell", (2.0, "waiting", 1.8), (2.0, 1.9, 1.8)),
+        ("cannot tell", (2.0, 1.9, 1.8), (2.0, "failed", 1.8)),
+    ],
+)
+def test_larger_models_are_judged_by_their_rule(word: str, depths: Any, experts: Any) -> None:
+    found = {
+        "depth": [run for n, loss in enumerate(depths) for run in two_seeds(loss, layers=n)],
+        "experts": [run for n, loss in enumerate(experts) for run in two_seeds(loss, model__moe__experts=n)],
+    }
+    for name in ("torchscale-figure1", "torchscale-figure2"):
+        assert get(name).judge(found).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "whole", "alpha", "beta"),
+    [
+        ("held", 1.8, "diverged", 1.9),
+        ("held", 1.8, 1.9, "diverged"),
+        ("not held", 1.8, "waiting", 1.7),
+        ("not held", "diverged", "waiting", "waiting"),
+        ("cannot tell", 1.8, "diverged", "waiting"),
+        ("cannot tell", 1.8, "waiting", 1.9),
+    ],
+)
+def test_table_11_is_judged_by_its_rule(word: str, whole: Any, alpha: Any, beta: Any) -> None:
+    cells = {("derived", "derived"): whole, ("one", "derived"): alpha, ("derived", "one"): beta}
+    runs = [
+        run
+        for (a, b), loss in cells.items()
+        for run in two_seeds(loss, model__recipe__alpha=a, model__recipe__beta=b, train__lr=2e-3)
+    ]
+    judge = get("deepnet-table11").judge
+    assert judge({"runs": runs}).word == word
+    # One seed of beta = 1 that lives says nothing of how it compares.
+    kept = [run for run in runs if run["options"]["model.recipe.beta"] == "derived" or run["options"]["train.seed"] == 1]
+    if word == "held" and beta != "diverged":
+        assert judge({"runs": kept}).word == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("word", "shallow", "deep_plain", "deep"),
+    [
+        ("held", 40.0, "diverged", 42.0),
+        ("not held", 40.0, "diverged", 39.0),
+        ("not held", 40.0, "waiting", "diverged"),
+        ("not held", "failed", "diverged", "dead"),
+        ("not held", 40.0, "waiting", 39.0),  # whatever becomes of the default start
+        ("cannot tell", 40.0, "waiting", 42.0),
+        ("cannot tell", 40.0, 39.0, 42.0),
+        ("cannot tell", 40.0, "diverged", "finished"),  # without a score
+        ("cannot tell", "unfinished", "diverged", 42.0),
+    ],
+)
+def test_table_1_of_admin_is_judged_by_its_rule(word: str, shallow: Any, deep_plain: Any, deep: Any) -> None:
+    def run(bleu: float | str) -> dict[str, Any]:
+        if isinstance(bleu, str):
+            return {"outcome": bleu, "text": bleu, "bleu": None, "ter": None}
+        return {"outcome": "finished", "text": "finished", "bleu": bleu, "ter": 100 - bleu}
+
+    rows = {"6-6 default": run(shallow), "60-12 default": run(deep_plain), "6-6 Admin": run(40.0), "60-12 Admin": run(deep)}
+    assert get("admin-table1").judge(rows).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "plain", "ours"),
+    [
+        ("held", "diverged", 1.8),
+        ("held", 2.4, 1.8),
+        ("not held", 1.7, 1.8),
+        ("not held", "waiting", "diverged"),
+        ("cannot tell", "waiting", 1.8),
+        ("cannot tell", "diverged", "failed"),
+    ],
+)
+def test_figure_2_of_admin_is_judged_by_its_rule(word: str, plain: Any, ours: Any) -> None:
+    def runs(deep: float | str) -> list[Run]:
+        return [run_of(2.0, layers="6-6"), two_seeds(deep, layers="60-12")[0]]
+
+    assert get("admin-figure2").judge({"admin": runs(ours), "default": runs(plain)}).word == word
+
+
+def glue(post_ln: str, sub_ln: str, points: float = 81.0, seeds: int = 3, unfinished: int = 0) -> Found:
+    """Table 6 with what became of the larger rate's runs; Post-LN's mean is 80."""
+    runs = [
+        run_of(2.0, outcome=outcome if lr == 1e-3 else "finished", model__recipe=recipe, train__lr=lr)
+        for recipe, outcome in (("post_ln", post_ln), ("sub_ln", sub_ln))
+        for lr in (5e-4, 1e-3)
+    ]
+    scores = {
+        recipe: {task: [mean + 0.1 * seed for seed in range(seeds)] for task in ("CoLA", "RTE")}
+        for recipe, mean in (("post_ln", 80.0), ("sub_ln", points))
+    }
+    return {"runs": runs, "glue": scores, "open": unfinished}
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("held", glue("diverged", "finished")),
+        ("not held", glue("finished", "finished", 79.0)),
+        ("not held", glue("waiting", "diverged", unfinished=3)),
+        ("cannot tell", glue("finished", "finished")),
+        ("cannot tell", glue("diverged", "waiting")),
+        ("cannot tell", glue("finished", "unfinished", 79.0)),  # its scores are the smaller rate's
+        ("cannot tell", glue("failed", "finished", 79.0)),
+        ("cannot tell", glue("diverged", "finished", seeds=1)),
+        ("cannot tell", glue("diverged", "finished", unfinished=1)),
+    ],
+)
+def test_table_6_is_judged_by_its_rule(word: str, found: Found) -> None:
+    assert get("deepnet-table6").judge(found).word == word
+
+
+def test_what_a_reproduction_changes_in_its_configuration_is_its_own(tmp_path: Path) -> None:
+    before = deepcopy((SMALL, TINY, BRIEF))
+    lab = Lab(tmp_path / "any", tiny=True)
+    whole = Lab(tmp_path / "any")
+    for config in (lab.translation(), lab.language(), whole._sized({}, {})):
+        for table in config.values():
+            if isinstance(table, dict):
+                table |= {"dim": 7, "warmup_steps": 7, "tokens": 7, "method": "other"}
+    assert before == (SMALL, TINY, BRIEF)
+
+
+def test_text_that_was_cut_while_it_was_written_is_written_again(tmp_path: Path) -> None:
+    reproduction: Any = get("admin-table4")
+    lab = Lab(tmp_path / "admin-table4", tiny=True)
+    folder = reproduction._text(lab)
+    whole = {path.name: path.read_text() for path in folder.glob("*.fra")}
+    (folder / "lonely.fra").unlink()
+    reproduction._text(lab)
+    assert {path.name: path.read_text() for path in folder.glob("*.fra")} == whole
+
+
+def test_the_claim_of_table_9_names_where_the_published_means_contradict_it() -> None:
+    reproduction = get("deepnet-table9")
+    assert reproduction.published is not None
+    means = {name: float(mean) for name, *_, mean in reproduction.published.rows}
+    below = {depth: means[f"NormFormer, {depth}"] - means[f"DeepNet, {depth}"] for depth in (24, 48, 72)}
+    (depth,) = [depth for depth, points in below.items() if points > 0]
+    assert f"at {depth} NormFormer is {below[depth]:.1f} points above" in reproduction.claim
+
+
+@dataclass(frozen=True)
+class PreTrained(Lab):
+    """Masked language models by what became of each rate, and fine-tunings of which the second has failed. names: as asked."""
+
+    ends: tuple[str, str] = ("finished", "finished")
+    names: list[str] = field(default_factory=list)
+
+    def language(self, task: str = "causal_lm", **sections: Any) -> dict[str, Any]:
+        return {}
+
+    def compare(self, name: str, config: Any, axes: Any) -> list[Run]:
+        self.names.append(name)
+        if name.startswith("glue"):
+            ends = ("finished", "failed", "diverged")
+            return [run_of(None, seed, end) | {"metric": 80.0 + seed} for seed, end in enumerate(ends)]
+        rates = zip((5e-4, 1e-3), self.ends, strict=True)
+        return [
+            run_of(2.0, outcome=end, model__recipe=recipe, train__lr=lr) for lr, end in rates for recipe in axes["model.recipe"]
+        ]
+
+
+def test_fine_tuning_from_another_rate_is_another_comparison_and_counts_finished_runs(tmp_path: Path) -> None:
+    labs = [PreTrained(tmp_path / "deepnet-table6", tiny=True, ends=("finished", larger)) for larger in ("waiting", "finished")]
+    before, after = (get("deepnet-table6").measure(lab) for lab in labs)
+    assert not set(labs[0].names[1:]) & set(labs[1].names[1:])
+    for found in (before, after):
+        assert found["glue"] == {recipe: {"language": [80.0]} for recipe in ("post_ln", "sub_ln")}
+        assert found["open"] == 2
+
+
+@dataclass(frozen=True)
+class Clipped(Lab):
+    """Runs with a record each, but for those of `missing`, by the way of clipping and the seed."""
+
+    missing: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def multilingual(self, **sections: Any) -> dict[str, Any]:
+        return {}
+
+    def compare(self, name: str, config: Any, axes: Any) -> list[Run]:
+        if name == "clipping-dense":
+            return []
+        return [self._run(clip, seed) for clip in axes["train.clip"] for seed in axes["train.seed"]]
+
+    def _run(self, clip: str, seed: int) -> Run:
+        outcome = self.missing.get((clip, seed), "finished")
+        folder = self.folder / f"{clip}-{seed}"
+        if outcome != "waiting":
+            folder.mkdir(parents=True, exist_ok=True)
+            entropy = {"plain": 1.0, "sparse": 0.9}[clip]
+            rows: list[dict[str, Any]] = []
+            for step in range(1, 11):
+                rows.append({"kind": "train", "step": step, "clipped": 9 if step == 1 else 0})
+                rows.append({"kind": "routing", "step": step, "entropy": [entropy]})
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return run_of(2.0, seed, outcome, model__moe__experts=256, train__clip=clip) | {"folder": str(folder)}
+
+
+@pytest.mark.parametrize("outcome", ["waiting", "unfinished", "failed", "diverged"])
+def test_routing_is_judged_where_every_run_has_finished(outcome: str, tmp_path: Path) -> None:
+    reproduction = get("torchscale-figure4")
+    assert reproduction.judge(reproduction.measure(Clipped(tmp_path / "all"))).word == "held"
+    for missing in ({("plain", 2): outcome}, {("sparse", seed): outcome for seed in (1, 2)}):
+        found = reproduction.measure(Clipped(tmp_path / str(len(missing)), missing=missing))
+        assert reproduction.judge(found).word == "cannot tell"
+        assert reproduction.numbers(found).rows[0][1] == "1.000"
+        assert len(reproduction.panels(found)) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kilolayer.reproduce.cells import grid_of
 from kilolayer.reproduce.lab import Lab, Run
 from kilolayer.reproduce.sweep import at_best_rate
 
@@ -71,3 +72,12 @@ def test_nothing_is_chosen_before_every_rate_has_ended() -> None:
     own = [run for run in found["runs"] if run["options"]["model.recipe"] == "deepnorm" and run["options"]["layers"] == 18]
     assert sorted((run["options"]["train.lr"], run["options"]["train.seed"]) for run in own) == [(5e-4, 1), (2e-3, 1)]
     assert all(run not in found["not_chosen"] for run in own)
+
+
+def test_a_cell_before_its_rate_is_chosen_has_not_ended() -> None:
+    found = at_best_rate(MadeUp(ends={("deepnorm", 18, 5e-4): "waiting"}), "any", {}, AXES, RATES, (1, 2))
+    grid = grid_of(found["runs"], "model.recipe", "layers")
+    assert [(recipe, layers) for recipe, cells in grid.items() for layers, cell in cells.items() if not cell.ended] == [
+        ("deepnorm", 18)
+    ]
+    assert grid["deepnorm"][6].lives

@@ -19,7 +19,7 @@ from kilolayer.errors import OptionError, shown
 from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 
-RECIPE, LAYERS, SEED, RUN = "model.recipe", "layers", "train.seed", "run"
+RECIPE, LAYERS, SEED, RUN, TASK = "model.recipe", "layers", "train.seed", "run", "task"
 Setting = dict[str, Any]
 """The value of each option that varies."""
 TWO_DEPTHS = re.compile(r"(\d+)-(\d+)")
@@ -37,7 +37,7 @@ class Axis:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        if self.name not in (LAYERS, RUN) and not OPTION.fullmatch(self.name):
+        if self.name not in (LAYERS, RUN, TASK) and not OPTION.fullmatch(self.name):
             raise OptionError(f"{shown(self.name)} is no option", fix="name it with its table, as in train.lr")
         if not self.values:
             raise OptionError(f"{self.name} has no values", fix=f"write them with commas: {self.name}=1,2")

@@ -39,11 +39,13 @@ class Figure2(Reproduction):
         deep = list(default)[-1]
         ours, plain, shallow = admin[deep], default[deep], next(iter(admin.values()))
         why = f"at {deep}: default {_shown(plain)}, Admin {_shown(ours)}; Admin at {next(iter(admin))}: {_shown(shallow)}"
-        if not all(died(run) or _lives(run) for run in (ours, plain)):
-            return cannot_tell(why)
-        if not _lives(ours) or (_lives(plain) and plain["loss"] <= ours["loss"]):
+        if died(ours):
             return not_held(why)
-        worse = not _lives(plain) or plain["loss"] >= ours["loss"] + 0.5
+        if not _lives(ours) or not (died(plain) or _lives(plain)):
+            return cannot_tell(why)
+        if _lives(plain) and plain["loss"] <= ours["loss"]:
+            return not_held(why)
+        worse = died(plain) or plain["loss"] >= ours["loss"] + 0.5
         return held(why) if worse and _lives(shallow) and ours["loss"] < shallow["loss"] else cannot_tell(why)
 
     def numbers(self, found: Found) -> Table:

@@ -52,15 +52,18 @@ class Table1(Reproduction):
         return found
 
     def judge(self, found: Found) -> Verdict:
+        from kilolayer.reproduce.cells import died, ended
+
         shallow, deep_plain, _, deep = found.values()
         why = f"default, shallow: {_shown(shallow)}; default, deep: {_shown(deep_plain)}; Admin, deep: {_shown(deep)}"
-        if any(each["outcome"] in ("waiting", "unfinished", "failed") for each in (shallow, deep_plain, deep)):
-            return cannot_tell(why)
-        if deep["bleu"] is None or (shallow["bleu"] is not None and deep["bleu"] < shallow["bleu"]):
+        if died(deep):
             return not_held(why)
-        dies = deep_plain["outcome"] != "finished"
-        gains = shallow["bleu"] is not None and deep["bleu"] >= shallow["bleu"] + 1 and deep["ter"] < shallow["ter"]
-        return held(why) if dies and gains else cannot_tell(why)
+        if not all(ended(each) and None not in (each["bleu"], each["ter"]) for each in (shallow, deep)):
+            return cannot_tell(why)
+        if deep["bleu"] < shallow["bleu"]:
+            return not_held(why)
+        gains = deep["bleu"] >= shallow["bleu"] + 1 and deep["ter"] < shallow["ter"]
+        return held(why) if died(deep_plain) and gains else cannot_tell(why)
 
     def numbers(self, found: Found) -> Table:
         rows = [

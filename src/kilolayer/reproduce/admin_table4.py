@@ -77,7 +77,7 @@ class Table4(Reproduction):
         lab.translation("fra")  # writes the whole
         folder = (lab.folder.parent / "text" / "fra").resolve()
         sides = {name: list(read_lines(folder / f"train.{name}")) for name in ("eng", "fra")}
-        if not (folder / "quarter.eng").exists():
+        if not (folder / "lonely.fra").exists():  # the last one that is written
             for name, lines in sides.items():
                 write(folder / f"quarter.{name}", "".join(f"{line}\n" for line in lines[::4]))
             others = [line for place, line in enumerate(sides["fra"]) if place % 4]

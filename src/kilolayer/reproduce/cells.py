@@ -29,34 +29,45 @@ def ended(run: Run) -> bool:
 
 @dataclass(frozen=True)
 class Cell:
-    """Seeds of one setting. loss: the mean of their best validations; NaN where a seed did not live to the end.
+    """Seeds of one setting, the best of all candidates. Of `lives` and `died` neither holds while a candidate has no end.
 
-    error: the standard error of the mean; NaN of one seed. text: what became of it, where it did not live.
+    candidates: the runs of every setting that it was chosen from, its own among them. loss: the mean of the best validations of
+    its seeds; NaN where a seed did not live to the end. error: the standard error of the mean; NaN of one seed. text: what
+    became of it, where there is no loss.
     """
 
     options: dict[str, Any]
     runs: Sequence[Run]
+    candidates: Sequence[Run]
     loss: float
     error: float
     text: str = ""
 
     @property
-    def lives(self) -> bool:
-        """Whether every seed came to the end."""
-        return math.isfinite(self.loss)
+    def ended(self) -> bool:
+        """Whether what became of every candidate is known; a run that had no time, or whose process failed, says nothing."""
+        return all(map(ended, self.candidates))
 
     @property
-    def ended(self) -> bool:
-        """Whether what became of every seed is known; a run that had no time says nothing."""
-        return all(map(ended, self.runs))
+    def lives(self) -> bool:
+        """Whether it is known that every seed of the best setting came to the end."""
+        return self.ended and math.isfinite(self.loss)
+
+    @property
+    def died(self) -> bool:
+        """Whether it is known that a seed of the best setting came to a bad end."""
+        return self.ended and any(map(died, self.runs))
 
     @property
     def shown(self) -> str:
         """For a table."""
-        if not self.lives:
+        if math.isnan(self.loss):
             return self.text
         loss = f"{self.loss:.3f}" if math.isnan(self.error) else f"{self.loss:.3f} ± {self.error:.3f}"
-        return loss if self.bleu is None else f"{loss} (BLEU {self.bleu:.1f})"
+        notes = [] if self.bleu is None else [f"BLEU {self.bleu:.1f}"]
+        if count := sum(not ended(run) for run in self.candidates):
+            notes.append(f"{count} of {len(self.candidates)} runs without a result")
+        return f"{loss} ({', '.join(notes)})" if notes else loss
 
     @property
     def bleu(self) -> float | None:
@@ -70,9 +81,10 @@ def cell_of(runs: Iterable[Run]) -> Cell | None:
 
     None without runs.
     """
-    settings = by_setting(runs, lambda run: run["options"])
+    candidates = list(runs)
+    settings = by_setting(candidates, lambda run: run["options"])
     best = min(settings, key=lambda setting: rank(*_ends(setting[1])), default=None)
-    return None if best is None else _judged(*best)
+    return None if best is None else _judged(*best, candidates)
 
 
 def _ends(runs: Sequence[Run]) -> tuple[list[Kind], list[float]]:
@@ -80,14 +92,14 @@ def _ends(runs: Sequence[Run]) -> tuple[list[Kind], list[float]]:
     return [run["outcome"] for run in runs], [math.nan if run["cost"] is None else float(run["cost"]) for run in runs]
 
 
-def _judged(options: dict[str, Any], runs: list[Run]) -> Cell:
+def _judged(options: dict[str, Any], runs: list[Run], candidates: list[Run]) -> Cell:
     dead = [run for run in runs if run["outcome"] != "finished" or run["loss"] is None]
     if dead:
         count = f" ({len(dead)} of {len(runs)} seeds)" if len(dead) < len(runs) else ""
-        return Cell(options, runs, math.nan, math.nan, f"{dead[0]['text']}{count}")
+        return Cell(options, runs, candidates, math.nan, math.nan, f"{dead[0]['text']}{count}")
     losses = [float(run["loss"]) for run in runs]
     error = stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else math.nan
-    return Cell(options, runs, fmean(losses), error)
+    return Cell(options, runs, candidates, fmean(losses), error)
 
 
 def grid_of(runs: Sequence[Run], row: str, column: str) -> dict[Any, dict[Any, Cell]]:
@@ -106,7 +118,7 @@ def _values(runs: Sequence[Run], option: str) -> list[Any]:
 
 
 def is_lower(one: Cell, other: Cell) -> bool | None:
-    """Whether the loss of `one` is clearly lower; None where seeds or life are missing."""
+    """Whether the loss of `one` is clearly lower; None where either has one seed, did not live, or may still change."""
     if not (one.lives and other.lives) or math.isnan(one.error) or math.isnan(other.error):
         return None
     return other.loss - one.loss > max(MARGIN, 2 * math.hypot(one.error, other.error))

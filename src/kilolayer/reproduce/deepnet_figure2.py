@@ -58,7 +58,7 @@ class Figure2(Reproduction):
         )
         if not any(larger) or is_lower(plain, scaled):
             return not_held(why)
-        worse = (plain.ended and not plain.lives) or is_lower(scaled, plain)
+        worse = plain.died or is_lower(scaled, plain)
         return held(why) if all(larger) and scaled.lives and worse else cannot_tell(why)
 
     def numbers(self, found: Found) -> Table:

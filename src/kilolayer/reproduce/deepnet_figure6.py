@@ -40,7 +40,7 @@ class Figure6(Sweep):
             return all(cell.lives for cell in row) and not any(is_lower(before, after) for before, after in pairwise(row))
 
         ours = list(grid["deepnorm"].values())
-        if dead := [cell.text for cell in ours if cell.ended and not cell.lives]:
+        if dead := [cell.text for cell in ours if cell.died]:
             return not_held(f"DeepNorm: {dead[0]}")
         if is_lower(ours[0], ours[-1]):
             return not_held(

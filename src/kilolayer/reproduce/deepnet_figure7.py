@@ -55,9 +55,7 @@ class Figure7(Reproduction):
         shown = {option: ", ".join(cell.shown for cell in cells) for option, cells in rows.items()}
         why = "; ".join(f"{TITLES[option]}: {text}" for option, text in shown.items())
         largest = [cells[-1] for cells in rows.values()]
-        if any(cell.ended and not cell.lives for cell in largest) or any(
-            is_lower(cells[0], cells[-1]) for cells in rows.values()
-        ):
+        if any(cell.died for cell in largest) or any(is_lower(cells[0], cells[-1]) for cells in rows.values()):
             return not_held(why)
         lives = all(cell.lives for cells in rows.values() for cell in cells)
         return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in rows.values()) else cannot_tell(why)

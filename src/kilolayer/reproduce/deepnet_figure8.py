@@ -34,6 +34,8 @@ class Figure8(Sweep):
         from kilolayer.evaluate.log_fit import fit_log
 
         points = self.points(found)
+        if not all(cell.ended for cell in self.grid(found)["deepnorm"].values()):
+            return cannot_tell("some runs have no result")
         if len(points) < 4:
             return cannot_tell(f"{len(points)} depths have a score in every seed")
         line = fit_log([depth for depth, _ in points], [score for _, score in points])

@@ -48,21 +48,18 @@ class Figure9(Reproduction):
         from kilolayer.reproduce.cells import is_lower
 
         rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}
-        better = {
-            option: [factor for factor, cell in row.items() if factor != 1 and is_lower(cell, row[1.0])]
-            for option, row in rows.items()
-        }
+        better = {option: {factor: is_lower(cell, row[1.0]) for factor, cell in row.items()} for option, row in rows.items()}
         why = "; ".join(
             f"{option}: {', '.join(f'{f:g} {cell.shown}' for f, cell in row.items())}" for option, row in rows.items()
         )
         bases = [row[1.0] for row in rows.values()]
-        if all(better.values()) or any(base.ended and not base.lives for base in bases):
+        if all(any(factors.values()) for factors in better.values()) or any(base.died for base in bases):
             return not_held(why)
         alpha, beta = rows["alpha_scale"], rows["beta_scale"]
         ends = (alpha[min(alpha)], alpha[1.0]), (beta[max(beta)], beta[1.0])
-        hurts = any((cell.ended and not cell.lives) or is_lower(base, cell) for cell, base in ends)
-        lives = all(base.lives for base in bases)
-        return held(why) if lives and hurts and not any(better.values()) else cannot_tell(why)
+        hurts = any(cell.died or is_lower(base, cell) for cell, base in ends)
+        best = all(cell.died or better[option][factor] is False for option, row in rows.items() for factor, cell in row.items())
+        return held(why) if hurts and best else cannot_tell(why)
 
     def numbers(self, found: Found) -> Table:
         rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
@@ -69,14 +70,15 @@ class Table1(Sweep):
         ours, plain = grid["deepnorm"], grid["post_ln"]
         depths = list(ours)
         deep = depths[len(depths) // 2 :]
-        if dead := [depth for depth in depths if ours[depth].ended and not ours[depth].lives]:
+        if dead := [depth for depth in depths if ours[depth].died]:
             return not_held(f"DeepNorm at {dead[0]} layers a side: {ours[dead[0]].text}")
         better = {(method, depth): is_lower(cells[depth], ours[depth]) for method, cells in grid.items() for depth in deep}
         if lower := [f"{method} at {depth}" for (method, depth), is_it in better.items() if is_it]:
             return not_held(f"clearly lower than DeepNorm: {', '.join(lower)}")
-        if all(plain[depth].lives for depth in deep):
+        if all(plain[depth].lives and not math.isnan(plain[depth].error) for depth in deep):
             return not_held(f"Post-LN lives at {' and '.join(map(str, deep))} layers a side")
         complete = all(cell.ended for cells in grid.values() for cell in cells.values())
-        if complete and all(ours[depth].lives for depth in depths) and not any(plain[depth].lives for depth in deep):
+        clear = all(is_it is not None for (method, depth), is_it in better.items() if grid[method][depth].lives)
+        if complete and clear and all(ours[depth].lives for depth in depths) and all(plain[depth].died for depth in deep):
             return held(f"DeepNorm lives everywhere, none is clearly lower at {deep}, and Post-LN dies there")
-        return cannot_tell("some runs had no time, or Post-LN lives at one of the depths")
+        return cannot_tell("some runs have no result or one seed, or Post-LN lives at one of the depths")

@@ -45,10 +45,11 @@ class Table11(Sweep):
         grid = self.grid(found)
         whole, alpha, beta = grid["derived"]["derived"], grid["one"]["derived"], grid["derived"]["one"]
         why = f"DeepNorm {whole.shown}, alpha = 1 {alpha.shown}, beta = 1 {beta.shown}"
-        if (whole.ended and not whole.lives) or is_lower(alpha, whole) or is_lower(beta, whole):
+        if whole.died or is_lower(alpha, whole) or is_lower(beta, whole):
             return not_held(why)
-        hurts = (alpha.ended and not alpha.lives) or is_lower(whole, alpha)
-        return held(why) if whole.lives and hurts and beta.ended else cannot_tell(why)
+        hurts = alpha.died or is_lower(whole, alpha)
+        not_better = beta.died or is_lower(beta, whole) is False
+        return held(why) if whole.lives and hurts and not_better else cannot_tell(why)
 
     def panels(self, found: Found) -> list[Panel]:
         return []  # a table of four

@@ -55,25 +55,29 @@ class Table2(Reproduction):
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import is_lower
 
-        deep: dict[str, dict[str, Cell]] = {}
-        for language in LANGUAGES:
-            grid = _grid(found, language)
-            if dead := [cell.text for cell in grid["deepnorm"].values() if cell.ended and not cell.lives]:
+        grids = {language: _grid(found, language) for language in LANGUAGES}
+        for language, grid in grids.items():
+            if dead := [cell.text for cell in grid["deepnorm"].values() if cell.died]:
                 return not_held(f"DeepNorm, {LANGUAGES[language]}: {dead[0]}")
-            deep[language] = {method: list(cells.values())[-1] for method, cells in grid.items()}
+        deep = {
+            language: {method: list(cells.values())[-1] for method, cells in grid.items()} for language, grid in grids.items()
+        }
         better = {
-            language: [method for method, cell in cells.items() if is_lower(cell, cells["deepnorm"])]
+            language: {method: is_lower(cell, cells["deepnorm"]) for method, cell in cells.items()}
             for language, cells in deep.items()
         }
         why = "; ".join(
             f"{LANGUAGES[language]}, deep: {', '.join(f'{method} {cell.shown}' for method, cell in cells.items())}"
             for language, cells in deep.items()
         )
-        if all(better.values()):
+        if all(any(methods.values()) for methods in better.values()):
             return not_held(why)
-        dies = all(cells["post_ln"].ended and not cells["post_ln"].lives for cells in deep.values())
-        lives = all(cells["deepnorm"].lives for cells in deep.values())
-        return held(why) if lives and dies and not any(better.values()) else cannot_tell(why)
+        dies = all(cells["post_ln"].died for cells in deep.values())
+        lives = all(cell.lives for grid in grids.values() for cell in grid["deepnorm"].values())
+        best = all(
+            cell.died or better[language][method] is False for language, cells in deep.items() for method, cell in cells.items()
+        )
+        return held(why) if lives and dies and best else cannot_tell(why)
 
     def numbers(self, found: Found) -> Table:
         grids = {language: _grid(found, language) for language in LANGUAGES}

@@ -14,7 +14,7 @@ from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, 
 from kilolayer.reproduce.texts import known
 
 if TYPE_CHECKING:
-    from kilolayer.reproduce.lab import Lab
+    from kilolayer.reproduce.lab import Lab, Run
 
 RECIPES = {"post_ln": "Transformer (Post-LN)", "sub_ln": "DeepNet (Sub-LN)", "deepnorm": "DeepNorm"}
 RATES = (5e-4, 1e-3)
@@ -47,26 +47,39 @@ class Table6(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
+        """glue: the best validation of each seed that finished, in percent; open: fine-tunings without a result."""
+        from kilolayer.reproduce.cells import ended
+
         known(lab.data, "nlu/glue")  # refuses what is missing before any run
         layers, recipes = (2, ("post_ln", "sub_ln")) if lab.tiny else (12, tuple(RECIPES))
         config = lab.language("masked_lm", train={"steps": 2000})
         axes = {"model.recipe": recipes, "layers": (layers,), "train.lr": RATES[:1] if lab.tiny else RATES}
         runs = lab.compare("masked-language-models", config, axes)
-        found: Found = {"runs": runs, "glue": {}}
+        found: Found = {"runs": runs, "glue": {}, "open": 0}
         ends = ("finished", "no_progress") if lab.tiny else ("finished",)
         for recipe in recipes:
             alive = [run for run in runs if run["options"]["model.recipe"] == recipe and run["outcome"] in ends]
             if alive:
                 best = max(alive, key=lambda run: run["options"]["train.lr"])
-                found["glue"][recipe] = {task: self._fine_tune(lab, recipe, task, best["folder"]) for task in self._tasks(lab)}
+                tuned = {task: self._fine_tune(lab, recipe, task, best) for task in self._tasks(lab)}
+                found["glue"][recipe] = {
+                    task: [run["metric"] for run in each if run["outcome"] == "finished" and run["metric"] is not None]
+                    for task, each in tuned.items()
+                }
+                found["open"] += sum(not ended(run) for each in tuned.values() for run in each)
         return found
 
     def _tasks(self, lab: Lab) -> tuple[str, ...]:
         return ("language",) if lab.data is None else TASKS
 
-    def _fine_tune(self, lab: Lab, recipe: str, task: str, start: str) -> list[float]:
-        """The best validation of each seed, in percent."""
-        train: dict[str, Any] = {"start_from": str(Path(start).resolve()), "lr": 1e-4, "epochs": 3, "save_best": False}
+    def _fine_tune(self, lab: Lab, recipe: str, task: str, start: Run) -> list[Run]:
+        """One run a seed, each from the pre-trained `start`."""
+        train: dict[str, Any] = {
+            "start_from": str(Path(start["folder"]).resolve()),
+            "lr": 1e-4,
+            "epochs": 3,
+            "save_best": False,
+        }
         if task == "language":
             examples: dict[str, Any] = {**_languages(lab), "rows": 8, "length": 24, "first": "text"}
         else:
@@ -74,11 +87,11 @@ class Table6(Reproduction):
             examples = {"glue": task, "folder": str(lab.data / "nlu" / "glue"), "rows": 32, "length": 128}
         config = {"task": "classify", "examples": examples, "train": train | {"layers_every": 0}}
         seeds = (1,) if lab.tiny else (1, 2, 3)
-        runs = lab.compare(f"glue-{recipe}-{task}", config, {"train.seed": seeds})
-        return [run["metric"] for run in runs if run["metric"] is not None]
+        # A larger rate that ends later is another start, and so another comparison.
+        return lab.compare(f"glue-{recipe}-lr{start['options']['train.lr']:g}-{task}", config, {"train.seed": seeds})
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import died
+        from kilolayer.reproduce.cells import died, ended
 
         larger = {
             run["options"]["model.recipe"]: run
@@ -90,7 +103,7 @@ class Table6(Reproduction):
         if died(ours):
             return not_held(why)
         mine, theirs = (_mean(found["glue"].get(recipe, {})) for recipe in ("sub_ln", "post_ln"))
-        if mine is None or theirs is None:
+        if not (ended(ours) and ended(plain)) or found["open"] or mine is None or theirs is None:
             return cannot_tell(why)
         gain, apart = mine[0] - theirs[0], 2 * (mine[1] ** 2 + theirs[1] ** 2) ** 0.5
         why += f"; GLUE {mine[0]:.1f} ± {mine[1]:.1f} against {theirs[0]:.1f} ± {theirs[1]:.1f}"
@@ -114,10 +127,10 @@ class Table6(Reproduction):
 
 
 def _mean(scores: dict[str, list[float]]) -> tuple[float, float] | None:
-    """The mean over tasks, and its standard error from the seeds."""
-    if not scores or not all(scores.values()):
+    """The mean over tasks, and its standard error from the seeds; None where a task has fewer than two."""
+    if not scores or any(len(each) < 2 for each in scores.values()):
         return None
-    errors = [stdev(each) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in scores.values()]
+    errors = [stdev(each) / len(each) ** 0.5 for each in scores.values()]
     return fmean(fmean(each) for each in scores.values()), sum(error**2 for error in errors) ** 0.5 / len(errors)
 
 

@@ -57,8 +57,8 @@ class FewShots(Reproduction):
 
     def _ask(self, cell: Cell, folder: Path, lab: Lab) -> dict[str, Any]:
         """The accuracies of one run by set, each with its standard error and its chance; empty where it did not live."""
-        if not cell.lives and not lab.tiny:
-            return {"text": cell.text, "sets": {}}
+        if not cell.lives and not (lab.tiny and cell.ended):
+            return {"text": cell.shown, "sets": {}}
         sets = SETS[2:] if lab.tiny else SETS
         words = ["--tasks", ",".join(sets), "--shots", str(self.shots), "--examples", str(folder), "--limit", str(QUESTIONS)]
         command = [sys.executable, "-m", "kilolayer", "evaluate", cell.runs[0]["folder"], *words, "--json"]
@@ -75,7 +75,7 @@ class FewShots(Reproduction):
         ours = asked["sub_ln"]
         others = [asked[recipe] for recipe in ("pre_ln", "normformer")]
         if any(mean is None for row in (ours, *others) for mean in row):
-            return cannot_tell("some model did not live to the end")
+            return cannot_tell("some model did not live to the end, or not every learning rate has")
         last, rest = ours[-1], [row[-1] for row in others]
         assert last is not None
         gains = [(last[0] - mean[0], math.hypot(last[1], mean[1])) for mean in rest if mean is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ class Lab:
 
     def _sized(self, own: Table, sections: Mapping[str, Any]) -> Table:
         table = merge(merge(SMALL, own), sections)
-        return merge(table, TINY) if self.tiny else table
+        # Merging keeps tables that it does not touch, and whoever asks may change what it gets.
+        return deepcopy(merge(table, TINY) if self.tiny else table)
 
     def compare(self, name: str, config: Table, axes: Mapping[str, Sequence[Any]]) -> list[Run]:
         """Train every combination of the values of `axes`, and tell what became of each.

@@ -50,11 +50,12 @@ class Scaling(Reproduction):
 
         families = [list(cells.values()) for cells in self._cells(found).values()]
         why = "; ".join(", ".join(cell.shown for cell in cells) for cells in families)
-        if any(cell.ended and not cell.lives for cells in families for cell in cells):
+        if any(cell.died for cells in families for cell in cells):
             return not_held(why)
         if any(is_lower(cells[0], cells[-1]) for cells in families):
             return not_held(why)
-        return held(why) if all(is_lower(cells[-1], cells[0]) for cells in families) else cannot_tell(why)
+        lives = all(cell.lives for cells in families for cell in cells)
+        return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in families) else cannot_tell(why)
 
     def numbers(self, found: Found) -> Table:
         rows = [[f"{value} {name}", cell.shown] for name, cells in self._cells(found).items() for value, cell in cells.items()]

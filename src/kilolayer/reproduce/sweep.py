@@ -20,8 +20,8 @@ def at_best_rate(
 ) -> Found:
     """Train every combination of `axes` at every rate with the first seed, and at its best rate with the other seeds too.
 
-    runs: those at the best rates, of all seeds; not_chosen: the others. A combination whose rates had no time has no best rate
-    yet, and all of its runs are among `runs`.
+    runs: those at the best rates, of all seeds; not_chosen: the others, each of which has ended. A combination whose rates had
+    no time has no best rate yet, and all of its runs are among `runs`: a cell of these has not ended.
     """
     from kilolayer.compare.grid import Axis, same, settings_of
     from kilolayer.reproduce.cells import cell_of, ended

@@ -33,6 +33,7 @@ class Figure4(Reproduction):
 
     def measure(self, lab: Lab) -> Found:
         from kilolayer.report.record import read_record
+        from kilolayer.reproduce.cells import ended
 
         found: Found = {}
         runs = clippings(lab)["sparse"]
@@ -41,14 +42,17 @@ class Figure4(Reproduction):
             own: list[Run] = [
                 run for run in runs if (run["options"]["model.moe.experts"], run["options"]["train.clip"]) == (most, clip)
             ]
-            records = [read_record(Path(run["folder"])) for run in own]
+            records = [read_record(Path(run["folder"])) for run in own if ended(run)]
             found[clip] = {
+                "outcomes": [run["outcome"] for run in own],
                 "entropy": [[(row["step"], fmean(row["entropy"])) for row in record.routing] for record in records],
                 "clipped": [[(row["step"], row["clipped"]) for row in record.train] for record in records],
             }
         return found
 
     def judge(self, found: Found) -> Verdict:
+        if any(outcome != "finished" for clip in ("plain", "sparse") for outcome in found[clip]["outcomes"]):
+            return cannot_tell("some run did not finish")
         plain, sparse = (self._entropy(found, clip) for clip in ("plain", "sparse"))
         early = self._early(found, "sparse")
         if plain is None or sparse is None or early is None:
