@@ -57,7 +57,10 @@ def test_vocabularies_of_model_and_text_agree(path: Path) -> None:
         assert config.model.vocab_size == known + (config.task == "masked_lm")  # the mask
 
 
-@pytest.mark.parametrize(("name", "parameters"), STATED.items())
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [pytest.param(*each, marks=pytest.mark.slow if each[1] > 3e9 else ()) for each in STATED.items()],
+)
 def test_models_have_the_size_that_the_papers_state(name: str, parameters: float) -> None:
     model = read(FOLDER / f"{name}.toml").model
     assert budget(model, Work(1, 4)).parameters == pytest.approx(parameters, rel=0.01)

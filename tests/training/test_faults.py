@@ -40,7 +40,6 @@ POINTS = [
 ]
 QUICK = (
     "half of model.safetensors",
-    "after optimizer.safetensors",
     "half of manifest.json",
     "before the rename",
     "in the delete",

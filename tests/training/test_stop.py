@@ -159,7 +159,13 @@ def test_a_signal_in_the_step_before_a_validation_does_not_wait_for_it(
     assert last_checkpoint(run).step == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 3, "layers_every": 1}], ids=["one batch", "several"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="one batch"),
+        pytest.param({"accumulate": 3, "layers_every": 1}, id="several", marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_that_does_not_end_is_abandoned_without_a_trace(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
