@@ -224,11 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tasks = [task for task in named if _is_there(task, options.data)]
     absent = [task for task in named if task not in tasks]
     before = json.loads(options.out.read_text()) if options.out.exists() else {"settings": {}, "results": []}
+    settings, made = _settings(options), before["settings"]
     for name in FIXED:
-        if before["settings"].get(name, value := _settings(options)[name]) != value:
-            raise SystemExit(
-                f"{options.out} was made with {name} {before['settings'][name]}, and not {value}: give another --out"
-            )
+        if made.get(name, settings[name]) != settings[name]:
+            raise SystemExit(f"{options.out} was made with {name} {made[name]}, and not {settings[name]}: give another --out")
     results = {_key(result): result for result in before["results"]}
     deadline = time.monotonic() + options.seconds
     for folder in options.runs:

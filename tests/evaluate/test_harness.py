@@ -78,7 +78,9 @@ def test_what_is_written_ends_before_a_stop_text(model: kl.Decoder) -> None:
     assert written(max_gen_toks=12, do_sample=True, temperature=0.0) == whole
     drawn = written(max_gen_toks=12, do_sample=True, temperature=5.0)
     assert drawn == written(max_gen_toks=12, do_sample=True, temperature=5.0)
-    assert written(max_gen_toks=12, temperature=5.0) == drawn
+    for samples in ({}, {"do_sample": None}):
+        assert written(max_gen_toks=12, temperature=5.0, **samples) == drawn
+    assert written(max_gen_toks=12, temperature=5.0, do_sample=False) == whole
     assert written(max_new_tokens=12, max_tokens=3, num_beams=1) == whole
     with pytest.raises(KilolayerError, match="no beam search"):
         written(num_beams=4)

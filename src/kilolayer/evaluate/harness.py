@@ -99,12 +99,13 @@ def _search(options: dict[str, Any]) -> tuple[SearchConfig, list[str]]:
     for name in options:
         if name not in known:
             raise unknown(name, known, kind="generation option")
-    if options.get("num_beams", 1) != 1:
+    if options.get("num_beams") not in (None, 1):
         raise OptionError("language models have no beam search", where="num_beams", fix="set num_beams to 1 in the task's file")
     until = options.get("until") or []
     most = next((options[name] for name in LENGTHS if options.get(name) is not None), MAX_TOKENS)
     length = {"max_length_factor": 0.0, "max_length_extra": most}
-    if not options.get("do_sample", bool(options.get("temperature"))) or options.get("temperature") == 0:
+    samples, temperature = options.get("do_sample"), options.get("temperature")
+    if temperature == 0 or not (temperature if samples is None else samples):
         return SearchConfig(method="greedy", **length), [until] if isinstance(until, str) else until
     given = {name: options[name] for name in SAMPLING if options.get(name) is not None}
     return SearchConfig(method="sample", **given, **length), [until] if isinstance(until, str) else until

@@ -128,15 +128,5 @@ def _deaths(run: Run, step: int) -> tuple[Death, ...]:
 
 def _settings(config: RunConfig, step: int) -> Settings:
     train = config.train
-    return Settings(
-        train.lr,
-        train.eps,
-        train.warmup_steps,
-        (train.beta1, train.beta2),
-        step,
-        train.optimizer,
-        train.schedule,
-        train.steps,
-        train.min_lr,
-        train.decay_steps,
-    )
+    same = ("lr", "eps", "warmup_steps", "optimizer", "schedule", "steps", "min_lr", "decay_steps")
+    return Settings(betas=(train.beta1, train.beta2), step=step, **{name: getattr(train, name) for name in same})
