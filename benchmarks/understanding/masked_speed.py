@@ -277,6 +277,7 @@ def measure(setting: Setting, systems: list[str], rounds: int) -> dict[str, Any]
     try:
         for child in children:
             child.ready = child.hear()
+            print(child.system, child.ready, flush=True)
         for number in range(rounds):
             for child in children[:: -1 if number % 2 else 1]:
                 child.round()
