@@ -74,8 +74,9 @@ def _open(path: Path) -> Run | RunConfig:
 
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
-    task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
     place = config.train.device if device == "auto" else device
+    choose_device(place)  # before any work
+    task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
     plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": place}
     config = task.resolve(config)
     threads = torch.get_num_threads()
@@ -91,6 +92,7 @@ def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
 def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     if (gone := all_deleted(run.checkpoints)) is not None:
         raise gone
+    place = choose_device(device)
     task = run.task(cache_folder())
     paths = [path for path in checkpoint.steps(run.checkpoints) if checkpoint.find_fault(path) is None]
     known = [checkpoint.step_of(path) for path in paths]
@@ -99,7 +101,6 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
         what = "the run has no whole checkpoint" if at is None else f"the run has no whole checkpoint of step {at}"
         raise InputError(what, where=str(run.checkpoints), fix=has)
     step = known[-1] if at is None else at
-    place = choose_device(device)
     loss = training_loss(task, run.config.train.seed, 1, of="total")
     changes = tuple(_changes(run, task, loss, known, place))
     model = run.load_model(place, Chosen("asked for", [step], []))
