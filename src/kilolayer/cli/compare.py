@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if comparison.base is not None:
         code = run_all(comparison, options.parallel, options.seconds)
         if code:
-            say(f"stopped by a signal; go on with: kilolayer compare {comparison.folder}")
+            say(f"stopped by a signal; go on with: {command()} compare {comparison.folder}")
             return code
     table, verdicts = write_documents(comparison)
     if options.json:
@@ -154,13 +154,14 @@ def _show(table: ComparisonTable, verdicts: list[Verdict]) -> None:
     """The cells by each measure; which of several settings was the best in each; how sure the differences are."""
     for measure in table.measures:
         show_table(measure.title, table.lines(measure), table.header(measure))
-    if any(cell.best.options and cell.tried > 1 for cell in table.cells):
+    chosen = [cell for cell in table.cells if cell.best.alive]
+    if any(cell.best.options and cell.tried > 1 for cell in chosen):
         from kilolayer.compare.grid import shown_value
 
-        names = list(dict.fromkeys(name for cell in table.cells for name in cell.best.options))
+        names = list(dict.fromkeys(name for cell in chosen for name in cell.best.options))
         rows = [
             [table.title_of(cell), *(shown_value(name, cell.best.options.get(name)) for name in names), str(cell.tried)]
-            for cell in table.cells
+            for cell in chosen
         ]
         show_table(f"the best of each cell, by {table.chosen_by.title}", rows, ["", *names, "tried"])
     if verdicts:
