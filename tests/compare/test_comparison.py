@@ -239,6 +239,49 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
     assert (tmp_path / "out" / "comparison.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("axes", "more", "words"),
+    [
+        ({"model.recipe": "pre_ln"}, {}, "model.recipe is 'pre_ln'"),
+        ({"train.seed": 3}, {}, "train.seed is 3"),
+        ({"train.seed": []}, {}, "train.seed has no values"),
+        (None, {}, "axes is None"),
+        ({"train.seed": [1]}, {"parallel": -1}, "parallel is -1"),
+        ({"train.seed": [1]}, {"seconds": 0}, "seconds is 0"),
+        ({"train.seed": [1]}, {"options": "train.lr"}, "options is 'train.lr'"),
+        ({"train.lr": [1e-3, 2e-3]}, {"options": {"train.lr": 1}}, "train.lr is both"),
+        ({"layers": [1, 2]}, {"options": {"model.decoder_layers": 3}}, "model.decoder_layers is both"),
+    ],
+)
+def test_from_python_a_mistake_is_refused_before_anything_is_written(
+    tmp_path: Path, config: Path, axes: Any, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        kl.run_comparison(config, axes, folder=tmp_path / "out", **more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_from_python_values_are_what_python_holds(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.compare.session.run_all", lambda *given: 0)
+    axes = {"model.recipe": [kl.recipes.get("deepnorm", alpha_scale=2.0), "pre_ln"], "model.kv_heads": [None, 1]}
+    made = kl.run_comparison(config, axes, folder=tmp_path / "out")
+    first, *_, last = (made.config_of(member).model for member in Comparison.open(made.folder).members)
+    assert (first.recipe, first.kv_heads) == (kl.recipes.get("deepnorm", alpha_scale=2.0), None)
+    assert (last.recipe, last.kv_heads) == (kl.recipes.get("pre_ln"), 1)
+
+
+def test_runs_that_exist_are_not_laid_over_a_comparison(tmp_path: Path, config: Path, corpus: Path) -> None:
+    runs = [new_text_run(tmp_path / name, corpus).folder for name in ("one", "two")]
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+    with pytest.raises(OptionError, match="holds a comparison of its own"):
+        kl.compare_runs(runs, out=made.folder)
+    assert not (made.folder / "comparison.json").exists()
+    with pytest.raises(OptionError, match="one run is nothing to compare"):
+        kl.compare_runs([runs[0], runs[0] / "."])
+    with pytest.raises(OptionError, match="folders is"):
+        kl.compare_runs(str(runs[0]))
+
+
 @pytest.mark.slow
 def test_a_comparison_is_extended_by_an_option_of_its_recipe(tmp_path: Path) -> None:
     made = Comparison.make(tmp_path / "made", None, [Axis("model.recipe", ("deepnorm", "post_ln"))])

@@ -208,6 +208,11 @@ def test_a_frozen_layer_has_no_gradient_that_could_have_vanished() -> None:
     assert judge(measure(model, loss, SLOW)).verdict()[0].startswith("Healthy: one step of Adam")
 
 
+def test_a_loss_that_is_no_number_before_the_first_step_is_not_blamed_on_training(well: Measurements) -> None:
+    assert judge(replace(well, loss=math.nan)).options() == []
+    assert "--train.lr 2.5e-5" in judge(replace(well, loss=math.nan, settings=replace(SLOW, step=5))).options()
+
+
 def test_layers_without_gradient_are_not_healthy(well: Measurements) -> None:
     none = (0.0, 0.0, 0.0, 0.0)
     (finding,) = judge(with_gradients(well, encoder=none, decoder=none)).findings

@@ -166,3 +166,9 @@ def test_what_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
         kl.diagnose(tmp_path)
     with pytest.raises(InputError, match="has no checkpoints"):
         kl.diagnose(run.config, at=3)
+    with pytest.raises(InputError, match="steps is -1"):
+        kl.diagnose(run.config, steps=-1)
+    with pytest.raises(InputError, match="no whole checkpoint"):
+        kl.diagnose(kl.load(run.folder))  # a run as kl.load returns it is that of its folder
+    with pytest.raises(InputError, match="what is diagnosed is None"):
+        kl.diagnose(None)  # pyright: ignore[reportArgumentType]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.train import add_run_options
 from kilolayer.config import overrides
 from kilolayer.errors import InputError, OptionError, shown
-from kilolayer.files.paths import kind_of, resolve
+from kilolayer.files.paths import kind_of
 from kilolayer.tasks import registry
 from kilolayer.terminal import command, counted, say
 
@@ -113,35 +112,16 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
     if not axes:
         raise OptionError("nothing is compared", fix="give --recipes, --layers, --set or --seeds, or name runs that exist")
     folder = options.out or Path("runs") / f"compare-{(config or registry.EMBEDDED).stem}"
-    shared = overrides(typed)
-    for axis in axes:
-        if _has(shared, axis.name):
-            raise OptionError(f"{axis.name} is both typed for all runs and varied", fix="leave one of the two out")
-    return Comparison.make_or_extend(folder, config, axes, shared)
-
-
-def _has(table: Mapping[str, Any], name: str) -> bool:
-    """Whether a table sets an option that is named with dots."""
-    key, _, rest = name.partition(".")
-    if key not in table or not rest:
-        return key in table
-    return isinstance(table[key], Mapping) and _has(table[key], rest)
+    return Comparison.make_or_extend(folder, config, axes, overrides(typed))
 
 
 def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -> Comparison:
     """Of runs that were trained before."""
     from kilolayer.compare.comparison import Comparison
 
-    if len({resolve(place) for place in options.places}) < 2:
-        raise OptionError(
-            "one run is nothing to compare", where=str(options.places[0]), fix="name more runs, or a comparison's folder"
-        )
     flags = {"--parallel has": options.parallel, "--seconds has": options.seconds, "typed options have": typed or None}
     _refuse({**flags, "--recipes, --layers, --set and --seeds have": axes or None}, "runs that exist")
-    out = options.out or Path("runs") / "compared"
-    if kind_of(out / "comparison.toml") is not None:
-        raise OptionError("the folder holds a comparison of its own", where=str(out), fix="choose another: --out FOLDER")
-    return Comparison.of_runs(options.places, out)
+    return Comparison.of_runs(options.places, options.out or Path("runs") / "compared")
 
 
 def _refuse(given: dict[str, object], of: str) -> None:

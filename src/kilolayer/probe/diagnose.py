@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kilolayer import config as configuration
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.files.paths import kind_of
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change, change_over_checkpoints, change_over_steps
@@ -30,11 +31,21 @@ from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, choose_device, prepare
 from kilolayer.training.start import start_of, started_config, vocabulary_of
 
+
+class HasFolder(Protocol):
+    """A trained run, as far as it matters here."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        ...
+
+
 logger = logging.getLogger(__name__)
 
 
 def diagnose(
-    source: Model | Run | RunConfig | Path | str,
+    source: Model | Run | HasFolder | RunConfig | Path | str,
     loss: Loss | None = None,
     *,
     settings: Settings | None = None,
@@ -44,14 +55,19 @@ def diagnose(
 ) -> Diagnosis:
     """What depth does to `source`, measured on one batch, and what to change.
 
-    source: a model; a run or its folder, whose newest checkpoint is measured; or a configuration or its TOML file, whose model
-    is measured as it starts. loss: of a batch, computed from the model; needed with a model, a task's else.
+    source: a model; a run, as `kl.load` returns it, or its folder, whose newest checkpoint is measured; or a configuration or
+    its TOML file, whose model is measured as it starts. loss: of a batch, computed from the model; needed with a model, a
+    task's else.
     settings: how a model is to be trained, Adam's usual ones else. steps: of a configuration, train so many and measure how far
     they move the output. at: the step of the run's checkpoint. device: auto is the configuration's own, and of a run the GPU
     where there is one. torch's random state and number of threads are afterwards as they were.
     """
     if isinstance(source, str | Path):
         source = _open(Path(source))
+    elif not isinstance(source, Model | Run | RunConfig):
+        source = Run.open(_folder_of(source))
+    if steps < 0:
+        raise InputError(f"steps is {steps}", fix="give how many to train, or leave it out")
     if isinstance(source, Model):
         if loss is None or steps or at is not None:
             raise InputError("a model is diagnosed with a loss, at its present weights", fix="diagnose(model, loss)")
@@ -65,6 +81,15 @@ def diagnose(
     if at is not None:
         raise InputError("a configuration has no checkpoints", fix="remove at, or name a run")
     return _of_configuration(source, steps, device)
+
+
+def _folder_of(source: object) -> Path:
+    """That of a trained run, which is known by its folder here."""
+    folder = getattr(source, "folder", None)
+    if not isinstance(folder, Path):
+        fix = "give a model with a loss, a run or its folder, or a configuration's file"
+        raise InputError(f"what is diagnosed is {shown(source)}", fix=fix)
+    return folder
 
 
 def _open(path: Path) -> Run | RunConfig:

@@ -42,7 +42,8 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
     """The loss or the gradient is no number."""
     if not (math.isfinite(measured.loss) and math.isfinite(measured.gradients.total)):
         text = f"The loss is {measured.loss:g} and the norm of its gradient {measured.gradients.total:g}."
-        options = (*_calmer(measured), "--train.clip_norm 1.0", "--train.precision fp32")
+        # Before the first step, no option of training is the cause.
+        options = (*_calmer(measured), "--train.clip_norm 1.0", "--train.precision fp32") if measured.settings.step else ()
         yield Finding("not finite", "", text, measured.loss, math.inf, options)
 
 
