@@ -270,6 +270,15 @@ def test_from_python_values_are_what_python_holds(tmp_path: Path, config: Path, 
     assert (last.recipe, last.kv_heads) == (kl.recipes.get("pre_ln"), 1)
 
 
+def test_an_edit_of_the_base_that_is_a_mistake_is_told_with_its_place(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+    base = made.folder / "base.toml"
+    base.write_text(base.read_text().replace("dim = 16", 'dim = "x"', 1))
+    with pytest.raises(OptionError, match="dim is 'x'") as refused:
+        Comparison.open(made.folder).extend([Axis("train.seed", (1, 2))])
+    assert f"in the run pre_ln of {made.folder}" in refused.value.where
+
+
 def test_runs_that_exist_are_not_laid_over_a_comparison(tmp_path: Path, config: Path, corpus: Path) -> None:
     runs = [new_text_run(tmp_path / name, corpus).folder for name in ("one", "two")]
     made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])

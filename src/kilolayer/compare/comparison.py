@@ -275,7 +275,10 @@ class Comparison:
 
     def _present(self, member: Member, names: Sequence[str]) -> Setting:
         """The values that options have in a run where they do not vary; a recipe may not have an option of another."""
-        config = started_config(self.table_of(member))
+        try:
+            config = started_config(self.table_of(member))
+        except KilolayerError as error:
+            raise error.at(f"in the run {member.name} of {self.folder}") from None
         own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
         values = flat_options(config.table()) | own
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
