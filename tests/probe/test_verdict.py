@@ -236,7 +236,7 @@ def test_an_output_table_that_starts_at_zero_by_its_recipe_is_no_fault() -> None
     assert kinds(none) == [("no gradient", "")]
 
 
-@pytest.mark.parametrize(("lr", "eps"), [(2e-3, True), (5e-3, False)])
+@pytest.mark.parametrize(("lr", "eps"), [pytest.param(2e-3, True, marks=pytest.mark.slow), (5e-3, False)])
 def test_each_option_against_a_steep_warm_up_is_enough_by_itself(lr: float, eps: bool) -> None:
     torch.manual_seed(0)
     settings = Settings(lr=lr, warmup_steps=0)

@@ -56,7 +56,7 @@ def test_another_validation_part_is_refused_until_it_is_put_back_and_another_tes
     assert [row["text"] for row in read_metrics(run.folder) if row.get("change")] == [TOLD]
 
 
-@pytest.mark.parametrize("by", ["typed", "edited"])
+@pytest.mark.parametrize("by", ["typed", pytest.param("edited", marks=pytest.mark.slow)])
 def test_a_finished_run_that_is_not_made_longer_since_its_text_has_changed_is_as_it_was(
     by: str, tmp_path: Path, corpus: Path
 ) -> None:
