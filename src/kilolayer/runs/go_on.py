@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from kilolayer.config import Table, build, dump, merge
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
+from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import move, write
 from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
@@ -21,12 +24,29 @@ from kilolayer.training.run import Run, settled
 TYPED = "in the typed options"
 
 
-def gone_on(run: Run, over: Table) -> Run:
+@contextmanager
+def going_on(run: Run, over: Table) -> Iterator[Run]:
     """The run with the options of the tables `over`; the folder is held by this process.
+
+    What is refused before it has gone on, as other data than those it was trained on, leaves the run as it was.
+    """
+    config, logged = read_bytes(run.folder / "config.toml"), _size(run.folder / "log.txt")
+    gone, aside = _gone_on(run, over)
+    try:
+        yield gone
+    except (InputError, OptionError):
+        if _size(run.folder / "log.txt") == logged:
+            _go_back(run.folder, config, aside)
+        raise
+
+
+def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
+    """The run with the options of the tables `over`, and where the scores of a finished one are kept.
 
     What may not change is refused, and so is an edit of config.toml. A finished run that has more steps to take is no longer
     finished: its scores are kept under another name. config.toml is written last: a run that is killed before is as it was.
     """
+    aside: Path | None = None
     folder, config = run.folder, _laid_over(run, over)
     step, state = _newest(run.checkpoints)
     begun = saved_config(state) or run.config
@@ -54,7 +74,21 @@ def gone_on(run: Run, over: Table) -> Run:
         say(f"{folder} was finished at step {ended:,} and goes on; its scores so far are kept in {aside.name}")
     if typed:
         write(folder / "config.toml", dump(config.table()))
-    return replace(run, config=config)
+    return replace(run, config=config), aside
+
+
+def _go_back(folder: Path, config: bytes, aside: Path | None) -> None:
+    """Put the configuration and the scores back."""
+    if read_bytes(folder / "config.toml") != config:
+        write(folder / "config.toml", config)
+    if aside is not None:
+        move(aside, folder / "scores.json")
+        say(f"{folder} does not go on: it is finished, as it was")
+
+
+def _size(path: Path) -> int:
+    """Of a file, in bytes; 0 where there is none."""
+    return path.stat().st_size if kind_of(path) == "file" else 0
 
 
 def _laid_over(run: Run, over: Table) -> RunConfig:
