@@ -85,7 +85,8 @@ def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]
     assert out.splitlines()[-1] == f"accuracy {scores['validation']['metric']['value']:.2f}"
     assert "  examples/s " in err
     assert "step 9: validation loss" in err
-    assert f'kilolayer predict {run} <<< "a sentence"' in err
+    assert f"kilolayer predict {run} < sentences.tsv" in err
+    assert "bare.tsv has no column 'label': it is not scored" in err
     assert len((run / "test.predictions.tsv").read_text().splitlines()) == 14
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Sample predictions" in page
