@@ -82,8 +82,8 @@ class ClassifyTask(Task[ClassifyConfig]):
         path, *others = text.files(title)
         if others:
             raise OptionError(f"{title} is scored on one file at a time", where="--test", fix="name one")
+        classes = config.classes_of_run()
         part = read_test(Path(path), examples)
-        classes = tuple(examples.classes)
         encoded = EncodedExamples(part.examples, vocabulary, classes, examples.length)
 
         def score(model: Any) -> dict[str, dict[str, Any]]:
