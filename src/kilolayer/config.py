@@ -396,6 +396,7 @@ def _misfit(name: str, value: Any, hint: Any) -> OptionError:
         guess = f"; did you mean {nearest(value, words)!r}?"
     allowed = ", ".join([*(repr(choice) for choice in choices), *others])
     if list[str] in kinds:
-        example = f'["{value}"]' if isinstance(value, str) and len(value) < LONGEST_SHOWN else '["one", "two"]'
+        items = value.split(",") if isinstance(value, str) and len(value) < LONGEST_SHOWN else ["one", "two"]
+        example = "[" + ", ".join(f'"{item.strip()}"' for item in items) + "]"
         allowed += f": {name} = {example}; typed in a shell with quotes around: '{example}'"
     return OptionError(f"{name} is {shown(value)}{guess}", fix=f"allowed: {allowed}")

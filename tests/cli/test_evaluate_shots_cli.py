@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from typed_commands import quietly, refused, write_corpus
 
 from kilolayer.data.grammar import pairs
+from kilolayer.files.writing import unwritable
 
 CONFIG = """\
 task = "causal_lm"
@@ -54,6 +56,17 @@ def examples(tmp_path: Path) -> Path:
     words = [{"context": f"It is the {number}", "continuation": "end"} for number in range(3)]
     (tmp_path / "lambada_openai.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in words))
     return tmp_path
+
+
+def test_scores_of_a_run_that_cannot_be_written_are_printed(run: Path, examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: str) -> None:
+        raise unwritable(path, PermissionError(errno.EACCES, "permission denied"))
+
+    monkeypatch.setattr("kilolayer.evaluate.shots.kept.write", refuse)
+    code, out, err = quietly("evaluate", run, "--tasks", "piqa", "--examples", examples, "--device", "cpu", "--json")
+    assert code == 0, err
+    assert [each["norm"] for each in json.loads(out)] == ["bytes", "tokens", "none"]
+    assert f"not kept: the file cannot be written: permission denied: {run / 'shots.json'}" in err
 
 
 def test_scores_are_printed_and_kept_by_signature(run: Path, examples: Path, tmp_path: Path) -> None:

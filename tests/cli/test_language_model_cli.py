@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -253,6 +254,15 @@ def test_bad_prompts_options_and_runs_are_told_in_three_lines(
     lines = refused("translate", of_bytes)
     assert ("a language model" in lines[0], f"kilolayer generate {of_bytes}" in lines[2]) == (True, True)
     assert "not a run" in refused("generate", config.parent, "--prompt", "x")[0]
+
+
+def test_a_run_that_cannot_be_read_prints_no_prompt(of_bytes: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(of_bytes, tmp_path / "broken")
+    for path in broken.glob("checkpoints/*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    code, out, err = quietly("generate", broken, "--prompt", "Der Hund")
+    assert (code, out) == (2, "")
+    assert "no whole checkpoint" in err
 
 
 def test_text_that_cannot_be_used_is_told_in_three_lines(text: Path, tmp_path: Path) -> None:

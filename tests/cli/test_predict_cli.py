@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -85,7 +87,8 @@ def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]
     assert out.splitlines()[-1] == f"accuracy {scores['validation']['metric']['value']:.2f}"
     assert "  examples/s " in err
     assert "step 9: validation loss" in err
-    assert f'kilolayer predict {run} <<< "a sentence"' in err
+    assert f"kilolayer predict {run} < sentences.tsv" in err
+    assert "bare.tsv has no column 'label': it is not scored" in err
     assert len((run / "test.predictions.tsv").read_text().splitlines()) == 14
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Sample predictions" in page
@@ -209,6 +212,19 @@ def test_a_run_of_another_task_is_told(
     asked = refused("evaluate", trained[0], "--tasks", "copa")
     assert asked[0] == "kilolayer: --tasks has no effect on a classifier"
     assert asked[2].strip() == "remove it: it is for a language model"
+
+
+@pytest.mark.parametrize("classes", ['["bad", "good", "odd"]', "[]"])
+def test_classes_that_are_not_those_of_the_model_are_refused(
+    trained: tuple[Path, str, str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: str
+) -> None:
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub(r"classes = \[[^]]*\]", f"classes = {classes}", config))
+    code, out, err = predict(monkeypatch, b"so good\tyes\n", run)
+    assert (code, out) == (2, "")
+    assert f"the model has 2 outputs, and examples.classes names {len(json.loads(classes))}" in err
+    assert "the model has 2 outputs" in refused("evaluate", run, "--test", folder / "train.tsv")[0]
 
 
 @pytest.mark.slow

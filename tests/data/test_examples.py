@@ -248,7 +248,13 @@ BAD: list[tuple[list[str], dict[str, Any], str]] = [
     ),
     ([HEADER, "a\t1", "b\tmany"], {"kind": "number"}, "the label is 'many', not a number\n.*line 3"),
     ([HEADER, "a\t1", "b\tnan"], {"kind": "number"}, "the label is 'nan', not a number"),
-    (["a\tx", "b"], {"first": 1, "label": 2}, "there is no column 2 here, but 1\n.*line 2"),
+    ([HEADER, "a\t1", "b\t1_5"], {"kind": "number"}, "the label is '1_5', not a number"),
+    ([HEADER, "a\t1", "b\t1e16"], {"kind": "number"}, "the label is '1e16', not a number(.|\n)*the largest is 1e\\+15"),
+    ([HEADER, "a\t3", "b\t3.0"], {"kind": "number"}, "all examples have the label 3.0\n.*train.tsv"),
+    (["a\tx", "b"], {"first": 1, "label": 2}, "the line has 1 column, and the first line has 2\n.*line 2"),
+    (["a\tx", "b\tc\ty"], {"first": 1, "label": 2}, "the line has 3 columns, and the first line has 2\n.*line 2"),
+    (["a\tx", "b\ty"], {"first": 1, "label": 3}, "there is no column 3 here, but 2\n.*line 1"),
+    (["a\tx", "b\ty"], {}, "there is no column 'sentence'(.|\n)*to numbers, where these are no names"),
     ([HEADER, "a\tx", "b\ty"], {"classes": ["x", "z"]}, "no class has the name 'y'\n.*line 3\nclasses: 'x', 'z'"),
 ]
 
@@ -276,6 +282,16 @@ def test_a_label_that_no_class_has_is_refused_in_every_part(part: str, tmp_path:
         find_examples(build(ExamplesConfig, {"train": train, part: other}))
 
 
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_numbers_that_no_correlation_is_defined_with_are_refused_in_every_part(part: str, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.tsv", HEADER, "a\t1", "b\t2")
+    other = write(tmp_path / "other.tsv", HEADER, "a\t1", "b\t1")
+    with pytest.raises(InputError, match=r"all examples have the label 1\.0\n.*other\.tsv"):
+        find_examples(build(ExamplesConfig, {"train": train, "kind": "number", part: other}))
+    bare = write(tmp_path / "bare.tsv", "sentence", "a")
+    assert find_examples(ExamplesConfig(train=train, kind="number", test=bare)).test is not None
+
+
 @pytest.mark.parametrize(
     "line", ["[]", "{", '{"sentence": 3, "label": "x"}', '{"label": "x"}', '{"sentence": "a", "label": [1]}', ""]
 )
@@ -298,6 +314,9 @@ def test_json_lines_that_are_no_examples_are_refused(line: str, tmp_path: Path) 
         ({"glue": "STS-B", "metric": "f1"}, "is not for labels of the kind 'number'"),
         ({"kind": "number", "classes": ["a", "b"]}, "classes have no effect where labels are numbers"),
         ({"classes": ["a", "a"]}, "name at least two, each once"),
+        ({"classes": ["a", ""]}, "no label can be ''"),
+        ({"classes": ["a", "b "]}, "no label can be 'b '"),
+        ({"classes": "yes, no"}, r'classes = \["yes", "no"\]'),
         ({"length": 7}, "length is 7"),
     ],
 )

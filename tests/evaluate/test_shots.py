@@ -341,6 +341,8 @@ def test_chance_and_cut_questions_are_told(tmp_path: Path) -> None:
         ("copa", {"question": "reason"}, "the column 'question' is 'reason', and the choices are cause, effect"),
         ("winogrande", {"sentence": "No gap."}, "the column 'sentence' has no gap, '_'"),
         ("winograd_wsc273", {"gold": 2}, "the column 'gold' is 2, and the choices are 0, 1"),
+        ("piqa", {"sol2": " "}, "an answer is empty"),
+        ("winogrande", {"sentence": "The gap is _"}, "an answer is empty"),
         ("piqa", {"label": True}, "the column 'label' is True, and the choices are 0, 1"),
     ],
 )

@@ -97,6 +97,13 @@ def test_its_run_is_used_by_the_verbs_of_all_runs_and_by_its_own(folder: Path, t
     assert "this run is a restorer of capitals" in typed("generate", folder / "run")[2]
 
 
+def test_another_text_is_not_scored_as_the_task_that_it_extends_does(folder: Path, trained: tuple[int, str, str]) -> None:
+    code, out, err = typed("evaluate", folder / "run", "--test", folder / "capitals.toml")
+    assert (code, out) == (2, "")
+    assert "a restorer of capitals is scored on its own test part alone" in err
+    assert "scores_of" in err
+
+
 def test_a_module_that_lies_beside_the_run_is_not_imported(folder: Path, trained: tuple[int, str, str]) -> None:
     words = [sys.executable, "-P", "-m", "kilolayer", "evaluate", "run"]
     environment = {**os.environ, "PYTHONPATH": str(Path(kl.__file__).parents[1])}

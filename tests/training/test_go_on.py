@@ -300,6 +300,19 @@ def test_scores_are_kept_under_the_step_that_was_scored_where_its_checkpoint_was
     assert (run / "scores.step-00000004.json").read_text() == SCORES
 
 
+def test_a_run_that_is_refused_other_data_is_as_it_was(run: Path, corpus: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(corpus, tmp_path / "other")
+    for path in other.glob("train.*"):
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    (run / "config.toml").write_text(f"# mine\n{(run / 'config.toml').read_text()}")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
+    for folder, what in ((other, "belongs to other data"), (tmp_path / "absent", "does not exist|no ")):
+        with pytest.raises(InputError, match=what):
+            gone_on(run, train={"steps": 8}, data={"folder": str(folder)})
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"} == before
+    assert checkpoint.step_of(checkpoint.steps(gone_on(run, train={"steps": 5}).checkpoints)[-1]) == 5
+
+
 @pytest.mark.slow
 def test_moved_data_are_found_where_they_are_said_to_be(
     run: Path, corpus: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch

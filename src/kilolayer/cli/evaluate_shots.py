@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import Flags, whole
 from kilolayer.cli.output import show_json, show_line, show_table
-from kilolayer.errors import InputError, OptionError, shown, unknown
+from kilolayer.errors import InputError, OptionError, WriteError, shown, unknown
 from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def refuse_flags(options: argparse.Namespace) -> None:
 
 
 def evaluate(run: Run, options: argparse.Namespace) -> int:
-    """Ask all sets with all numbers of shots, keep the scores in the run's folder, and print them."""
+    """Ask all sets with all numbers of shots, keep the scores in the run's folder where it can be written, and print them."""
     from kilolayer.evaluate.shots.examples import read_examples
     from kilolayer.evaluate.shots.kept import keep, read_kept
     from kilolayer.evaluate.shots.score import score_set
@@ -72,7 +72,10 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
         for count in shots:
             say(_about(each, count, options.limit))
             found = score_set(model, vocabulary, length, each, shots=count, seed=seed, limit=options.limit)
-            keep(run.folder, found, chosen.table())
+            try:
+                keep(run.folder, found, chosen.table())
+            except WriteError as error:  # of a run that may only be read: its numbers are worth printing
+                say(f"warning: these scores are printed and not kept: {error.what}: {error.where}")
             scores += found
             if found[0].cut:
                 cut = counted(found[0].cut, "question")

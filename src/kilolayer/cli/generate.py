@@ -70,11 +70,13 @@ def _table(continued: Continued) -> dict[str, Any]:
 def _stream(writer: LanguageModel, prompt: str, search: SearchConfig) -> Continued:
     """Print the prompt, and its continuation as it is written."""
 
+    before = iter([prompt])
+
     def write(text: str) -> None:
-        write_text(text)
+        # With the first piece: what is wrong with the run is told before anything is printed.
+        write_text(next(before, "") + text)
         sys.stdout.flush()
 
-    write(prompt)
     continued = writer.stream(prompt, write, search)
     write("\n")
     return continued

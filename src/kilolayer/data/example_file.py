@@ -17,6 +17,8 @@ from kilolayer.errors import InputError, OptionError, nearest, shown
 from kilolayer.files.reading import parse_json, whole_characters
 from kilolayer.terminal import counted
 
+LARGEST_NUMBER = 1e15
+"""Of labels: the squared errors of a batch of them can be summed in fp32."""
 Fields = Mapping[str | int, Any]
 """What a line holds, by the names or the numbers of the columns."""
 
@@ -78,6 +80,7 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
         return
     lines = enumerate(read_lines(path), 1)
     names: Sequence[str | int] | None = None
+    told = "names"
     if isinstance(columns.first, str):
         number, header = next(lines, (1, ""))
         names = header.split("\t")
@@ -91,12 +94,13 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
         _check_header(names, columns, f"{path}, line {number}")
     for number, line in lines:
         values = line.split("\t")
-        keys = names if names is not None else range(1, len(values) + 1)
-        if len(values) == len(keys):
-            yield number, dict(zip(keys, values, strict=True))
+        if names is None:
+            names, told = range(1, len(values) + 1), "has"
+        if len(values) == len(names):
+            yield number, dict(zip(names, values, strict=True))
         elif not skip_broken:
             raise InputError(
-                f"the line has {counted(len(values), 'column')}, and the first line names {len(keys)}",
+                f"the line has {counted(len(values), 'column')}, and the first line {told} {len(names)}",
                 where=f"{path}, line {number}",
                 fix="columns are parted by one tab each, without quotes: mend the line",
             )
@@ -137,7 +141,8 @@ def _missing(column: str | int, there: Sequence[str | int], where: str) -> Input
         return InputError(
             f"there is no column {shown(column)}; is it {shown(nearest(column, names))}?",
             where=where,
-            fix=f"columns here: {', '.join(map(shown, names))}; set examples.first, second and label",
+            fix=f"columns here: {', '.join(map(shown, names))}; set examples.first, second and label; "
+            "to numbers, where these are no names",
         )
     return InputError(
         f"there is no column {shown(column)} here, but {len(there)}", where=where, fix="set examples.first, second and label"
@@ -161,8 +166,9 @@ def _label(found: Fields, column: str | int, where: str, read: Callable[[Any], s
         raise _missing(column, list(found), where)
     label = read(found[column])
     if label is None:
-        kind = "a class" if read is _class_name else "a number"
-        raise InputError(f"the label is {shown(found[column])}, not {kind}", where=where, fix="mend it, or remove the line")
+        kind, bound = ("a class", "") if read is _class_name else ("a number", f"; the largest is {LARGEST_NUMBER:g}")
+        fix = f"mend it, or remove the line{bound}"
+        raise InputError(f"the label is {shown(found[column])}, not {kind}", where=where, fix=fix)
     return label
 
 
@@ -176,8 +182,10 @@ def _class_name(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):  # Python reads 1_5 as 15
+        return None
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = float(value)
     except (ValueError, TypeError, OverflowError):
         return None
-    return number if math.isfinite(number) and abs(number) <= 1e30 else None
+    return number if math.isfinite(number) and abs(number) <= LARGEST_NUMBER else None

@@ -71,6 +71,9 @@ class ExamplesConfig:
             )
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise OptionError(f"classes are {shown(self.classes)}", fix="name at least two, each once")
+        for name in self.classes:
+            if name != name.strip() or not name or "\t" in name:
+                raise OptionError(f"no label can be {shown(name)}", fix="name it without tabs, and without spaces around it")
 
     @property
     def layout_kind(self) -> Kind:
@@ -144,6 +147,9 @@ def find_examples(config: ExamplesConfig) -> ExampleParts:
         classes = classes or _classes_of(parts["train"])
         for part in parts.values():
             _check_classes(part, classes)
+    else:
+        for part in parts.values():
+            _check_numbers(part)
     return ExampleParts(parts["train"], parts.get("valid"), parts.get("test"), classes)
 
 
@@ -153,6 +159,8 @@ def read_test(path: Path, config: ExamplesConfig) -> ExampleFile:
     part = read_example_file(path, config.columns("valid"), config.layout_kind, unlabelled=False, broken=broken)
     if config.layout_kind == "class":
         _check_classes(part, config.classes)
+    else:
+        _check_numbers(part)
     return part
 
 
@@ -197,6 +205,16 @@ def _check_classes(part: ExampleFile, classes: Sequence[str]) -> None:
                 where=f"{part.path}, line {example.line}",
                 fix=f"classes: {', '.join(shortened)}; name others in examples.classes",
             )
+
+
+def _check_numbers(part: ExampleFile) -> None:
+    """Refuse labels that are all the same: nothing can be learned from them, and no correlation with them is defined."""
+    if part.labelled and len({example.label for example in part.examples}) < 2:
+        raise InputError(
+            f"all examples have the label {part.examples[0].label}",
+            where=str(part.path),
+            fix="give some with another: no correlation is defined with one number alone",
+        )
 
 
 def text_of(part: ExampleFile, cache: Path) -> TextPart:

@@ -13,7 +13,7 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.models.build import build_model
 from kilolayer.parallel.processes import Processes
 from kilolayer.precedence import Given
-from kilolayer.runs.go_on import gone_on
+from kilolayer.runs.go_on import going_on
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.terminal import say
@@ -28,7 +28,7 @@ from kilolayer.training.trackers import find_trackers
 def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
     """A run that was created before, in its locked folder; over: options that it goes on with."""
     opened = Run.open(folder)
-    with locked(folder), gone_on(opened, over or {}) as run:
+    with locked(folder), going_on(opened, over or {}) as run:
         yield run
 
 

@@ -78,16 +78,16 @@ class Classifier(TrainedRun):
         return 1 if self.config.examples.columns("train").second is None else 2
 
     def _predict(self, rows: list[list[str]]) -> list[Prediction]:
-        model, config = self.reader, self.config.examples
+        model, config, classes = self.reader, self.config.examples, self.config.classes_of_run()
         assert isinstance(model, Encoder)
         examples = [Example(row[0], row[1] if len(row) > 1 else None, None, 0) for row in rows]
-        encoded = EncodedExamples(examples, cast("TextVocabulary", self.tokenizer), config.classes, config.length)
+        encoded = EncodedExamples(examples, cast("TextVocabulary", self.tokenizer), classes, config.length)
         scores = predict(model, encoded, min(config.rows, len(rows)))
-        if not config.classes:
+        if not classes:
             return [
                 Prediction(row, float(score[0]), {}, cut) for row, score, cut in zip(rows, scores, encoded.was_cut, strict=True)
             ]
         return [
-            Prediction(row, config.classes[int(share.argmax())], dict(zip(config.classes, share.tolist(), strict=True)), cut)
+            Prediction(row, classes[int(share.argmax())], dict(zip(classes, share.tolist(), strict=True)), cut)
             for row, share, cut in zip(rows, probabilities(scores), encoded.was_cut, strict=True)
         ]

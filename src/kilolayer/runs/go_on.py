@@ -25,13 +25,28 @@ TYPED = "in the typed options"
 
 
 @contextmanager
-def gone_on(run: Run, over: Table) -> Iterator[Run]:
+def going_on(run: Run, over: Table) -> Iterator[Run]:
     """The run with the options of the tables `over`; the folder is held by this process.
+
+    What is refused before it has gone on, as other data than those it was trained on, leaves the run as it was.
+    """
+    config, measured = read_bytes(run.folder / "config.toml"), _size(run.folder / "metrics.jsonl")
+    gone, aside = _gone_on(run, over)
+    try:
+        yield gone
+    except (InputError, OptionError):
+        if _size(run.folder / "metrics.jsonl") == measured:
+            _go_back(run.folder, config, aside)
+        raise
+
+
+def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
+    """The run with the options of the tables `over`, and where the scores of a finished one are kept.
 
     What may not change is refused, and so is an edit of config.toml. A finished run that has more steps to take is no longer
     finished: its scores are kept under another name. config.toml is written last: a run that is killed before is as it was.
-    What is refused later, but before a line of metrics, such as other text, leaves the folder as it was too.
     """
+    aside: Path | None = None
     folder, config = run.folder, _laid_over(run, over)
     step, state = _newest(run.checkpoints)
     begun = saved_config(state) or run.config
@@ -51,7 +66,6 @@ def gone_on(run: Run, over: Table) -> Iterator[Run]:
     more = step < config.train.steps and not waited and gone is None
     if finished and typed and not more:
         raise _nothing_more(run, step, waited)
-    aside, text, metrics = None, read_bytes(folder / "config.toml"), _written(folder / "metrics.jsonl")
     if finished and more:
         # Of the checkpoint that was scored, which may have been deleted since.
         ended = max(step, last_saved(run.checkpoints) or 0)
@@ -60,23 +74,21 @@ def gone_on(run: Run, over: Table) -> Iterator[Run]:
         say(f"{folder} was finished at step {ended:,} and goes on; its scores so far are kept in {aside.name}")
     if typed:
         write(folder / "config.toml", dump(config.table()))
-    try:
-        yield replace(run, config=config)
-    except (InputError, OptionError):
-        if (typed or aside is not None) and _written(folder / "metrics.jsonl") == metrics:
-            write(folder / "config.toml", text)
-            if aside is not None:
-                move(aside, folder / "scores.json")
-            say(f"{folder} is as it was before")
-        raise
+    return replace(run, config=config), aside
 
 
-def _written(path: Path) -> tuple[int, int] | None:
-    """What changes with every line that is added to a file; None where there is no file."""
-    if kind_of(path) is None:
-        return None
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+def _go_back(folder: Path, config: bytes, aside: Path | None) -> None:
+    """Put the configuration and the scores back."""
+    if read_bytes(folder / "config.toml") != config:
+        write(folder / "config.toml", config)
+    if aside is not None:
+        move(aside, folder / "scores.json")
+        say(f"{folder} does not go on: it is finished, as it was")
+
+
+def _size(path: Path) -> int:
+    """Of a file, in bytes; 0 where there is none."""
+    return path.stat().st_size if kind_of(path) == "file" else 0
 
 
 def _laid_over(run: Run, over: Table) -> RunConfig:

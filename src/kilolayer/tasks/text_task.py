@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 from kilolayer.data.documents import TextPart, TextParts, absolute, find_text, text_files
 from kilolayer.data.token_text import TokenText, encode_documents
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
+from kilolayer.errors import InputError
 from kilolayer.evaluate.likelihood import TextScore
 from kilolayer.tasks import registry
 from kilolayer.tasks.other_text import OtherText
@@ -46,7 +47,11 @@ class TextTask(Task[Config], Generic[Config]):
         cls, config: Config, vocabulary: TextVocabulary, text: OtherText, cache: Path
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
         """Files, and folders with all files below them, as `text.test` names them."""
-        files = text_files(text.files(registry.get(config.task).title), "--test")
+        title = registry.get(config.task).title
+        if min(_place(cls, "score"), _place(cls, "test_scores")) < _place(cls, "scores_of"):
+            # It tests its models in its own way: the scores of the task that it extends would be numbers without meaning.
+            raise InputError(f"{title} is scored on its own test part alone", where="--test", fix="give its task scores_of")
+        files = text_files(text.files(title), "--test")
         tokens = encode_documents(TextPart(files), vocabulary, cache)
 
         def score(model: Any) -> dict[str, dict[str, Any]]:
@@ -81,3 +86,8 @@ class TextTask(Task[Config], Generic[Config]):
     @abstractmethod
     def samples(self, model: Any) -> list[dict[str, str]]:
         """Texts for the report, of a part that the model was not trained on, where there is one."""
+
+
+def _place(cls: type, name: str) -> int:
+    """Of the class that defines a method among those that `cls` extends, itself first."""
+    return next(place for place, each in enumerate(cls.__mro__) if name in vars(each))

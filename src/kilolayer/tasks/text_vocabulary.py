@@ -40,7 +40,7 @@ def vocabulary_faults(model: ModelConfig, tokenizer: TokenizerConfig, more: int 
     yield not tokenizer.shared, "shared has no effect on a language model", "tokenizer", "remove it"
     yield (
         loses,
-        "a language model's vocabulary must give every text back as it was",
+        "the vocabulary of this task must give every text back as it was",
         "tokenizer",
         "remove byte_fallback and normalization",
     )

@@ -99,7 +99,11 @@ def _read(path: Path, name: str, questions: QuestionSet) -> Part:
     found, digest = [], hashlib.sha256()
     for number, line in enumerate(read_lines(path), 1):
         digest.update(f"{line}\n".encode())
-        found.append(questions.read(Row.parse(line, f"{path}, line {number}", questions.columns)))
+        row = Row.parse(line, f"{path}, line {number}", questions.columns)
+        question = questions.read(row)
+        if not all(map(str.strip, question.continuations)):
+            raise row.error("an answer is empty: it has no likelihood")
+        found.append(question)
     if not found:
         raise InputError("the file holds no questions", where=str(path), fix="put the right one in its place")
     return Part(name, found, digest.hexdigest()[:8])

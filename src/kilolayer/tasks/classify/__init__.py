@@ -7,7 +7,7 @@ register(
         name="classify",
         summary="the class of one or two sentences, or a number, by an encoder with a head",
         title="a classifier",
-        usage='predict {} <<< "a sentence"',
+        usage="predict {} < sentences.tsv",
         config="kilolayer.tasks.classify.config:ClassifyConfig",
         task="kilolayer.tasks.classify.task:ClassifyTask",
         run="kilolayer.runs.classifier:Classifier",

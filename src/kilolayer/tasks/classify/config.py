@@ -10,9 +10,11 @@ from kilolayer.config import Table, merge
 from kilolayer.data.examples import ExamplesConfig
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.data.vocabulary import ByteVocabulary
+from kilolayer.errors import InputError
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
 from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
+from kilolayer.terminal import counted
 
 # Convention for models of BERT's kind: learning rates of 1e-5 to 3e-5, a warm-up of 6%, then linearly to 0, weight decay 0.1.
 # The epochs and the rate from scratch are ours.
@@ -86,6 +88,18 @@ class ClassifyConfig(RunConfig):
         """1 where the model has a row for the mask of the masked language model that it starts from, else 0."""
         known = ByteVocabulary.vocab_size if self.tokenizer.of_bytes else self.tokenizer.vocab_size
         return int(self.train.start_from is not None and self.model.vocab_size == known + 1)
+
+    def classes_of_run(self) -> tuple[str, ...]:
+        """Of a run that was created, one for each output of its model; empty where labels are numbers."""
+        outputs, classes = 0 if self.model.head is None else self.model.head.outputs, self.examples.classes
+        named = len(classes) if self.examples.layout_kind == "class" else 1
+        if outputs != named:
+            raise InputError(
+                f"the model has {counted(outputs, 'output')}, and examples.classes names {named}",
+                where="the run's config.toml",
+                fix="put the classes that it was trained with back",
+            )
+        return tuple(classes)
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         return UsualBatch(self.examples.rows, length or self.examples.length)

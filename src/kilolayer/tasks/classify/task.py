@@ -17,7 +17,7 @@ from kilolayer.data.examples import ExampleParts, find_examples, read_test, text
 from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
-from kilolayer.errors import OptionError
+from kilolayer.errors import OptionError, shown
 from kilolayer.evaluate.classification import require_packages
 from kilolayer.evaluate.predictions import LabelLoss, measure_labels, predict, types_for
 from kilolayer.files.writing import write
@@ -29,6 +29,7 @@ from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.results import VALIDATION, write_results
 from kilolayer.tasks.task import Loss, Task
+from kilolayer.terminal import say
 
 SAMPLES = 10
 PREDICTIONS = "test.predictions.tsv"
@@ -81,8 +82,8 @@ class ClassifyTask(Task[ClassifyConfig]):
         path, *others = text.files(title)
         if others:
             raise OptionError(f"{title} is scored on one file at a time", where="--test", fix="name one")
+        classes = config.classes_of_run()
         part = read_test(Path(path), examples)
-        classes = tuple(examples.classes)
         encoded = EncodedExamples(part.examples, vocabulary, classes, examples.length)
 
         def score(model: Any) -> dict[str, dict[str, Any]]:
@@ -176,6 +177,9 @@ class ClassifyTask(Task[ClassifyConfig]):
             labels = self.predicted(predict(model, self.test, self.rows))
             lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in enumerate(labels))]
             write(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
+            assert self.parts.test is not None
+            column = self.config.examples.columns("test").label
+            say(f"{self.parts.test.path} has no column {shown(column)}: it is not scored; predictions: {folder / PREDICTIONS}")
         tested = self.test is not None and self.test.labels is not None
         encoded, part = (self.test, self.parts.test) if tested else (self.valid, self.parts.valid)
         if encoded is not None and part is not None:
