@@ -239,6 +239,14 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
     assert (tmp_path / "out" / "comparison.json").exists()
 
 
+def test_one_text_is_not_taken_for_its_letters(tmp_path: Path, config: Path) -> None:
+    with pytest.raises(InputError, match=r"the runs are given as '/runs/a'[\s\S]*give a list"):
+        kl.compare_runs("/runs/a")
+    with pytest.raises(InputError, match=r"the values of model\.recipe are given as 'pre_ln'"):
+        kl.run_comparison(config, {"model.recipe": "pre_ln"}, folder=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_a_comparison_is_extended_by_an_option_of_its_recipe(tmp_path: Path) -> None:
     made = Comparison.make(tmp_path / "made", None, [Axis("model.recipe", ("deepnorm", "post_ln"))])

@@ -15,7 +15,7 @@ from kilolayer.exporting.ctranslate2 import ctranslate2_files
 from kilolayer.exporting.huggingface import huggingface_files
 from kilolayer.exporting.remote_class import architecture_of, remote_use
 from kilolayer.exporting.source import Source
-from kilolayer.files.paths import resolve
+from kilolayer.files.paths import as_path, resolve
 from kilolayer.files.writing import PART, unwritable, write
 
 Target = Literal["huggingface", "ctranslate2"]
@@ -43,8 +43,8 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     Transformers computes goes to a class of Kilolayer's own, and to CTranslate2 it raises with the reason.
     """
     if to not in get_args(Target):
-        raise unknown(to, get_args(Target), kind="format", where="to")
-    folder = check_out(Path(out))
+        raise unknown(str(to), get_args(Target), kind="format", where="to")
+    folder = check_out(as_path(out, "the folder to write"))
     source = Source.of(run)
     if to == "huggingface":
         architecture, why, files = huggingface_files(source)
