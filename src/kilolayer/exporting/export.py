@@ -64,11 +64,11 @@ def check_out(folder: Path) -> Path:
     folder = resolve(folder)
     try:
         if os.listdir(folder):
-            raise InputError("the folder is not empty", where=str(folder), fix="choose another: --out FOLDER")
+            raise InputError("the folder is not empty", where=str(folder), fix="choose a new or an empty one as out")
     except FileNotFoundError:
         pass
     except NotADirectoryError:
-        raise InputError("a part of the path is a file", where=str(folder), fix="choose another: --out FOLDER") from None
+        raise InputError("a part of the path is a file", where=str(folder), fix="choose another one as out") from None
     except OSError as error:
         reason, fix = file_fault(error)
         raise InputError(f"the folder cannot be used: {reason}", where=str(folder), fix=fix) from None
