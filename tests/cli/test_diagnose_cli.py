@@ -33,11 +33,17 @@ def test_a_run_has_its_page_and_its_numbers(trained: tuple[Path, str, str], tmp_
     assert "by layer" in (folder / "diagnose.html").read_text().lower()
 
 
-def test_mistakes_are_refused_before_any_work(config: Path, trained: tuple[Path, str, str], tmp_path: Path) -> None:
+def test_mistakes_are_refused_before_any_work(
+    config: Path, trained: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _, _ = trained
     assert "neither a run nor a configuration" in refused("diagnose", tmp_path / "nothing")[0]
     assert "--train.lr is for a configuration" in refused("diagnose", folder, "--train.lr", "1e-3")[0]
     assert "--steps is for a configuration" in refused("diagnose", folder, "--steps", "3")[0]
     assert "a configuration has no checkpoints" in refused("diagnose", config, "--at", "3")[0]
     assert "no whole checkpoint of step 5" in refused("diagnose", folder, "--at", "5")[0]
+    nowhere = tmp_path / "nothing" / "page.html"
+    with monkeypatch.context() as patch:
+        patch.setattr("kilolayer.probe.diagnose.diagnose", lambda *_, **__: pytest.fail("it is measured"))
+        assert "cannot be written" in refused("diagnose", config, "--out", nowhere)[0]
     assert "the page is a file" in refused("diagnose", config, "--out", tmp_path)[0]

@@ -64,6 +64,19 @@ def test_a_configuration_is_looked_at_on_its_own_device(
         assert f"the device is {device}" in capsys.readouterr().err
 
 
+def test_a_configuration_for_a_gpu_is_looked_at_on_the_cpu_where_this_is_asked_for(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    path = tmp_path / "small.toml"
+    path.write_text(configuration.dump(SMALL["causal_lm"](corpus, train={"device": "cuda"})))
+    words = ["surface", str(path), "--size", "3", "--batches", "1", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "there is no CUDA device" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*words, "--device", "cpu"]) == 0
+
+
 def test_a_runs_surface_has_its_loss_in_the_middle(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
     found = surface(capsys, str(trained.folder), *QUICK, "--span", "0.5")
     assert found["x"] == [-0.5, 0.0, 0.5]

@@ -239,12 +239,56 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
     assert (tmp_path / "out" / "comparison.json").exists()
 
 
-def test_one_text_is_not_taken_for_its_letters(tmp_path: Path, config: Path) -> None:
-    with pytest.raises(InputError, match=r"the runs are given as '/runs/a'[\s\S]*give a list"):
-        kl.compare_runs("/runs/a")
-    with pytest.raises(InputError, match=r"the values of model\.recipe are given as 'pre_ln'"):
-        kl.run_comparison(config, {"model.recipe": "pre_ln"}, folder=tmp_path / "out")
+@pytest.mark.parametrize(
+    ("axes", "more", "words"),
+    [
+        ({"model.recipe": "pre_ln"}, {}, "model.recipe is 'pre_ln'"),
+        ({"train.seed": 3}, {}, "train.seed is 3"),
+        ({"train.seed": []}, {}, "train.seed has no values"),
+        (None, {}, "axes is None"),
+        ({"train.seed": [1]}, {"parallel": -1}, "parallel is -1"),
+        ({"train.seed": [1]}, {"seconds": 0}, "seconds is 0"),
+        ({"train.seed": [1]}, {"options": "train.lr"}, "options is 'train.lr'"),
+        ({"train.lr": [1e-3, 2e-3]}, {"options": {"train.lr": 1}}, "train.lr is both"),
+        ({"layers": [1, 2]}, {"options": {"model.decoder_layers": 3}}, "model.decoder_layers is both"),
+    ],
+)
+def test_from_python_a_mistake_is_refused_before_anything_is_written(
+    tmp_path: Path, config: Path, axes: Any, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        kl.run_comparison(config, axes, folder=tmp_path / "out", **more)
     assert not (tmp_path / "out").exists()
+
+
+def test_from_python_values_are_what_python_holds(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kilolayer.compare.session.run_all", lambda *given: 0)
+    axes = {"model.recipe": [kl.recipes.get("deepnorm", alpha_scale=2.0), "pre_ln"], "model.kv_heads": [None, 1]}
+    made = kl.run_comparison(config, axes, folder=tmp_path / "out")
+    first, *_, last = (made.config_of(member).model for member in Comparison.open(made.folder).members)
+    assert (first.recipe, first.kv_heads) == (kl.recipes.get("deepnorm", alpha_scale=2.0), None)
+    assert (last.recipe, last.kv_heads) == (kl.recipes.get("pre_ln"), 1)
+
+
+def test_an_edit_of_the_base_that_is_a_mistake_is_told_with_its_place(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+    base = made.folder / "base.toml"
+    base.write_text(base.read_text().replace("dim = 16", 'dim = "x"', 1))
+    with pytest.raises(OptionError, match="dim is 'x'") as refused:
+        Comparison.open(made.folder).extend([Axis("train.seed", (1, 2))])
+    assert f"in the run pre_ln of {made.folder}" in refused.value.where
+
+
+def test_runs_that_exist_are_not_laid_over_a_comparison(tmp_path: Path, config: Path, corpus: Path) -> None:
+    runs = [new_text_run(tmp_path / name, corpus).folder for name in ("one", "two")]
+    made = Comparison.make(tmp_path / "out", config, [recipes("pre_ln")])
+    with pytest.raises(OptionError, match="holds a comparison of its own"):
+        kl.compare_runs(runs, out=made.folder)
+    assert not (made.folder / "comparison.json").exists()
+    with pytest.raises(OptionError, match="one run is nothing to compare"):
+        kl.compare_runs([runs[0], runs[0] / "."])
+    with pytest.raises(OptionError, match="folders is"):
+        kl.compare_runs(str(runs[0]))
 
 
 @pytest.mark.slow

@@ -101,6 +101,12 @@ def test_a_loss_that_rises_for_good_has_diverged_where_it_left() -> None:
     assert found.text == "diverged at step 70"
 
 
+@pytest.mark.parametrize("start", [[6.2], [6.2, 6.0]])
+def test_a_loss_that_explodes_in_the_first_steps_has_diverged_there(start: list[float]) -> None:
+    found = outcome_of(record([*start, 1e7, 5e6, 7e6, 9e6, 6e6, 4e6, 3e6, 3e6], reference=reference(2.8)))
+    assert (found.kind, found.step) == ("diverged", 10 * len(start) + 10)
+
+
 def test_a_spike_that_training_recovers_from_is_none() -> None:
     assert outcome_of(record([9.0, 7.0, 5.0, 4.0, 7.5, 6.0, 4.2, 4.0, 3.9])).kind == "finished"
 

@@ -15,7 +15,7 @@ from small_runs import new_run, new_text_run, table, write_corpus
 from kilolayer.cli.main import main
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.documents import write_documents
-from kilolayer.compare.result import Member
+from kilolayer.compare.result import Member, is_complete, result_of
 from kilolayer.compare.table import as_json, tabulate
 from kilolayer.compare.verdicts import against_best
 from kilolayer.config import dump
@@ -134,6 +134,27 @@ def test_a_best_value_at_the_edge_is_told(comparison: Comparison) -> None:
     assert not any(note.startswith("post_ln 18L") for note in notes)  # none is alive there
 
 
+def test_a_cell_with_one_value_of_an_option_has_no_edge(tmp_path: Path) -> None:
+    for recipe, rate in (("pre_ln", 1e-3), ("post_ln", 2e-3)):
+        config = f'[model]\nrecipe = "{recipe}"\nlayers = {2 if recipe == "pre_ln" else 3}\n[train]\nlr = {rate}\n'
+        write_run(tmp_path / recipe, config, GOOD, 20.0, 3.0)
+    found = tabulate(Comparison.of_runs([tmp_path / "pre_ln", tmp_path / "post_ln"]))
+    assert [cell.best.options["train.lr"] for cell in found.cells] == [1e-3, 2e-3]
+    assert found.notes == ()
+
+
+def test_no_setting_is_shown_as_the_best_of_a_cell_in_which_all_died(
+    comparison: Comparison, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison.add([{"model.recipe": "post_ln", "layers": 18, "train.lr": 2e-3, "train.seed": 1}])
+    write_run(comparison.members[-1].folder, dump(comparison.table_of(comparison.members[-1])), BAD, 3.0, 4.0)
+    assert main(["compare", str(comparison.folder)]) == 0
+    out = capsys.readouterr().out
+    chosen = out[out.index("the best of each cell") :]
+    assert "post_ln 6L" in chosen
+    assert "post_ln 18L" not in chosen
+
+
 def test_runs_that_wait_or_are_under_way_are_no_deaths(comparison: Comparison) -> None:
     comparison.add([{"model.recipe": "sub_ln", "layers": 6, "train.lr": 1e-3, "train.seed": 1}])
     cell = tabulate(comparison).cell("sub_ln", 6)
@@ -203,6 +224,59 @@ def test_runs_of_different_tasks_are_compared(tmp_path: Path, capsys: pytest.Cap
     assert len(tabulate(compared).cells) == 2
     assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(tmp_path / "out")]) == 0
     assert "causal_lm" in capsys.readouterr().out
+
+
+def test_no_task_is_better_than_another(tmp_path: Path) -> None:
+    for task, recipe, layers, loss in (
+        ("translation", "pre_ln", 2, 3.0),
+        ("causal_lm", "pre_ln", 2, 2.0),
+        ("causal_lm", "post_ln", 3, 2.5),
+    ):
+        config = f'task = "{task}"\n[model]\nrecipe = "{recipe}"\nlayers = {layers}\n'
+        write_run(tmp_path / f"{task}-{recipe}", config, GOOD, 20.0, loss)
+    found = tabulate(Comparison.of_runs(sorted(tmp_path.iterdir())))
+    assert found.rows is not None
+    assert found.rows.name == "task"
+    assert [cell.tried for cell in found.cells] == [1, 1, 1]
+    assert found.best() is None
+
+
+def write_classifier(folder: Path, metric: str, value: float, loss: float, seed: int) -> None:
+    config = f'task = "classify"\n[model]\nrecipe = "pre_ln"\n[examples]\nmetric = "{metric}"\n[train]\nseed = {seed}\n'
+    write_run(folder, config, GOOD, None, loss)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "valid", "step": 9, "loss": loss, "metric": value}) + "\n")
+    score = {"name": metric, "value": value, "signature": "none"}
+    (folder / "scores.json").write_text(json.dumps({"test": {"metric": score}}))
+
+
+def test_a_metric_that_was_chosen_is_told_by_its_name(tmp_path: Path) -> None:
+    for seed, value in ((1, 60.0), (2, 70.0)):
+        write_classifier(tmp_path / str(seed), "Matthews correlation", value, 0.5, seed)
+    found = tabulate(Comparison.of_runs([tmp_path / "1", tmp_path / "2"]))
+    titles = ["Matthews correlation, test", "Matthews correlation, validation", "validation loss"]
+    assert [measure.title for measure in found.measures] == titles
+    assert found.cells[0].text(found.measures[0]) == f"{mean([60, 70]):.2f} ± {stdev([60, 70]):.2f}"
+
+
+def test_runs_with_several_metrics_are_compared_by_their_loss(tmp_path: Path) -> None:
+    write_classifier(tmp_path / "1", "accuracy", 80.0, 0.6, 1)
+    write_classifier(tmp_path / "2", "Matthews correlation", 60.0, 0.3, 1)
+    found = tabulate(Comparison.of_runs([tmp_path / "1", tmp_path / "2"]))
+    assert [measure.title for measure in found.measures] == ["validation loss"]
+    best = found.best()
+    assert best is not None
+    assert best.row == "Matthews correlation"
+
+
+def test_a_run_whose_scores_cannot_be_read_is_not_complete(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "", GOOD, 20.0, 3.0)
+    member = Member("run", {}, tmp_path / "run")
+    assert is_complete(member)
+    for broken in ("", "garbage", "{}", "[]"):
+        (member.folder / "scores.json").write_text(broken)
+        assert not is_complete(member)
+        assert result_of(member).outcome.kind == "unfinished"
 
 
 def test_a_member_of_a_broken_folder_is_a_result_too(tmp_path: Path, corpus: Path) -> None:

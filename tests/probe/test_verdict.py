@@ -208,6 +208,11 @@ def test_a_frozen_layer_has_no_gradient_that_could_have_vanished() -> None:
     assert judge(measure(model, loss, SLOW)).verdict()[0].startswith("Healthy: one step of Adam")
 
 
+def test_a_loss_that_is_no_number_before_the_first_step_is_not_blamed_on_training(well: Measurements) -> None:
+    assert judge(replace(well, loss=math.nan)).options() == []
+    assert "--train.lr 2.5e-5" in judge(replace(well, loss=math.nan, settings=replace(SLOW, step=5))).options()
+
+
 def test_layers_without_gradient_are_not_healthy(well: Measurements) -> None:
     none = (0.0, 0.0, 0.0, 0.0)
     (finding,) = judge(with_gradients(well, encoder=none, decoder=none)).findings
@@ -215,6 +220,34 @@ def test_layers_without_gradient_are_not_healthy(well: Measurements) -> None:
     # As in ReZero, whose decoder starts without reading the encoder.
     closed = judge(with_gradients(well, encoder=none, decoder=(1.0, 1.0, 1.0, 1.0)))
     assert closed.verdict()[0].startswith("Healthy: the gradient of the decoder's first layers is 100%")
+
+
+def decoder(recipe: str, settings: Settings = SLOW) -> Measurements:
+    model = kl.Decoder(64, 16, 2, 32, 2, recipe)
+    tokens, labels = torch.randint(1, 64, (2, 4, 10))
+    return measure(model, lambda m: F.cross_entropy(m(tokens).logits.flatten(0, 1), labels.flatten()), settings)
+
+
+def test_an_output_table_that_starts_at_zero_by_its_recipe_is_no_fault() -> None:
+    found = decoder("r_fixup")
+    assert found.gradients.largest == 0 < found.gradients.total
+    assert judge(found).verdict()[0].startswith("Healthy: the output table is 0, so that layers get a gradient from the second")
+    none = replace(found, gradients=replace(found.gradients, total=0.0))
+    assert kinds(none) == [("no gradient", "")]
+
+
+@pytest.mark.parametrize(("lr", "eps"), [pytest.param(2e-3, True, marks=pytest.mark.slow), (5e-3, False)])
+def test_each_option_against_a_steep_warm_up_is_enough_by_itself(lr: float, eps: bool) -> None:
+    torch.manual_seed(0)
+    settings = Settings(lr=lr, warmup_steps=0)
+    found = judge(decoder("post_ln", settings))
+    assert [finding.kind for finding in found.findings] == ["steep warm-up"]
+    assert ("--train.eps 1e-4" in found.options()) == eps
+    for option in found.options():
+        name, value = option.removeprefix("--train.").split()
+        torch.manual_seed(0)
+        changed = {name: int(value) if name == "warmup_steps" else float(value)}
+        assert judge(decoder("post_ln", replace(settings, **changed))).healthy, option
 
 
 def test_layers_with_parts_of_a_users_own_do_not_count(well: Measurements) -> None:

@@ -14,7 +14,7 @@ from small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
 
 import kilolayer as kl
 from kilolayer.config import build, dump
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.files.tensors import load_tensors
 from kilolayer.models.build import build_model
 from kilolayer.probe.diagnosis import Settings
@@ -62,6 +62,7 @@ def test_a_configuration_is_measured_on_its_own_device_and_threads(corpus: Path,
         raise InputError(f"the device is {config.train.device}")
 
     monkeypatch.setattr("kilolayer.probe.diagnose.Trial", stop)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = build(RunConfig, SMALL["translation"](corpus, train={"device": "cpu", "threads": 3}))
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
@@ -139,6 +140,24 @@ def test_a_model_is_diagnosed_with_a_loss() -> None:
         kl.diagnose(model)
 
 
+def test_a_device_that_is_not_there_is_refused_before_any_work(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object) -> None:
+        raise AssertionError("data are read")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run = new_run_of("causal_lm", tmp_path / "run", corpus)
+    monkeypatch.setattr("kilolayer.probe.diagnose.prepare", work)
+    monkeypatch.setattr(Run, "task", work)
+    config = build(RunConfig, SMALL["causal_lm"](corpus, train={"device": "cuda"}))
+    for source, device in ((config, "auto"), (run.config, "cuda"), (run, "cuda")):
+        with pytest.raises(OptionError, match="there is no CUDA device"):
+            kl.diagnose(source, device=device)
+    with pytest.raises(AssertionError, match="data are read"):
+        kl.diagnose(config, device="cpu")
+
+
 def test_what_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
     run = new_run_of("translation", tmp_path / "run", corpus)
     with pytest.raises(InputError, match="no whole checkpoint"):
@@ -147,3 +166,9 @@ def test_what_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
         kl.diagnose(tmp_path)
     with pytest.raises(InputError, match="has no checkpoints"):
         kl.diagnose(run.config, at=3)
+    with pytest.raises(InputError, match="steps is -1"):
+        kl.diagnose(run.config, steps=-1)
+    with pytest.raises(InputError, match="no whole checkpoint"):
+        kl.diagnose(kl.load(run.folder))  # a run as kl.load returns it is that of its folder
+    with pytest.raises(InputError, match="what is diagnosed is None"):
+        kl.diagnose(None)  # pyright: ignore[reportArgumentType]

@@ -10,6 +10,7 @@ import pytest
 from small_runs import SMALL, new_run_of, stop_after, task_of
 
 from kilolayer.errors import InputError
+from kilolayer.runs.begin import old_run
 from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
@@ -53,6 +54,32 @@ def test_another_validation_part_is_refused_until_it_is_put_back_and_another_tes
     assert train(run, task_of(run), resume=True) == 0
     assert TOLD in (run.folder / "log.txt").read_text()
     assert [row["text"] for row in read_metrics(run.folder) if row.get("change")] == [TOLD]
+
+
+@pytest.mark.parametrize("by", ["typed", pytest.param("edited", marks=pytest.mark.slow)])
+def test_a_finished_run_that_is_not_made_longer_since_its_text_has_changed_is_as_it_was(
+    by: str, tmp_path: Path, corpus: Path
+) -> None:
+    own = shutil.copytree(corpus, tmp_path / "corpus")
+    run = new_run_of("causal_lm", tmp_path / "run", own, train={"steps": 2, "valid_every": 2})
+    assert train(run, task_of(run)) == 0
+    (run.folder / "scores.json").write_text('{"test": {}}')
+    config = run.folder / "config.toml"
+    config.write_text(
+        "# a note\n" + config.read_text().replace("steps = 2\n", "steps = 4\n" if by == "edited" else "steps = 2\n")
+    )
+    shorten(own, "valid")
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
+    over = {"train": {"steps": 4}} if by == "typed" else {}
+    with pytest.raises(InputError, match="the validation part belongs to other data"), old_run(run.folder, over) as longer:
+        train(longer, task_of(longer), resume=True)
+    after = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file() and path.name != "lock"}
+    assert after == before
+    for path in corpus.glob("valid.*"):
+        shutil.copy(path, own)
+    with old_run(run.folder, over) as longer:
+        assert train(longer, task_of(longer), resume=True) == 0
+    assert checkpoint.step_of(checkpoint.steps(run.checkpoints)[-1]) == 4
 
 
 @pytest.mark.slow

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.train import add_run_options
 from kilolayer.config import overrides
 from kilolayer.errors import InputError, OptionError, shown
-from kilolayer.files.paths import kind_of, resolve
+from kilolayer.files.paths import kind_of
 from kilolayer.tasks import registry
 from kilolayer.terminal import command, counted, say
 
@@ -55,7 +54,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if comparison.base is not None:
         code = run_all(comparison, options.parallel, options.seconds)
         if code:
-            say(f"stopped by a signal; go on with: kilolayer compare {comparison.folder}")
+            say(f"stopped by a signal; go on with: {command()} compare {comparison.folder}")
             return code
     table, verdicts = write_documents(comparison)
     if options.json:
@@ -113,35 +112,16 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
     if not axes:
         raise OptionError("nothing is compared", fix="give --recipes, --layers, --set or --seeds, or name runs that exist")
     folder = options.out or Path("runs") / f"compare-{(config or registry.EMBEDDED).stem}"
-    shared = overrides(typed)
-    for axis in axes:
-        if _has(shared, axis.name):
-            raise OptionError(f"{axis.name} is both typed for all runs and varied", fix="leave one of the two out")
-    return Comparison.make_or_extend(folder, config, axes, shared)
-
-
-def _has(table: Mapping[str, Any], name: str) -> bool:
-    """Whether a table sets an option that is named with dots."""
-    key, _, rest = name.partition(".")
-    if key not in table or not rest:
-        return key in table
-    return isinstance(table[key], Mapping) and _has(table[key], rest)
+    return Comparison.make_or_extend(folder, config, axes, overrides(typed))
 
 
 def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -> Comparison:
     """Of runs that were trained before."""
     from kilolayer.compare.comparison import Comparison
 
-    if len({resolve(place) for place in options.places}) < 2:
-        raise OptionError(
-            "one run is nothing to compare", where=str(options.places[0]), fix="name more runs, or a comparison's folder"
-        )
     flags = {"--parallel has": options.parallel, "--seconds has": options.seconds, "typed options have": typed or None}
     _refuse({**flags, "--recipes, --layers, --set and --seeds have": axes or None}, "runs that exist")
-    out = options.out or Path("runs") / "compared"
-    if kind_of(out / "comparison.toml") is not None:
-        raise OptionError("the folder holds a comparison of its own", where=str(out), fix="choose another: --out FOLDER")
-    return Comparison.of_runs(options.places, out)
+    return Comparison.of_runs(options.places, options.out or Path("runs") / "compared")
 
 
 def _refuse(given: dict[str, object], of: str) -> None:
@@ -154,13 +134,14 @@ def _show(table: ComparisonTable, verdicts: list[Verdict]) -> None:
     """The cells by each measure; which of several settings was the best in each; how sure the differences are."""
     for measure in table.measures:
         show_table(measure.title, table.lines(measure), table.header(measure))
-    if any(cell.best.options and cell.tried > 1 for cell in table.cells):
+    chosen = [cell for cell in table.cells if cell.best.alive]
+    if any(cell.best.options and cell.tried > 1 for cell in chosen):
         from kilolayer.compare.grid import shown_value
 
-        names = list(dict.fromkeys(name for cell in table.cells for name in cell.best.options))
+        names = list(dict.fromkeys(name for cell in chosen for name in cell.best.options))
         rows = [
             [table.title_of(cell), *(shown_value(name, cell.best.options.get(name)) for name in names), str(cell.tried)]
-            for cell in table.cells
+            for cell in chosen
         ]
         show_table(f"the best of each cell, by {table.chosen_by.title}", rows, ["", *names, "tried"])
     if verdicts:

@@ -10,6 +10,7 @@ from kilolayer.cli.configuration import given, whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
+from kilolayer.files.writing import check_place
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Measure, say what is wrong, and draw it. Exit code 0, whatever is found."""
     source = _open(options, typed)
+    page = options.out or (options.source / "diagnose.html" if kind_of(options.source) == "folder" else None)
+    if page is not None:
+        check_place(page)
 
     from kilolayer.probe.diagnose import diagnose
     from kilolayer.report.diagnosis_page import write_diagnosis
 
     found = diagnose(source, steps=options.steps or 0, at=options.at, device=options.device)
-    page = options.out or (options.source / "diagnose.html" if kind_of(options.source) == "folder" else None)
     if page is not None:
         write_diagnosis(page, options.source.name or str(options.source), found)
     if options.json:

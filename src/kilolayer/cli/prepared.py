@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def prepared(path: Path, typed: list[str]) -> Iterator[tuple[RunConfig, Task]]:
-    """The configuration as its task resolves it, and its data; those of the embedded default lie in a folder that goes away."""
+def prepared(path: Path, typed: list[str], device: str = "auto") -> Iterator[tuple[RunConfig, Task]]:
+    """The configuration as its task resolves it, and its data; those of the embedded default lie in a folder that goes away.
+
+    device: where it computes; auto is the configuration's own. One that this machine does not have is refused before any work.
+    """
     from kilolayer.data.grammar import write_corpus
     from kilolayer.training.run import cache_folder, choose_device, prepare
     from kilolayer.training.start import read_started, vocabulary_of
@@ -26,7 +29,7 @@ def prepared(path: Path, typed: list[str]) -> Iterator[tuple[RunConfig, Task]]:
     with TemporaryDirectory() as folder:
         is_embedded = path == registry.EMBEDDED
         config, start = read_started(given(path, typed), {"data": {"folder": folder}} if is_embedded else None)
-        choose_device(config.train.device)
+        choose_device(config.train.device if device == "auto" else device)
         if is_embedded:
             write_corpus(Path(folder))
         task = prepare(config, cache_folder(), vocabulary_of(start, config))

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.training.run import choose_device
 
     choose_device(options.device)  # before any work
-    with _opened(options.subject, typed) as subject:
+    with _opened(options.subject, typed, options.device) as subject:
         own = options.device == "auto" and subject.run is None
         device = choose_device(subject.config.train.device if own else options.device)
         if subject.config.train.threads:
@@ -130,11 +130,11 @@ def _check(options: argparse.Namespace, typed: list[str]) -> None:
 
 
 @contextmanager
-def _opened(path: Path, typed: list[str]) -> Iterator[Subject]:
+def _opened(path: Path, typed: list[str], device: str) -> Iterator[Subject]:
     from kilolayer.training.run import Run, cache_folder
 
     if not path.is_dir():
-        with prepared(path, typed) as (config, task):
+        with prepared(path, typed, device) as (config, task):
             yield Subject(path.stem, config, task, None)
         return
     opened = Run.open(path)

@@ -16,6 +16,8 @@ from typing import Any
 from kilolayer import config as configuration
 from kilolayer.compare.flat_options import TOLD, differing_options, flat_options
 from kilolayer.compare.grid import (
+    DEPTHS,
+    LAYERS,
     RECIPE,
     Axis,
     Setting,
@@ -119,6 +121,11 @@ class Comparison:
         settings: Sequence[Mapping[str, Any]] | None = None,
     ) -> Comparison:
         """As `make`; a comparison that is there with the same base is extended, so that a command may be given twice."""
+        shared = nested(options or {})
+        for axis in axes:
+            names = DEPTHS if axis.name == LAYERS else (axis.name,)
+            if found := [name for name in names if _has(shared, name)]:
+                raise OptionError(f"{found[0]} is both given for all runs and varied", fix="leave one of the two out")
         if kind_of(folder / "comparison.toml") is None:
             return cls.make(folder, config, axes, options, settings)
         found = cls.open(folder)
@@ -153,6 +160,11 @@ class Comparison:
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
         """Runs that exist, by the options in which they differ; recipe, depth and seed are always told."""
         places = list(dict.fromkeys(map(resolve, folders)))
+        if len(places) < 2:
+            where = str(places[0]) if places else ""
+            raise OptionError("one run is nothing to compare", where=where, fix="name more runs, or a comparison's folder")
+        if out is not None and kind_of(out / "comparison.toml") is not None:
+            raise OptionError("the folder holds a comparison of its own", where=str(out), fix="choose another: --out FOLDER")
         members: list[Member] = []
         for place, options in zip(places, differing_options([read_record(place).config for place in places]), strict=True):
             members.append(Member(_unused(place.name, members), options, place))
@@ -263,7 +275,10 @@ class Comparison:
 
     def _present(self, member: Member, names: Sequence[str]) -> Setting:
         """The values that options have in a run where they do not vary; a recipe may not have an option of another."""
-        config = started_config(self.table_of(member))
+        try:
+            config = started_config(self.table_of(member))
+        except KilolayerError as error:
+            raise error.at(f"in the run {member.name} of {self.folder}") from None
         own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
         values = flat_options(config.table()) | own
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
@@ -275,6 +290,14 @@ def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None
     if config is None:
         below = merge(below, {"data": {"folder": str(folder / "data")}})
     return override(RunConfig, below, nested(options or {}))
+
+
+def _has(table: Mapping[str, Any], name: str) -> bool:
+    """Whether a table sets an option that is named with dots."""
+    key, _, rest = name.partition(".")
+    if key not in table or not rest:
+        return key in table
+    return isinstance(table[key], Mapping) and _has(table[key], rest)
 
 
 def _unused(name: str, members: Iterable[Member]) -> str:

@@ -19,10 +19,10 @@ from kilolayer.report.comparison_page import write_comparison_page
 
 def write_documents(comparison: Comparison) -> tuple[ComparisonTable, list[Verdict]]:
     """Write both as the runs stand now; return the table, and the verdicts on its cells."""
+    make_folder(comparison.folder)
     results = comparison.results()
     table = tabulate(comparison, results)
     verdicts = against_best(table)
-    make_folder(comparison.folder)
     document = as_document(comparison, results, table, verdicts)
     write(comparison.folder / "comparison.json", json.dumps(document, indent=1) + "\n")
     write_comparison_page(comparison.folder / "comparison.html", view_of(comparison, results, table, verdicts))

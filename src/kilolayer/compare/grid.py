@@ -20,6 +20,7 @@ from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 
 RECIPE, LAYERS, SEED, RUN, TASK = "model.recipe", "layers", "train.seed", "run", "task"
+DEPTHS = ("model.layers", "model.encoder_layers", "model.decoder_layers")
 Setting = dict[str, Any]
 """The value of each option that varies."""
 TWO_DEPTHS = re.compile(r"(\d+)-(\d+)")
@@ -125,7 +126,7 @@ def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
     options = {name: value for name, value in setting.items() if name != LAYERS}
     if LAYERS in setting:
         depths = _depths(setting[LAYERS])
-        names = ("model.layers",) if len(depths) == 1 else ("model.encoder_layers", "model.decoder_layers")
+        names = DEPTHS[:1] if len(depths) == 1 else DEPTHS[1:]
         options |= dict(zip(names, depths, strict=True))
     if RECIPE in setting and isinstance(model := table.get("model"), Mapping):
         table["model"] = {name: value for name, value in model.items() if name != "recipe"}

@@ -56,12 +56,14 @@ def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[M
     """What the best is chosen by, and what is told.
 
     It is chosen by the task's own measure on the validation part where runs have it, else by the validation loss; without a
-    validation part by the training loss; never on the test part. headline: the task's own measure.
+    validation part by the training loss; never on the test part. headline: the task's own measure, which is left out where
+    runs have several of its kind: an accuracy is neither better nor worse than a correlation.
     """
     own: list[Measure] = []
-    if headline is not None:
+    titles = [] if headline is None else _titles(results, headline)
+    if headline is not None and len(titles) < 2:
         for part in ("test", "validation"):
-            title = f"{headline.title}, {part}"
+            title = f"{titles[0] if titles else headline.title}, {part}"
             own.append(Measure(headline.key, title, headline.digits, headline.larger_is_better, part))
 
     def known(measure: Measure) -> bool:
@@ -72,3 +74,10 @@ def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[M
         told.append(TRAINING_LOSS)
     chosen_by = next(measure for measure in told if measure.part != "test")
     return chosen_by, tuple(told)
+
+
+def _titles(results: Sequence[Result], headline: Headline) -> list[str]:
+    """What the scores of the runs call the task's own measure, each name once."""
+    entries = [table.get(headline.key) for each in results for table in each.scores.values() if isinstance(table, dict)]
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))

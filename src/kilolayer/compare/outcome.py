@@ -105,7 +105,8 @@ def _rose(record: Record) -> Outcome | None:
         return None
     smooth = [median(finite[max(0, place - 2) : place + 3]) for place in range(len(finite))]
     lowest = min(smooth)
-    limit = min(lowest + RISE, max(finite[0], lowest + ABOVE_START))
+    # The smallest median lies above the start where the loss rose in the first steps.
+    limit = min(lowest + RISE, finite[0] + RISE, max(finite[0], lowest + ABOVE_START))
     first = len(losses)
     while first and not losses[first - 1] <= limit:
         first -= 1

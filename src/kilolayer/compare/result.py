@@ -8,7 +8,9 @@ from typing import Any
 
 from kilolayer.compare.grid import Setting
 from kilolayer.compare.outcome import Outcome, gave_up, outcome_of
+from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
+from kilolayer.files.reading import read_json
 from kilolayer.report.record import Entry, Record, number, read_record
 
 
@@ -44,10 +46,19 @@ def record_of(member: Member) -> Record | None:
 
 def is_complete(member: Member) -> bool:
     """Whether there is nothing left to do for a run: it is scored, or its divergence has ended it."""
-    if kind_of(member.folder / "scores.json") == "file":
-        return True
+    path = member.folder / "scores.json"
+    if kind_of(path) == "file":
+        return _holds_scores(path)
     record = record_of(member)
     return record is not None and gave_up(record) is not None
+
+
+def _holds_scores(path: Path) -> bool:
+    try:
+        found = read_json(path)
+    except InputError:
+        return False
+    return isinstance(found, dict) and bool(found)
 
 
 def result_of(member: Member, failure: str | None = None) -> Result:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.documents import write_documents
 from kilolayer.compare.grid import Axis
 from kilolayer.compare.queue import run_all
-from kilolayer.errors import InputError, shown
+from kilolayer.errors import OptionError, shown
+from kilolayer.files.paths import as_path
+from kilolayer.runs.given import plain_tables
 from kilolayer.training.stop import Stopped
 
 Axes = Mapping[str, Sequence[Any]] | Sequence[Axis]
@@ -31,11 +32,13 @@ def run_comparison(
     config: a TOML file, or None for the embedded default, with `options` ({"train.steps": 500}) laid over it. A comparison that
     is in the folder already goes on, and is extended by further values. parallel, seconds: see `run_all`.
     """
-    if isinstance(axes, Mapping):
-        for name, values in axes.items():
-            _check_list(values, f"the values of {name}")
-    wanted = [Axis(name, tuple(values)) for name, values in axes.items()] if isinstance(axes, Mapping) else list(axes)
-    comparison = Comparison.make_or_extend(Path(folder), None if config is None else Path(config), wanted, options)
+    for name, most in (("parallel", parallel), ("seconds", seconds)):
+        if most is not None and not (isinstance(most, int | float) and most > 0):
+            raise OptionError(f"{name} is {shown(most)}", where="run_comparison", fix="give a number above 0, or None")
+    if not isinstance(options, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"options is {shown(options)}", where="run_comparison", fix='give a dict: {"train.steps": 500}')
+    path = None if config is None else as_path(config, "config")
+    comparison = Comparison.make_or_extend(as_path(folder, "folder"), path, _listed(axes), plain_tables(options or {}))
     code = run_all(comparison, parallel, seconds)
     if code:
         raise Stopped(code - 128)
@@ -43,16 +46,27 @@ def run_comparison(
     return comparison
 
 
+def _listed(axes: Axes) -> list[Axis]:
+    """The axes with values as TOML holds them."""
+    if not isinstance(axes, Mapping):
+        if isinstance(axes, Sequence) and all(isinstance(axis, Axis) for axis in axes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return list(axes)
+        raise OptionError(f"axes is {shown(axes)}", where="run_comparison", fix='give a dict of lists: {"train.lr": [1e-3]}')
+    for name, values in axes.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            fix = f"give a list of values, if only of one: [{values!r}]"
+            raise OptionError(f"{name} is {shown(values)}", where="axes", fix=fix)
+    return [Axis(name, tuple(plain_tables(list(values)))) for name, values in axes.items()]
+
+
 def compare_runs(folders: Sequence[str | PathLike[str]], out: str | PathLike[str] | None = None) -> Comparison:
     """Runs that exist, by the options in which they differ; out: a folder that gets comparison.json and the page."""
-    _check_list(folders, "the runs")
-    comparison = Comparison.of_runs([Path(each) for each in folders], None if out is None else Path(out))
+    if isinstance(folders, str | PathLike):
+        raise OptionError(
+            f"folders is {shown(folders)}", where="compare_runs", fix='give a list: ["runs/first", "runs/second"]'
+        )
+    places = [as_path(each, "a run's folder") for each in folders]
+    comparison = Comparison.of_runs(places, None if out is None else as_path(out, "out"))
     if out is not None:
         write_documents(comparison)
     return comparison
-
-
-def _check_list(given: Any, what: str) -> None:
-    """Refuse one text where several are asked for: its letters would be taken for them."""
-    if isinstance(given, str | bytes | PathLike) or not isinstance(given, Iterable):
-        raise InputError(f"{what} are given as {shown(given)}", fix="give a list, of one where there is but one")

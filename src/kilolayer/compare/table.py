@@ -10,7 +10,7 @@ from typing import Any
 
 from kilolayer.compare.choice import by_setting, rank
 from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, Axis, Setting, same, shown_value
+from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, same, shown_value
 from kilolayer.compare.measure import Measure, measures_of
 from kilolayer.compare.result import Result
 
@@ -55,12 +55,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Cell:
-    """The best of the settings that share a row and a column, and how many were tried."""
+    """The best of the settings that share a row and a column. settings: the other options of all that were tried."""
 
     row: Any
     column: Any
     best: Candidate
-    tried: int
+    settings: tuple[Setting, ...]
+
+    @property
+    def tried(self) -> int:
+        return len(self.settings)
 
     def text(self, measure: Measure) -> str:
         """Mean and spread over seeds, and what became of the others; without any, what became of all."""
@@ -120,7 +124,9 @@ class ComparisonTable:
         return "all" if self.rows is None else shown_value(self.rows.name, value)
 
     def best(self) -> Cell | None:
-        """Of all cells, chosen as within one."""
+        """Of all cells, chosen as within one; None where none is alive, or where they are of several tasks."""
+        if self.rows is not None and self.rows.name == TASK and len(self.rows.values) > 1:
+            return None
         alive = [cell for cell in self.cells if cell.best.spread(self.chosen_by) is not None]
         return min(alive, key=lambda cell: cell.best.rank(self.chosen_by), default=None)
 
@@ -155,9 +161,9 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
             ]
             if candidates:
                 best = min(candidates, key=lambda each: each.rank(chosen_by))
-                cells.append(Cell(row, column, best, len(candidates)))
+                cells.append(Cell(row, column, best, tuple(each.options for each in candidates)))
     table = ComparisonTable(rows, columns, tuple(cells), chosen_by, measures)
-    return replace(table, notes=tuple(_edges(table, others)))
+    return replace(table, notes=tuple(_edges(table)))
 
 
 def _titled(axis: Axis, value: Any) -> str:
@@ -167,8 +173,11 @@ def _titled(axis: Axis, value: Any) -> str:
 
 
 def _main(axes: Sequence[Axis]) -> tuple[Axis | None, Axis | None]:
-    """Rows and columns: of the options that have several values, recipe and depth first."""
-    usual = [RECIPE, LAYERS]
+    """Rows and columns: of the options that have several values, recipe and depth first, but tasks before all.
+
+    So no cell holds runs of several tasks, of which none is the better one.
+    """
+    usual = [TASK, RECIPE, LAYERS]
 
     def order(axis: Axis) -> tuple[bool, int]:
         return len(axis.values) == 1, usual.index(axis.name) if axis.name in usual else len(usual)
@@ -187,16 +196,16 @@ def _fate(results: Sequence[Result], of: int | None = None) -> str:
     return ", ".join(f"{count} of {total} {WORDS.get(kind, kind)}" for kind, count in counted.items())
 
 
-def _edges(table: ComparisonTable, others: Sequence[Axis]) -> list[str]:
-    """Where a best value is the smallest or the largest that was tried: a better one may lie beyond."""
+def _edges(table: ComparisonTable) -> list[str]:
+    """Where a best value is the smallest or the largest that was tried in its cell: a better one may lie beyond."""
     notes = []
     for cell in table.cells:
-        for axis in others:
-            value, numbers = cell.best.options.get(axis.name), [each for each in axis.values if _is_number(each)]
+        for name, value in cell.best.options.items():
+            numbers = {setting[name] for setting in cell.settings if _is_number(setting.get(name))}
             if cell.best.alive and len(numbers) > 1 and _is_number(value) and value in (min(numbers), max(numbers)):
                 edge = "smallest" if value == min(numbers) else "largest"
-                title, shown = table.title_of(cell), shown_value(axis.name, value)
-                notes.append(f"{title}: its best {axis.name}, {shown}, is the {edge} that was tried")
+                title, shown = table.title_of(cell), shown_value(name, value)
+                notes.append(f"{title}: its best {name}, {shown}, is the {edge} that was tried")
     return notes
 
 

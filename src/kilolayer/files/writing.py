@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,6 +92,15 @@ def make_folder(path: Path) -> None:
                 where=str(path),
                 fix="remove the link; to keep a run on another disk, link the whole run folder, or name it with --run",
             )
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from None
+
+
+def check_place(path: Path) -> None:
+    """Refuse a file whose folder cannot be written, before the work whose result it is to hold."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except (OSError, ValueError) as error:
         raise unwritable(path, error) from None
 

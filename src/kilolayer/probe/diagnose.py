@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kilolayer import config as configuration
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.files.paths import kind_of
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change, change_over_checkpoints, change_over_steps
@@ -30,11 +31,21 @@ from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, choose_device, prepare
 from kilolayer.training.start import start_of, started_config, vocabulary_of
 
+
+class HasFolder(Protocol):
+    """A trained run, as far as it matters here."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        ...
+
+
 logger = logging.getLogger(__name__)
 
 
 def diagnose(
-    source: Model | Run | RunConfig | Path | str,
+    source: Model | Run | HasFolder | RunConfig | Path | str,
     loss: Loss | None = None,
     *,
     settings: Settings | None = None,
@@ -44,14 +55,19 @@ def diagnose(
 ) -> Diagnosis:
     """What depth does to `source`, measured on one batch, and what to change.
 
-    source: a model; a run or its folder, whose newest checkpoint is measured; or a configuration or its TOML file, whose model
-    is measured as it starts. loss: of a batch, computed from the model; needed with a model, a task's else.
+    source: a model; a run, as `kl.load` returns it, or its folder, whose newest checkpoint is measured; or a configuration or
+    its TOML file, whose model is measured as it starts. loss: of a batch, computed from the model; needed with a model, a
+    task's else.
     settings: how a model is to be trained, Adam's usual ones else. steps: of a configuration, train so many and measure how far
     they move the output. at: the step of the run's checkpoint. device: auto is the configuration's own, and of a run the GPU
     where there is one. torch's random state and number of threads are afterwards as they were.
     """
     if isinstance(source, str | Path):
         source = _open(Path(source))
+    elif not isinstance(source, Model | Run | RunConfig):
+        source = Run.open(_folder_of(source))
+    if steps < 0:
+        raise InputError(f"steps is {steps}", fix="give how many to train, or leave it out")
     if isinstance(source, Model):
         if loss is None or steps or at is not None:
             raise InputError("a model is diagnosed with a loss, at its present weights", fix="diagnose(model, loss)")
@@ -67,6 +83,15 @@ def diagnose(
     return _of_configuration(source, steps, device)
 
 
+def _folder_of(source: object) -> Path:
+    """That of a trained run, which is known by its folder here."""
+    folder = getattr(source, "folder", None)
+    if not isinstance(folder, Path):
+        fix = "give a model with a loss, a run or its folder, or a configuration's file"
+        raise InputError(f"what is diagnosed is {shown(source)}", fix=fix)
+    return folder
+
+
 def _open(path: Path) -> Run | RunConfig:
     if kind_of(path) == "folder":
         return Run.open(path)
@@ -74,8 +99,9 @@ def _open(path: Path) -> Run | RunConfig:
 
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
-    task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
     place = config.train.device if device == "auto" else device
+    choose_device(place)  # before any work
+    task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
     plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": place}
     config = task.resolve(config)
     threads = torch.get_num_threads()
@@ -91,6 +117,7 @@ def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
 def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     if (gone := all_deleted(run.checkpoints)) is not None:
         raise gone
+    place = choose_device(device)
     task = run.task(cache_folder())
     paths = [path for path in checkpoint.steps(run.checkpoints) if checkpoint.find_fault(path) is None]
     known = [checkpoint.step_of(path) for path in paths]
@@ -99,7 +126,6 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
         what = "the run has no whole checkpoint" if at is None else f"the run has no whole checkpoint of step {at}"
         raise InputError(what, where=str(run.checkpoints), fix=has)
     step = known[-1] if at is None else at
-    place = choose_device(device)
     loss = training_loss(task, run.config.train.seed, 1, of="total")
     changes = tuple(_changes(run, task, loss, known, place))
     model = run.load_model(place, Chosen("asked for", [step], []))

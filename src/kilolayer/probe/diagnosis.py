@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kilolayer.layers.embedding import VocabularyProjection
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change
 from kilolayer.probe.attention_entropy import attention_entropy
@@ -62,7 +63,8 @@ class Death:
 class Measurements:
     """Everything that was measured. title: the model in words; changes: over checkpoints or first steps, where asked for.
 
-    norms_residual: whether norms stand on the residual itself, as in Post-LN.
+    norms_residual: whether norms stand on the residual itself, as in Post-LN. output_at_zero: whether the output table is 0, as
+    R-Fixup starts it: the first step moves the table alone, and the next one the layers.
     """
 
     title: str
@@ -78,6 +80,7 @@ class Measurements:
     dead_units: ByLayer
     updates: UpdateSizes
     norms_residual: bool
+    output_at_zero: bool
     changes: tuple[Change, ...] = ()
     deaths: tuple[Death, ...] = ()
 
@@ -156,6 +159,7 @@ def measure(
             dead_units(model, loss),
             update_sizes(model, loss, lr=settings.lr, betas=settings.betas, eps=settings.eps),
             any(sublayer.plan.out_norm for stack in model.stacks() for sublayer in stack.sublayers()),
+            any(isinstance(part, VocabularyProjection) and not part.weight.any() for part in model.modules()),
             changes,
             deaths,
         )
@@ -175,6 +179,8 @@ def _praise(measured: Measurements) -> str:
     ]
     step = measured.updates
     moved = f"one step of Adam at {step.adam_lr:g} moves the output by {step.adam_all:.2g} of itself."
+    if measured.output_at_zero:
+        said.append("the output table is 0, so that layers get a gradient from the second step on")
     return f"{', '.join(said)}; {moved}" if said else moved
 
 

@@ -13,7 +13,7 @@ from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.run import cache_folder, prepare
+from kilolayer.training.run import cache_folder, choose_device, prepare
 from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 STEPS = 60
@@ -92,9 +92,14 @@ def forecast(
     Nothing is written, and the model is thrown away.
     """
     for name, given in (("rates", rates), ("warmups", warmups)):
-        if given is not None and not all(value >= 0 for value in given):
-            raise OptionError(f"{name} has a value below 0", where=name, fix="give rates above 0 and whole numbers of steps")
+        if given is not None and not all(isinstance(value, int | float) and value >= 0 for value in given):
+            raise OptionError(
+                f"{name} has a value below 0, or one that is no number",
+                where=name,
+                fix="give rates above 0 and whole numbers of steps",
+            )
     whole = config if isinstance(config, RunConfig) else started_config(configuration.load(Path(config)))
+    choose_device(whole.train.device)  # before any work
     if task is None:
         task = prepare(whole, cache_folder(), vocabulary_of(start_of(whole), whole))
         whole = task.resolve(whole)

@@ -42,7 +42,8 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
     """The loss or the gradient is no number."""
     if not (math.isfinite(measured.loss) and math.isfinite(measured.gradients.total)):
         text = f"The loss is {measured.loss:g} and the norm of its gradient {measured.gradients.total:g}."
-        options = (*_calmer(measured), "--train.clip_norm 1.0", "--train.precision fp32")
+        # Before the first step, no option of training is the cause.
+        options = (*_calmer(measured), "--train.clip_norm 1.0", "--train.precision fp32") if measured.settings.step else ()
         yield Finding("not finite", "", text, measured.loss, math.inf, options)
 
 
@@ -71,7 +72,8 @@ def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
     if measured.settings.step:
         return
     trained = measured.gradients.trained
-    if trained and not measured.gradients.largest:
+    waiting = measured.output_at_zero and measured.gradients.total > 0  # for the first step of the output table
+    if trained and not measured.gradients.largest and not waiting:
         text = "No layer gets a gradient: the loss does not depend on them, or all that follows them is 0."
         yield Finding("no gradient", "", text, 0.0, 0.0)
     for side, norms in trained.items():
@@ -106,7 +108,7 @@ def steep_start(measured: Measurements) -> Iterator[Finding]:
         factor = 2 * moved / limit
         longer = _rounded(max(settings.warmup_steps, EARLY) * factor)
         options = [f"--train.warmup_steps {longer}", f"--train.lr {_digits(settings.lr / factor)}"]
-        if settings.eps < SOFT:
+        if settings.eps < SOFT and moved < MOVES_SOFTENED:
             options.append("--train.eps 1e-4")
         yield Finding("steep warm-up", "", text, moved, limit, tuple(options))
 

@@ -28,8 +28,8 @@ from kilolayer.training.trackers import find_trackers
 def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
     """A run that was created before, in its locked folder; over: options that it goes on with."""
     opened = Run.open(folder)
-    with locked(folder):
-        yield gone_on(opened, over or {})
+    with locked(folder), gone_on(opened, over or {}) as run:
+        yield run
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from kilolayer.config import Table, build, dump, merge
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
+from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import move, write
 from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
@@ -21,11 +24,13 @@ from kilolayer.training.run import Run, settled
 TYPED = "in the typed options"
 
 
-def gone_on(run: Run, over: Table) -> Run:
+@contextmanager
+def gone_on(run: Run, over: Table) -> Iterator[Run]:
     """The run with the options of the tables `over`; the folder is held by this process.
 
     What may not change is refused, and so is an edit of config.toml. A finished run that has more steps to take is no longer
     finished: its scores are kept under another name. config.toml is written last: a run that is killed before is as it was.
+    What is refused later, but before a line of metrics, such as other text, leaves the folder as it was too.
     """
     folder, config = run.folder, _laid_over(run, over)
     step, state = _newest(run.checkpoints)
@@ -46,6 +51,7 @@ def gone_on(run: Run, over: Table) -> Run:
     more = step < config.train.steps and not waited and gone is None
     if finished and typed and not more:
         raise _nothing_more(run, step, waited)
+    aside, text, metrics = None, read_bytes(folder / "config.toml"), _written(folder / "metrics.jsonl")
     if finished and more:
         # Of the checkpoint that was scored, which may have been deleted since.
         ended = max(step, last_saved(run.checkpoints) or 0)
@@ -54,7 +60,23 @@ def gone_on(run: Run, over: Table) -> Run:
         say(f"{folder} was finished at step {ended:,} and goes on; its scores so far are kept in {aside.name}")
     if typed:
         write(folder / "config.toml", dump(config.table()))
-    return replace(run, config=config)
+    try:
+        yield replace(run, config=config)
+    except (InputError, OptionError):
+        if (typed or aside is not None) and _written(folder / "metrics.jsonl") == metrics:
+            write(folder / "config.toml", text)
+            if aside is not None:
+                move(aside, folder / "scores.json")
+            say(f"{folder} is as it was before")
+        raise
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """What changes with every line that is added to a file; None where there is no file."""
+    if kind_of(path) is None:
+        return None
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _laid_over(run: Run, over: Table) -> RunConfig:
