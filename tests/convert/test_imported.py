@@ -213,6 +213,11 @@ def test_what_is_none_of_ours_is_refused_by_name(damage: Callable[[Path], None],
     assert error.value.fix
 
 
+def test_what_is_no_path_is_refused() -> None:
+    with pytest.raises(KilolayerError, match="the folder of the model is 3, and no path"):
+        kl.from_huggingface(3)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_model_of_another_kind_of_output_is_refused(tmp_path: Path) -> None:
     BertForTokenClassification(bert_config(VOCABULARY)).save_pretrained(tmp_path)
     with pytest.raises(KilolayerError, match="BertForTokenClassification"):

@@ -166,6 +166,12 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
         lambda: translator(positions="learned", max_length=4)(torch.ones(1, 5).long(), torch.ones(1, 2).long()),
         "5 positions is longer than the 4",
     ),
+    (lambda: encoder()([[1, 2]]), r"token ids: \[\[1, 2\]\] is no tensor"),  # pyright: ignore[reportArgumentType]
+    (lambda: encoder()(torch.ones(1, 2).numpy()), "no tensor"),  # pyright: ignore[reportArgumentType]
+    (lambda: encoder()(torch.tensor([[1, 2]]), mask=[[True, True]]), "mask: .* is no tensor"),
+    (lambda: encoder()(embeddings=torch.ones(1, 2, 16).long()), "embeddings are torch.int64"),
+    (lambda: translator().decode(torch.ones(1, 2).long(), torch.ones(1, 2, 16)), "Tensor[\\s\\S]*model.encode"),  # pyright: ignore
+    (lambda: decoder()(torch.ones(1, 2).long(), cache=decoder(layers=3).new_cache(4)), "3 layers for a decoder of 2"),
     (lambda: translator()(torch.ones(1, 5).long()), "no target"),
     (lambda: translator()(torch.ones(2, 5).long(), torch.ones(3, 2).long()), "3 targets for 2 sources"),
     (
@@ -202,6 +208,54 @@ def test_learned_positions_count_within_each_packed_document() -> None:
     model(torch.ones(1, 6).long(), segments=torch.tensor([[0, 0, 0, 1, 1, 1]]))
     with pytest.raises(InputError, match="5 positions is longer than the 4"):
         model(torch.ones(1, 6).long(), segments=torch.tensor([[0, 0, 0, 0, 0, 1]]))
+
+
+@torch.no_grad()
+def test_a_step_that_is_too_long_leaves_the_cache_as_it_was() -> None:
+    model, text = decoder(positions="learned", max_length=4, dtype=torch.float64).eval(), torch.tensor([[3, 4, 5, 6, 7]])
+    cache = model.new_cache(9)
+    model(text[:, :3], cache=cache)
+    with pytest.raises(InputError, match="5 positions is longer than the 4"):
+        model(text[:, 3:], cache=cache)
+    torch.testing.assert_close(model(text[:, 3:4], cache=cache).logits, model(text[:, :4]).logits[:, 3:])
+
+
+@pytest.mark.parametrize("pad_id", [None, 0])
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (3, 2)])
+def test_a_cache_reads_on_in_the_rows_that_it_has(pad_id: int | None, before: int, after: int) -> None:
+    model = decoder(pad_id=pad_id)
+    cache = model.new_cache(9)
+    model(torch.ones(before, 2).long(), cache=cache)
+    with pytest.raises(InputError, match=f"{after} rows of new tokens, and the cache has read {before}"):
+        model(torch.ones(after, 1).long(), cache=cache)
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 2.0, "many", None])
+def test_a_cache_holds_a_whole_number_of_positions(capacity: Any) -> None:
+    with pytest.raises(OptionError, match="capacity is"):
+        decoder().new_cache(capacity)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device is 'gpu'[\\s\\S]*\"cuda\""),
+        ({"dtype": "bfloat16"}, "dtype is 'bfloat16'"),
+        ({"dtype": torch.int64}, "dtype is torch.int64[\\s\\S]*torch.float32"),
+        ({"dtype": torch.complex64}, "dtype is torch.complex64"),
+        ({"dtype": torch.float8_e4m3fn}, "dtype is torch.float8"),
+    ],
+)
+def test_a_place_or_a_dtype_that_no_model_has_is_refused_before_it_is_built(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        decoder(**options)
+    with pytest.raises(OptionError, match=message):
+        decoder(device="meta").materialise(**{"device": "cpu", **options})
+
+
+def test_a_dtype_to_lower_to_is_checked() -> None:
+    with pytest.raises(OptionError, match="dtype is 'bf16'"):
+        decoder().lower("bf16")  # pyright: ignore[reportArgumentType]
 
 
 def test_xpos_is_refused_in_fp16() -> None:

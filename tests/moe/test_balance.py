@@ -93,6 +93,13 @@ def test_a_bias_moves_by_the_rate_against_the_load() -> None:
     torch.testing.assert_close(moved, torch.tensor([-0.01, 0.01, 0.0, 0.0], dtype=torch.float64))
 
 
+def test_the_whole_output_is_no_list_of_loads() -> None:
+    model = kl.Encoder(9, 8, 2, 8, 2, moe=kl.MoE(experts=4, loss_free=0.01))
+    out = model(torch.ones(1, 3).long())
+    with pytest.raises(InputError, match=r"given as EncoderOutput[\s\S]*layer.load for layer in out.routing"):
+        kl.update_balance(model, out)  # pyright: ignore[reportArgumentType]
+
+
 def test_biases_are_state_and_change_weights_of_nobody() -> None:
     layer = make_layer(kl.MoE(experts=4, top_k=4, loss_free=1e-3))
     assert "router.selection_bias" in layer.state_dict()

@@ -92,6 +92,16 @@ def test_the_temperature_starts_as_the_paper_says(options: dict[str, Any], start
     assert float(out.routing[0].temperature) == pytest.approx(start)
 
 
+@pytest.mark.parametrize("experts", [2, 3, 4])
+def test_the_directions_of_few_experts_are_learned_too(experts: int) -> None:
+    made = router(experts=experts, top_k=1)
+    made(tokens(), None).weights.sum().backward()
+    for name in ("weight", "embeddings"):
+        gradient = made.get_parameter(name).grad
+        assert gradient is not None
+        assert gradient.norm() > 1e-3, name
+
+
 @torch.no_grad()
 def test_a_temperature_never_falls_to_nothing() -> None:
     made = router()

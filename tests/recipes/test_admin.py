@@ -228,6 +228,14 @@ def test_a_batch_of_padding_alone_is_refused() -> None:
         kl.calibrate(build("encoder", "admin"), torch.zeros(2, 3).long())
 
 
+def test_what_is_no_model_and_no_batch_is_refused() -> None:
+    model = build("encoder", "admin")
+    with pytest.raises(InputError, match="Sequential is no model of Kilolayer"):
+        kl.calibrate(torch.nn.Sequential(model), SOURCE)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="the batch is None"):
+        kl.calibrate(model, None)  # pyright: ignore[reportArgumentType]
+
+
 def test_the_releases_scales_rise_from_one_and_the_papers_do_not() -> None:
     torch.manual_seed(0)
     model, other = (kl.Encoder(50, 64, 2, 128, 6, kl.recipes.get("admin", start=start)) for start in ("released", "paper"))

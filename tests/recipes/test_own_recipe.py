@@ -119,6 +119,20 @@ def test_the_class_gives_name_title_and_options_where_nothing_else_does(known: d
         kl.recipes.get("my_best_recipe", extra="many")
 
 
+def test_a_class_whose_fields_are_no_options_yet_tells_to_register_it(known: dict[str, Any]) -> None:
+    class Fading(kl.recipes.Recipe):
+        power: float = kl.recipes.bounded(0.5, least=0)
+
+        def plan(self, place: kl.recipes.Place) -> kl.recipes.Plan:
+            return kl.recipes.Plan(out_norm=True, branch=kl.recipes.PerLayer(self.power))
+
+    for options in ({}, {"power": 1.0}):
+        with pytest.raises(InputError, match=r"Fading are no options yet[\s\S]*register"):
+            Fading(**options)
+    kl.recipes.register(Fading)
+    assert kl.Encoder(**SMALL, recipe=Fading(power=1.0)).config.recipe.options() == {"power": 1.0}
+
+
 def test_it_is_given_to_constructors_by_its_path_and_computes_what_it_says(folder: Path) -> None:
     model = kl.Decoder(**SMALL, recipe="half_branch:HalfBranch", pad_id=None, dtype=torch.float64)
     plain: Any = kl.Decoder(**SMALL, recipe="pre_ln", pad_id=None, dtype=torch.float64)

@@ -102,6 +102,13 @@ def test_all_hypotheses_are_the_commands(trained: dict[str, Path]) -> None:
     assert rows == printed("translate", trained["translation"], "--n-best=3", "--beam=3", lines=LINES).split("\n")[:-1]
 
 
+def test_one_text_is_not_taken_for_its_letters(trained: dict[str, Path]) -> None:
+    translator, writer = kl.load(trained["translation"]), kl.load(trained["causal_lm"])
+    assert [each.text for each in translator.translations(LINES[0])] == [translator.translate(LINES[0])]
+    search = writer.search(greedy=True, max_tokens=3)
+    assert [each.prompt for each in writer.continuations("ein", search)] == ["ein"]
+
+
 @pytest.mark.slow
 def test_several_directions_need_a_name(corpus: Path, tmp_path: Path) -> None:
     run = kl.train(_both_ways(corpus), run=tmp_path / "run")

@@ -20,6 +20,7 @@ from plain_and_fast import (
 )
 
 import kilolayer as kl
+from kilolayer.errors import OptionError
 from kilolayer.layers.norm import LayerNorm
 from kilolayer.operators import kernels
 from kilolayer.operators.fused_norm import residual_norm
@@ -148,6 +149,11 @@ def test_a_decoder_alone_goes_on_from_a_cache() -> None:
 def test_recomputation(recipe: str, moe: kl.MoE | None, what: Recompute) -> None:
     model = build("encoder_decoder", recipe, moe=moe)
     assert_equal(run(fast_form(model, what)), run(model))
+
+
+def test_an_odd_recomputation_is_refused_by_name() -> None:
+    with pytest.raises(OptionError, match="unknown recompute 'True'"):
+        kl.fast(build("decoder", "deepnorm"), recompute=True)  # pyright: ignore[reportArgumentType]
 
 
 # How many times the plain model's errors the fast form may have. Where a ReLU turns on its other side of 0, gradients of one

@@ -50,6 +50,19 @@ def make_step(lr: float = 1e-2) -> tuple[RecordedStep, StandInPool]:
     return RecordedStep(step_of(model, optimizer), model, optimizer, pool), pool
 
 
+def test_arguments_in_another_order_are_refused() -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step: Any = step_of(model, optimizer)
+    for given, what in (
+        ((model, step, optimizer), "model"),
+        ((step, optimizer, model), "model"),
+        ((3, model, optimizer), "step"),
+    ):
+        with pytest.raises(InputError, match=f"given as {what} is none"):
+            kl.record(*given)
+
+
 def test_on_the_cpu_a_step_runs_as_it_is() -> None:
     losses = []
     for recorded in (False, True):

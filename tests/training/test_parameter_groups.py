@@ -95,6 +95,10 @@ def test_frozen_weights_are_left_out_and_odd_values_refused() -> None:
     assert all(weight.requires_grad for weight in kept)
     with pytest.raises(InputError, match="no weight to train"):
         kl.parameter_groups(model.requires_grad_(False), lr=1.0)
-    for wrong in ({"lr": 0.0}, {"lr": 1.0, "layer_decay": 1.5}, {"lr": 1.0, "weight_decay": -1.0}, {"lr": 1.0, "eps": 0.0}):
+    odd: list[dict[str, Any]] = [
+        *({"lr": value} for value in (0.0, "1e-3", None)),
+        *({"lr": 1.0, name: value} for name, value in (("layer_decay", 1.5), ("weight_decay", -1.0), ("eps", 0.0))),
+    ]
+    for wrong in odd:
         with pytest.raises(OptionError):
             kl.parameter_groups(model, **wrong)

@@ -15,7 +15,7 @@ from kilolayer.exporting.ctranslate2 import ctranslate2_files
 from kilolayer.exporting.huggingface import huggingface_files
 from kilolayer.exporting.remote_class import architecture_of, remote_use
 from kilolayer.exporting.source import Source
-from kilolayer.files.paths import resolve
+from kilolayer.files.paths import as_path, resolve
 from kilolayer.files.writing import PART, unwritable, write
 
 Target = Literal["huggingface", "ctranslate2"]
@@ -43,8 +43,8 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     Transformers computes goes to a class of Kilolayer's own, and to CTranslate2 it raises with the reason.
     """
     if to not in get_args(Target):
-        raise unknown(to, get_args(Target), kind="format", where="to")
-    folder = check_out(Path(out))
+        raise unknown(str(to), get_args(Target), kind="format", where="to")
+    folder = check_out(as_path(out, "the folder to write"))
     source = Source.of(run)
     if to == "huggingface":
         architecture, why, files = huggingface_files(source)
@@ -64,11 +64,11 @@ def check_out(folder: Path) -> Path:
     folder = resolve(folder)
     try:
         if os.listdir(folder):
-            raise InputError("the folder is not empty", where=str(folder), fix="choose another: --out FOLDER")
+            raise InputError("the folder is not empty", where=str(folder), fix="choose a new or an empty one as out")
     except FileNotFoundError:
         pass
     except NotADirectoryError:
-        raise InputError("a part of the path is a file", where=str(folder), fix="choose another: --out FOLDER") from None
+        raise InputError("a part of the path is a file", where=str(folder), fix="choose another one as out") from None
     except OSError as error:
         reason, fix = file_fault(error)
         raise InputError(f"the folder cannot be used: {reason}", where=str(folder), fix=fix) from None

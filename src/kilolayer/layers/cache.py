@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, OptionError, shown
 
 
 class KeyCache(Protocol):
@@ -57,12 +57,24 @@ class Cache:
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
+        if not isinstance(capacity, int) or capacity < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(f"capacity is {shown(capacity)}", fix="give a whole number of positions, at least 1")
         self.capacity = capacity
         self.length = 0
+        self.rows: int | None = None  # of what was read
         self.real: Tensor | None = None  # bool [batch, length], False at padding
         self.seen: Tensor | None = None  # bool [batch, branches, length]; None while there are no branches
         self.widths: list[int] = []  # entries at each position
         self.layers = [LayerCache(capacity) for _ in range(layers)]
+
+    def check_rows(self, rows: int) -> None:
+        """Refuse a step of another batch, which could be broadcast to the rows of this one."""
+        if self.length and self.rows not in (None, rows):
+            raise InputError(
+                f"{rows} rows of new tokens, and the cache has read {self.rows}",
+                fix="give the next tokens of each row, or begin with a new cache: model.new_cache(capacity=...)",
+            )
+        self.rows = rows
 
     def extend(self, length: int, real: Tensor | None) -> Tensor | None:
         """Check that `length` more positions fit; return bool [batch, all positions], None where nothing is padding."""
@@ -131,6 +143,7 @@ class Cache:
         """Let only these rows go on, in this order: int [rows]. A row that stays in its place is not copied."""
         for layer in self.layers:
             layer.keep(rows, self.length)
+        self.rows = len(rows)
         self.real = None if self.real is None else self.real[rows]
         self.seen = None if self.seen is None else self.seen[rows]
 

@@ -113,6 +113,11 @@ class Stack(nn.Module):
         attention_weights: bool = False,
     ) -> StackOutput:
         """Run the layers over embedded sequences; `memory` is the encoder's output, `cache` what was read before."""
+        if cache is not None and len(cache.layers) != len(self.blocks):
+            raise InputError(
+                f"a cache of {len(cache.layers)} layers for a {self.side} of {len(self.blocks)}",
+                fix="make it by this model's new_cache(capacity=...)",
+            )
         x, view = self.look(inputs, memory, cache)
         run = self._run_with_weights if attention_weights else self.run
         out = run(x, view, cache.layers if cache else None, hidden_states=hidden_states)

@@ -60,14 +60,19 @@ def place(positions: Positions, inputs: Sequences, cache: Cache | None, *, causa
     length, device = inputs.states.shape[1], inputs.states.device
     if cache is not None and inputs.segments is not None:
         raise InputError("packed documents cannot be decoded step by step", fix="give each document its own row")
+    if cache is not None:
+        cache.check_rows(inputs.states.shape[0])
     if cache is not None and cache.seen is not None:
         positions.check_length(len(cache.widths) + 1)
         places, seen = cache.extend_branches(length)
         return Placed(places, cache.places().to(device), Mask(values=seen[:, None]))
     past = cache.length if cache else 0
+    if inputs.segments is None:  # before the cache is extended: a step that is refused leaves it as it was
+        positions.check_length(past + length)
     real = cache.extend(length, inputs.real) if cache else inputs.real
     everywhere = position_ids(past + length, device=device, real=real, segments=inputs.segments)
-    positions.check_length(past + length if inputs.segments is None else everywhere)
+    if inputs.segments is not None:
+        positions.check_length(everywhere)
     mask = self_mask(length, causal=causal, device=device, real=real, segments=inputs.segments, past=past)
     return Placed(everywhere[:, past:], everywhere, mask)
 

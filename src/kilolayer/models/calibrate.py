@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.layers.modules import in_mode
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
@@ -41,6 +41,10 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
     batch: what the model's forward takes: a tensor, a sequence of tensors, or a mapping of keywords; about `TOKENS` tokens
     are enough. torch's random state is left as it was. Where the recipe needs no data, nothing happens, and a log line says so.
     """
+    if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"{type(model).__name__} is no model of Kilolayer", fix="give the model itself, without what wraps it")
+    if not isinstance(batch, Tensor | Sequence | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"the batch is {shown(batch)}", fix="give what the model's forward takes: ids, or (source, target)")
     rule = model.config.recipe.calibration()
     if rule is None:
         logger.warning("recipe %s needs no calibration: nothing was changed", model.config.recipe.name)

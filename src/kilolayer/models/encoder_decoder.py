@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kilolayer import recipes
 from kilolayer.config import strict
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.layers.cache import Cache
 from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.layers.view import Sequences
@@ -159,6 +159,8 @@ class EncoderDecoder(Model):
         hidden_states: bool = False,
         attention_weights: bool = False,
     ) -> DecoderOutput:
+        if not isinstance(memory, Sequences):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"memory is {shown(type(memory))}", fix="give what model.encode(source) returns")
         inputs = self._read(self.embedding, target, None, mask, segments)
         if inputs.states.shape[0] != memory.states.shape[0]:
             raise InputError(

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
 from kilolayer.layers.projection import PreciseProjection, Projection
@@ -17,6 +17,7 @@ from kilolayer.layers.stack import Stack
 from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.output import NEVER, ScoreBias
+from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import make_sparsity
 from kilolayer.moe.router import Router
@@ -54,6 +55,10 @@ class Model(nn.Module):
         seed: int | None = None,
     ) -> None:
         """Allocate every part, and fill it unless it is on the meta device."""
+        if device is not None:
+            check_place(device)
+        if dtype is not None:
+            check_dtype(dtype)
         super().__init__()
         self.config = config
         self.seed = draw_seed() if seed is None else seed
@@ -75,6 +80,9 @@ class Model(nn.Module):
         """Give a model that was built on the meta device its memory and its weights."""
         if not all(parameter.is_meta for parameter in self.parameters()):
             raise InputError("this model has its weights already", fix="use .to(device), or initialise() to start anew")
+        check_place(device)
+        if dtype is not None:
+            check_dtype(dtype)
         # Not to_empty: empty_like on the meta device imports the compiler's algebra, half a second of each command.
         self._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))
         if dtype is not None:
@@ -86,6 +94,8 @@ class Model(nn.Module):
 
         residual: the dtype of the states between layers, and so of norms and scales. Routers and heads stay as they are.
         """
+        check_dtype(dtype)
+        check_dtype(residual)
         return lower(self, dtype, residual)
 
     def stacks(self) -> list[Stack]:
@@ -156,7 +166,12 @@ class Model(nn.Module):
             self._warn_uncalibrated()
         if (ids is None) == (embeddings is None):
             raise InputError("give token ids or embeddings, one of the two")
+        for name, given in (("token ids", ids), ("embeddings", embeddings), ("mask", mask), ("segments", segments)):
+            if given is not None and not isinstance(given, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputError(f"{name}: {shown(given)} is no tensor", fix="make it one: torch.tensor(...)")
         if embeddings is not None:
+            if not embeddings.is_floating_point():
+                raise InputError(f"embeddings are {embeddings.dtype}", fix="give vectors of floating point, or ids as tokens")
             if embeddings.dim() != 3 or embeddings.shape[-1] != self.config.dim:
                 raise InputError(
                     f"embeddings have shape {list(embeddings.shape)}", fix=f"allowed: [batch, length, {self.config.dim}]"

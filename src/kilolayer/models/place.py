@@ -8,6 +8,8 @@ import torch
 
 from kilolayer.errors import OptionError, shown
 
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 def check_place(device: Any) -> torch.device:
     """The device that is named; one that this machine does not have is refused."""
@@ -21,6 +23,8 @@ def check_place(device: Any) -> torch.device:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse what is no dtype of torch, such as its name."""
+    """Refuse what weights cannot be held in: the name of a dtype, whole numbers, 8 bits."""
     if not isinstance(dtype, torch.dtype):
         raise OptionError(f"dtype is {shown(dtype)}", fix="give a dtype of torch, as torch.bfloat16")
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype is {dtype}", fix=f"allowed: {', '.join(map(str, DTYPES))}")

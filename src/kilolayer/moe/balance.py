@@ -64,6 +64,10 @@ def update_balance(model: nn.Module, loads: Sequence[Tensor]) -> None:
     returned them in `routing`, summed over its batches.
     """
     routers = balanced_routers(model)
+    if not isinstance(loads, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            f"the loads are given as {type(loads).__name__}", fix="give a list: [layer.load for layer in out.routing]"
+        )
     if len(routers) != len(loads):
         raise InputError(
             f"{len(loads)} loads for {len(routers)} layers with loss-free balancing",

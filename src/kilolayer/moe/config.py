@@ -29,7 +29,8 @@ class MoE:
     gate: Literal["softmax", "sigmoid"] = "softmax"
     """What turns X-MoE's scores into weights; a linear router has softmax."""
     router_dim: int | None = bounded(None, least=1, most=2**20)
-    """Dimension in which X-MoE compares. Absent: half the number of experts, at least 1."""
+    """Dimension in which X-MoE compares. Absent: half the number of experts, at least 2: in one dimension
+    a cosine is 1 or -1, and nothing could be learned."""
     temperature: float | None = bounded(None, least=SMALLEST_TEMPERATURE, most=1e6)
     """What X-MoE's learned temperature starts at. Absent: 0.3, or 0.07 with the sigmoid gate."""
     second: Literal["all", "random", "sampling"] = "all"
@@ -52,7 +53,7 @@ class MoE:
     @property
     def compared_dim(self) -> int:
         """The dimension in which X-MoE compares tokens and experts."""
-        return self.router_dim or max(1, self.experts // 2)
+        return self.router_dim or max(2, self.experts // 2)
 
     @property
     def starting_temperature(self) -> float:

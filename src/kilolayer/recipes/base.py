@@ -11,14 +11,15 @@ a second state z beside x, it computes y = N_out( skip * x + b + second_in * z )
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from kilolayer.config import check, table_of
-from kilolayer.errors import OptionError, shown
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.importing import class_path
 
 Side = Literal["encoder", "decoder"]
@@ -288,6 +289,16 @@ class Recipe:
             cls.name = WORD_START.sub("_", cls.__name__).lower()
         if "title" not in vars(cls):
             cls.title = cls.__name__
+
+    def __new__(cls, *values: Any, **options: Any) -> Self:
+        own = (str(kind) for kind in inspect.get_annotations(cls).values())
+        if "__dataclass_fields__" not in vars(cls) and any("ClassVar" not in kind for kind in own):
+            raise InputError(
+                f"the fields of {cls.__name__} are no options yet",
+                where="recipe",
+                fix="write @kilolayer.recipes.register above the class",
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check(self)

@@ -79,7 +79,11 @@ class LanguageModel(TrainedRun):
     def continuations(
         self, prompts: Iterable[str], search: SearchConfig | None = None, *, at_once: int = PROMPTS_AT_ONCE
     ) -> Iterator[Continued]:
-        """Each prompt with its continuations and their probabilities, as they come; `at_once` prompts are read ahead."""
+        """Each prompt with its continuations and their probabilities, as they come; `at_once` prompts are read ahead.
+
+        One text is one prompt.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else prompts
         return self._continue(some_at_once(prompts, at_once), search or self.search())
 
     def _continue(self, groups: Iterator[list[str]], search: SearchConfig) -> Iterator[Continued]:

@@ -50,8 +50,8 @@ class Translator(TrainedRun):
     def translations(
         self, lines: Iterable[str], search: SearchConfig | None = None, *, direction: str | None = None
     ) -> Iterator[Translation]:
-        """The hypotheses of each line with their scores, as they come; lines are read a window ahead."""
-        search = search or self.search()
+        """The hypotheses of each line with their scores, as they come; lines are read a window ahead. One text is one line."""
+        search, lines = search or self.search(), [lines] if isinstance(lines, str) else lines
         prefix = self._tag(direction)
         model = self.reader
         assert isinstance(model, EncoderDecoder)

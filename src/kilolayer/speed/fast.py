@@ -32,8 +32,8 @@ def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none
     backward pass and compute the rest again: "selective", or "layer" for its input alone.
     Layers that hold modules of your own, or that a hook is registered on, run as they are; a log line says so once.
     """
-    if recompute not in BUDGETS:
-        raise unknown(recompute, BUDGETS, kind="recompute")
+    if recompute not in tuple(BUDGETS):
+        raise unknown(str(recompute), BUDGETS, kind="recompute")
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:
         raise InputError("this model has no stack of layers to run faster", fix="give an Encoder, Decoder or EncoderDecoder")

@@ -30,6 +30,13 @@ def record(step: Callable[..., Any], model: nn.Module, optimizer: Optimizer) -> 
     that. optimizer: made with `capturable=True` where it has that option.
     Elsewhere, or where recording fails, which is logged, the step runs as it is.
     """
+    for what, fits in (
+        ("step", callable(step)),
+        ("model", isinstance(model, nn.Module)),  # pyright: ignore[reportUnnecessaryIsInstance]
+        ("optimizer", isinstance(optimizer, Optimizer)),  # pyright: ignore[reportUnnecessaryIsInstance]
+    ):
+        if not fits:
+            raise InputError(f"what is given as {what} is none", fix="call it so: kilolayer.record(step, model, optimizer)")
     device = next(model.parameters()).device
     if device.type == "cuda":
         for group in optimizer.param_groups:

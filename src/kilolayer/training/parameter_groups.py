@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from kilolayer.errors import InputError, OptionError
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.recipes.base import Rates
 from kilolayer.training.layer_rates import layer_rates
@@ -59,15 +59,12 @@ def parameter_groups(
     groups for which the recipe changes it have one, times 1e-8.
     model: one of ours, or a module that holds one, as DistributedDataParallel does.
     """
-    for name, value, fits in (
-        ("lr", lr, lr > 0),
-        ("weight_decay", weight_decay, weight_decay >= 0),
-        ("layer_decay", layer_decay, 0 < layer_decay <= 1),
-        ("eps", eps, eps is None or eps > 0),
-    ):
-        if not fits:
+    given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "layer_decay": layer_decay}
+    for name, value in (given if eps is None else {**given, "eps": eps}).items():
+        is_number = isinstance(value, int | float | Tensor)
+        if not is_number or not (value > 0 or (name == "weight_decay" and value == 0)) or (name == "layer_decay" and value > 1):
             allowed = "lr, eps and layer_decay above 0, weight_decay at least 0, layer_decay at most 1"
-            raise OptionError(f"{name} is {value}", fix=f"allowed: {allowed}")
+            raise OptionError(f"{name} is {shown(value)}", fix=f"allowed: {allowed}")
     groups: dict[tuple[float, float, float], dict[str, Any]] = {}
     for _, weight, factors in trained_weights(model, layer_decay):
         key = (factors.lr, factors.decay, factors.eps)

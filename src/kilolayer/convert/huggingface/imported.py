@@ -20,6 +20,7 @@ from kilolayer.convert.huggingface.marian import Marian
 from kilolayer.convert.huggingface.opt import OPT
 from kilolayer.convert.huggingface.weights import to_ours
 from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.files.paths import as_path
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
@@ -137,7 +138,7 @@ def from_huggingface(
     """
     place = check_place(device)
     check_dtype(dtype)
-    imported = Imported.open(Path(folder))
+    imported = Imported.open(as_path(folder, "the folder of the model"))
     model = build_model(imported.config, device="meta", seed=0)
     # Assigned, not copied: nothing is drawn for weights that are given.
     model.load_state_dict({name: weight.to(place, dtype) for name, weight in imported.weights().items()}, assign=True)
