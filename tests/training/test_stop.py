@@ -266,7 +266,7 @@ def test_the_training_of_a_vocabulary_is_ended_with_its_process(
     [
         (translation, "find_corpora", False),
         (translation, "tokenizers_for", False),
-        (translation, "encode_training", True),
+        (translation, "encode_training", False),
         (TranslationTask, "score", True),
         (page, "render", True),
     ],
