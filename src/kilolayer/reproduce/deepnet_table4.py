@@ -23,7 +23,7 @@ def model_of(name: str, tiny: bool) -> dict[str, Any]:
     """The options of one of the models; of the tiny form, of a small one of its kind."""
     recipe, encoder, decoder, dim = MODELS[name]
     if tiny:
-        encoder, decoder, dim = min(encoder, 2), min(decoder, 2), 16
+        encoder, decoder, dim = 2, 1 if decoder < encoder else 2, 16
     return {"recipe": recipe, "encoder_layers": encoder, "decoder_layers": decoder, "dim": dim, "ffn_dim": 4 * dim}
 
 
@@ -54,13 +54,13 @@ class Table4(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        found: Found = {}
-        for place, name in enumerate(MODELS):
-            config = lab.multilingual(train={"steps": 1500})
-            config["model"] |= model_of(name, lab.tiny)
-            chosen = {"train.seed": (1,)} if lab.tiny else {"train.lr": (5e-4, 2e-3), "train.seed": (1, 2)}
-            found[name] = lab.compare(f"equal-flops-{place + 1}", config, chosen)
-        return found
+        rates, seeds = ((5e-3,), (1,)) if lab.tiny else ((5e-4, 2e-3), (1, 2))
+        models = {name: {f"model.{option}": value for option, value in model_of(name, lab.tiny).items()} for name in MODELS}
+        settings = [
+            {**model, "train.lr": rate, "train.seed": seed} for model in models.values() for rate in rates for seed in seeds
+        ]
+        runs = lab.compare_settings("equal-flops", lab.multilingual(train={"steps": 1500}), settings)
+        return {name: [run for run in runs if model.items() <= run["options"].items()] for name, model in models.items()}
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import is_lower
