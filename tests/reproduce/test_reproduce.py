@@ -393,32 +393,39 @@ def test_the_claim_of_table_9_names_where_the_published_means_contradict_it() ->
 
 @dataclass(frozen=True)
 class PreTrained(Lab):
-    """Masked language models by what became of each rate, and fine-tunings of which the second has failed. names: as asked."""
+    """Masked language models by what became of each rate, and fine-tunings of four seeds. starts: as asked."""
 
     ends: tuple[str, str] = ("finished", "finished")
-    names: list[str] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)
 
     def language(self, task: str = "causal_lm", **sections: Any) -> dict[str, Any]:
         return {}
 
     def compare(self, name: str, config: Any, axes: Any) -> list[Run]:
-        self.names.append(name)
-        if name.startswith("glue"):
-            ends = ("finished", "failed", "diverged")
-            return [run_of(None, seed, end) | {"metric": 80.0 + seed} for seed, end in enumerate(ends)]
         rates = zip((5e-4, 1e-3), self.ends, strict=True)
         return [
-            run_of(2.0, outcome=end, model__recipe=recipe, train__lr=lr) for lr, end in rates for recipe in axes["model.recipe"]
+            run_of(2.0, outcome=end, model__recipe=recipe, train__lr=lr) | {"folder": str(self.folder / f"{recipe}-{lr}")}
+            for lr, end in rates
+            for recipe in axes["model.recipe"]
+        ]
+
+    def compare_settings(self, name: str, config: Any, settings: Any) -> list[Run]:
+        self.starts.extend(setting["train.start_from"] for setting in settings)
+        ends = ("finished", "no_progress", "failed", "diverged")
+        return [
+            run_of(None, seed, end, train__start_from=start) | {"metric": 80.0 + seed}
+            for start in self.starts
+            for seed, end in enumerate(ends)
         ]
 
 
-def test_fine_tuning_from_another_rate_is_another_comparison_and_counts_finished_runs(tmp_path: Path) -> None:
-    labs = [PreTrained(tmp_path / "deepnet-table6", tiny=True, ends=("finished", larger)) for larger in ("waiting", "finished")]
-    before, after = (get("deepnet-table6").measure(lab) for lab in labs)
-    assert not set(labs[0].names[1:]) & set(labs[1].names[1:])
-    for found in (before, after):
-        assert found["glue"] == {recipe: {"language": [80.0]} for recipe in ("post_ln", "sub_ln")}
-        assert found["open"] == 2
+def test_fine_tuning_starts_at_the_larger_rate_that_has_ended_and_counts_the_seeds_that_have_a_score(tmp_path: Path) -> None:
+    for larger, rate in (("waiting", 5e-4), ("finished", 1e-3)):
+        lab = PreTrained(tmp_path / "deepnet-table6", tiny=True, ends=("finished", larger))
+        found = get("deepnet-table6").measure(lab)
+        assert lab.starts == [str(lab.folder / f"{recipe}-{rate}") for recipe in ("post_ln", "sub_ln")]
+        assert found["glue"] == {recipe: {"language": [80.0, 81.0]} for recipe in ("post_ln", "sub_ln")}
+        assert found["open"] == 2  # the failed ones
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 RECIPES = {"post_ln": "Transformer (Post-LN)", "sub_ln": "DeepNet (Sub-LN)", "deepnorm": "DeepNorm"}
 RATES = (5e-4, 1e-3)
 TASKS = ("CoLA", "SST-2", "MRPC", "STS-B", "RTE")
+SCORED = ("finished", "no_progress")  # a fine-tuning that stays at chance has its score too
 
 
 @register
@@ -47,7 +48,7 @@ class Table6(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        """glue: the best validation of each seed that finished, in percent; open: fine-tunings without a result."""
+        """glue: the best validation of each seed that came to its end, in percent; open: fine-tunings without a result."""
         from kilolayer.reproduce.cells import ended
 
         known(lab.data, "nlu/glue")  # refuses what is missing before any run
@@ -56,39 +57,41 @@ class Table6(Reproduction):
         axes = {"model.recipe": recipes, "layers": (layers,), "train.lr": RATES[:1] if lab.tiny else RATES}
         runs = lab.compare("masked-language-models", config, axes)
         found: Found = {"runs": runs, "glue": {}, "open": 0}
-        ends = ("finished", "no_progress") if lab.tiny else ("finished",)
+        ends = SCORED if lab.tiny else ("finished",)
+        starts: dict[str, str] = {}
         for recipe in recipes:
             alive = [run for run in runs if run["options"]["model.recipe"] == recipe and run["outcome"] in ends]
             if alive:
                 best = max(alive, key=lambda run: run["options"]["train.lr"])
-                tuned = {task: self._fine_tune(lab, recipe, task, best) for task in self._tasks(lab)}
-                found["glue"][recipe] = {
-                    task: [run["metric"] for run in each if run["outcome"] == "finished" and run["metric"] is not None]
-                    for task, each in tuned.items()
-                }
-                found["open"] += sum(not ended(run) for each in tuned.values() for run in each)
+                starts[recipe] = str(Path(best["folder"]).resolve())
+        tasks: tuple[str | None, ...] = (None,) if lab.data is None else TASKS
+        tuned = self._fine_tune(lab, list(starts.values()), tasks) if starts else []
+        for recipe, start in starts.items():
+            own = [run for run in tuned if run["options"]["train.start_from"] == start and run["outcome"] in SCORED]
+            found["glue"][recipe] = {
+                task or "language": [
+                    run["metric"] for run in own if run["options"].get("examples.glue") == task and run["metric"] is not None
+                ]
+                for task in tasks
+            }
+        found["open"] = sum(not ended(run) for run in tuned)
         return found
 
-    def _tasks(self, lab: Lab) -> tuple[str, ...]:
-        return ("language",) if lab.data is None else TASKS
-
-    def _fine_tune(self, lab: Lab, recipe: str, task: str, start: Run) -> list[Run]:
-        """One run a seed, each from the pre-trained `start`."""
-        train: dict[str, Any] = {
-            "start_from": str(Path(start["folder"]).resolve()),
-            "lr": 1e-4,
-            "epochs": 3,
-            "save_best": False,
-        }
-        if task == "language":
-            examples: dict[str, Any] = {**_languages(lab), "rows": 8, "length": 24, "first": "text"}
+    def _fine_tune(self, lab: Lab, starts: list[str], tasks: tuple[str | None, ...]) -> list[Run]:
+        """One run for each start, task and seed, all side by side; a task of None is that of the tiny form."""
+        examples: dict[str, Any] = {"rows": 32, "length": 128}
+        if lab.data is None:
+            examples = {**_languages(lab), "rows": 8, "length": 24, "first": "text"}
         else:
-            assert lab.data is not None
-            examples = {"glue": task, "folder": str(lab.data / "nlu" / "glue"), "rows": 32, "length": 128}
-        config = {"task": "classify", "examples": examples, "train": train | {"layers_every": 0}}
-        seeds = (1,) if lab.tiny else (1, 2, 3)
-        # A larger rate that ends later is another start, and so another comparison.
-        return lab.compare(f"glue-{recipe}-lr{start['options']['train.lr']:g}-{task}", config, {"train.seed": seeds})
+            examples["folder"] = str(lab.data / "nlu" / "glue")
+        train = {"lr": 1e-4, "epochs": 3, "save_best": False, "layers_every": 0}
+        settings = [
+            {"train.start_from": start, **({} if task is None else {"examples.glue": task}), "train.seed": seed}
+            for start in starts
+            for task in tasks
+            for seed in ((1,) if lab.tiny else (1, 2, 3))
+        ]
+        return lab.compare_settings("glue", {"task": "classify", "examples": examples, "train": train}, settings)
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import died, ended
