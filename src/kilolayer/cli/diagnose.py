@@ -10,7 +10,7 @@ from kilolayer.cli.configuration import given, whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
-from kilolayer.files.writing import check_place
+from kilolayer.files.writing import check_writable
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     source = _open(options, typed)
     page = options.out or (options.source / "diagnose.html" if kind_of(options.source) == "folder" else None)
     if page is not None:
-        check_place(page)
+        check_writable(page)
 
     from kilolayer.probe.diagnose import diagnose
     from kilolayer.report.diagnosis_page import write_diagnosis

@@ -96,7 +96,7 @@ def make_folder(path: Path) -> None:
         raise unwritable(path, error) from None
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Refuse a file whose folder cannot be written, before the work whose result it is to hold."""
     try:
         with tempfile.TemporaryFile(dir=path.parent):
