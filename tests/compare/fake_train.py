@@ -95,6 +95,8 @@ def train(folder: Path, config: dict[str, Any], seed: int) -> None:
             rows = [{"kind": "event", "step": each, "text": text.format(each)} for each in range(step - 9, step + 1)]
         with open(folder / "metrics.jsonl", "a") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
+        if seed == 16 and step == 2 and config["train"].get("stop_when_dead"):
+            end(2, "kilolayer: the encoder no longer learns, and train.stop_when_dead ends the run", f"  step {step}")
         if config["train"]["lr"] > 1:
             end(2, "kilolayer: 10 steps in a row were not finite", f"  step {step}", "  lower train.lr")
         if seed == 13:

@@ -187,6 +187,16 @@ def test_a_run_that_died_before_it_was_stopped_is_told_as_dead(
     assert summary(comparison) == "3 runs: 1 died, 2 not finished"
 
 
+def test_a_run_that_death_has_ended_is_a_result_and_is_not_tried_again(tmp_path: Path, corpus: Path, events: Path) -> None:
+    comparison = made(tmp_path, corpus, stop_when_dead=[True], seed=[16, 1])
+    assert run_all(comparison, parallel=2) == 0
+    assert run_all(comparison, parallel=2) == 0
+    assert list(outcomes(comparison).values()) == ["encoder dead from step 2", "finished"]
+    assert counted(events, "started") == {"stop_when_dead=true-seed16": 1, "stop_when_dead=true-seed1": 1}
+    assert not counted(events, "resumed")
+    assert not comparison.failures()
+
+
 def test_runs_that_fail_alike_before_their_first_step_end_the_comparison(tmp_path: Path, corpus: Path, events: Path) -> None:
     comparison = made(tmp_path, corpus, accumulate=[8, 9, 10], seed=[1, 2, 3])
     with pytest.raises(KilolayerError) as ended:

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from small_runs import new_run_of, record, stop_after, task_of
 
 import kilolayer as kl
+from kilolayer.compare.result import Member, is_complete, result_of
 from kilolayer.report.page import render, write_report
 from kilolayer.report.record import read_record
 from kilolayer.tasks.token_loss import token_loss
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.dead_stacks import StackPulse, StackWatch
+from kilolayer.training.dead_stacks import DeadStackError, StackPulse, StackWatch
 from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
@@ -58,6 +59,31 @@ def test_a_deep_post_ln_at_a_high_rate_is_found_dead_once(tmp_path: Path, corpus
     assert death["text"] in (run.folder / "log.txt").read_text()
     assert any("the decoder is dead" in warning for warning in write_report(run.folder).warnings)
     assert "the decoder is dead" in render(read_record(run.folder))
+
+
+def test_a_run_that_is_to_stop_when_dead_ends_there_and_a_comparison_does_not_go_on_with_it(
+    tmp_path: Path, corpus: Path
+) -> None:
+    options = {**DYING["train"], "steps": 60, "layers_every": 10, "save_every": 8}
+    run = new_run_of("causal_lm", tmp_path / "run", corpus, model=DYING["model"], train={**options, "stop_when_dead": True})
+    with pytest.raises(DeadStackError, match="the decoder no longer learns"):
+        train(run, task_of(run))
+    (death,) = deaths(run)
+    assert death["step"] < 60
+    assert [row["step"] for row in read_metrics(run.folder) if row["kind"] == "train"][-1] == death["step"]
+    member = Member("run", {}, run.folder)
+    assert is_complete(member)
+    assert result_of(member).outcome.text == f"decoder dead from step {death['step']}"
+    with pytest.raises(DeadStackError):  # from the checkpoint before
+        train(run, task_of(run), resume=True)
+
+
+def test_a_stack_that_died_before_ends_a_run_that_is_now_to_stop_there(tmp_path: Path, corpus: Path) -> None:
+    options = {**DYING["train"], "layers_every": 10}
+    run = trained(tmp_path / "run", corpus, model=DYING["model"], train=options)
+    assert not is_complete(Member("run", {}, run.folder))  # it is not scored, and was to go on
+    with pytest.raises(DeadStackError, match="the decoder no longer learns"):
+        kl.train(resume=run.folder, train={"steps": 24, "stop_when_dead": True})
 
 
 def test_an_eps_that_hides_the_gradient_is_named(tmp_path: Path, corpus: Path) -> None:

@@ -174,7 +174,8 @@ def test_with_an_end_that_is_on_no_schedule_the_weights_are_still_the_same(
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "train": {"log_every": 3, "valid_every": 3, "save_every": 5, "layers_every": 3, "keep": 2, "average": 2, "patience": 7},
+    "train": {"log_every": 3, "valid_every": 3, "save_every": 5, "layers_every": 3, "keep": 2, "average": 2, "patience": 7}
+    | {"stop_when_dead": True},
     "how": {"recompute": "layer", "threads": 1, "timeout": 60.0, "eager": True},
     "rate": {"lr": 1e-3, "schedule": "cosine", "min_lr": 1e-5, "warmup_steps": 1, "accumulate": 2},
 }

@@ -64,6 +64,11 @@ def gave_up(record: Record) -> Outcome | None:
     return _diverged(last[0])
 
 
+def stopped_dead(record: Record) -> Outcome | None:
+    """A dead stack that has ended a run: train.stop_when_dead."""
+    return _dead(record) if record.config.get("train", {}).get("stop_when_dead") else None
+
+
 def _died_long_ago(record: Record) -> Outcome | None:
     """Of a run that is not at its end, a divergence that has lasted as long as all learning before it: no spike does."""
     found = _not_finite(record) or _rose(record)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.compare.grid import Setting
-from kilolayer.compare.outcome import Outcome, gave_up, outcome_of
+from kilolayer.compare.outcome import Outcome, gave_up, outcome_of, stopped_dead
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_json
@@ -45,12 +45,12 @@ def record_of(member: Member) -> Record | None:
 
 
 def is_complete(member: Member) -> bool:
-    """Whether there is nothing left to do for a run: it is scored, or its divergence has ended it."""
+    """Whether there is nothing left to do for a run: it is scored, or divergence or a dead stack has ended it."""
     path = member.folder / "scores.json"
     if kind_of(path) == "file":
         return _holds_scores(path)
     record = record_of(member)
-    return record is not None and gave_up(record) is not None
+    return record is not None and (gave_up(record) or stopped_dead(record)) is not None
 
 
 def _holds_scores(path: Path) -> bool:

@@ -19,7 +19,7 @@ def scaled_recipes(lab: Lab, option: str) -> list[Run]:
     """18L-18L with alpha (`alpha_scale`) or beta (`beta_scale`) multiplied."""
     layers, factors = (1, FACTORS[2:4]) if lab.tiny else (18, FACTORS)
     model = {"recipe": {"name": "deepnorm"}, "encoder_layers": layers, "decoder_layers": layers}
-    config = lab.translation(model=model, train={"lr": 2e-3})
+    config = lab.translation(model=model, train={"lr": 2e-3, "stop_when_dead": True})
     return lab.compare(
         f"deepnorm-{option}", config, {f"model.recipe.{option}": factors, "train.seed": (1,) if lab.tiny else (1, 2)}
     )

@@ -24,8 +24,10 @@ def at_best_rate(
     no time has no best rate yet, and all of its runs are among `runs`: a cell of these has not ended.
     """
     from kilolayer.compare.grid import Axis, same, settings_of
+    from kilolayer.config import merge
     from kilolayer.reproduce.cells import cell_of, ended
 
+    config = merge(config, {"train": {"stop_when_dead": True}})  # what becomes of a cell is known, and its place is free
     cells = settings_of([Axis(option, tuple(values)) for option, values in axes.items()])
     first, *others = seeds
     tried = lab.compare_settings(

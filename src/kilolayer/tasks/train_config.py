@@ -93,6 +93,8 @@ class TrainConfig:
     """At most this many validation pairs a direction, windows of a text, or examples."""
     patience: int = bounded(0, least=0, most=10**9)
     """Stop after this many validations without a better loss, or score where one is measured; 0: never."""
+    stop_when_dead: bool = False
+    """End the run where a stack is found dead, without a test; else it is told, and the run goes on."""
     save_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
     """Steps between checkpoints; one more at the end. auto: 1,000, or an epoch where epochs are given."""
     save_best: bool = True

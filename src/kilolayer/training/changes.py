@@ -18,7 +18,7 @@ PLACES += ("examples.train", "examples.valid", "examples.test", "examples.folder
 """Where files lie. That the text in them is still the same is told by its content."""
 SCHEDULE = ("train.steps", "train.lr", "train.min_lr", "train.schedule", "train.warmup_steps", "train.decay_steps")
 MAY_CHANGE: dict[str, tuple[str, ...]] = {
-    "how long it trains, and at which learning rate": (*SCHEDULE, "train.patience"),
+    "how long it trains, and at which learning rate": (*SCHEDULE, "train.patience", "train.stop_when_dead"),
     "how many batches make a step": ("train.accumulate",),
     "what is measured, told and kept": (
         *("train.log_every", "train.layers_every", "train.valid_every", "train.save_every", "train.save_best"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kilolayer.errors import KilolayerError
 from kilolayer.models.model import Model
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.norms import LayerNorms, columns_of
@@ -26,6 +27,10 @@ SHARE = 0.1
 """Of a stack's layers that are its first."""
 LEAST_UPDATES, LEAST_DISTANCE = 10, 10
 """Updates before the moments tell anything, and steps between two looks at them."""
+
+
+class DeadStackError(KilolayerError):
+    """A stack no longer learns, and the run was to end there."""
 
 
 def first_layers(norms: Sequence[float], share: float = SHARE) -> float:
@@ -98,6 +103,15 @@ class StackWatch:
                 found[pulse.side] = f"step {step}: the {pulse.side} is dead: {fault}; {self._remedy(pulse)}"
             self.before[pulse.side] = pulse.reached
         return found
+
+    def check(self, step: int) -> None:
+        """Raise where a stack is dead."""
+        if dead := [side for side, found in self.told.items() if found is not None]:
+            raise DeadStackError(
+                f"the {' and the '.join(dead)} no longer learn{'s' * (len(dead) == 1)}, and train.stop_when_dead ends the run",
+                where=f"step {step}",
+                fix="begin anew as the log says, or go on with --train.stop_when_dead false",
+            )
 
     def state(self) -> dict[str, dict[str, float | int | None]]:
         return {"told": dict(self.told), "before": dict(self.before)}

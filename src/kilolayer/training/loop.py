@@ -177,6 +177,8 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             _log(trainer, lr, metrics, progress)
         else:
             progress.refresh(step, lambda: _shown(trainer, trainer.window.summary()))
+        if config.stop_when_dead:
+            trainer.watch.check(step)
         _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
         saver.check()
 
