@@ -437,10 +437,8 @@ class Clipped(Lab):
     def multilingual(self, **sections: Any) -> dict[str, Any]:
         return {}
 
-    def compare(self, name: str, config: Any, axes: Any) -> list[Run]:
-        if name == "clipping-dense":
-            return []
-        return [self._run(clip, seed) for clip in axes["train.clip"] for seed in axes["train.seed"]]
+    def compare_settings(self, name: str, config: Any, settings: Any) -> list[Run]:
+        return [self._run(each["train.clip"], each["train.seed"]) for each in settings if each.get("model.moe.experts") == 256]
 
     def _run(self, clip: str, seed: int) -> Run:
         outcome = self.missing.get((clip, seed), "finished")

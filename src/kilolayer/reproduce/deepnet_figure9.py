@@ -12,17 +12,7 @@ if TYPE_CHECKING:
     from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab, Run
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-
-
-def scaled_recipes(lab: Lab, option: str) -> list[Run]:
-    """18L-18L with alpha (`alpha_scale`) or beta (`beta_scale`) multiplied."""
-    layers, factors = (1, FACTORS[2:4]) if lab.tiny else (18, FACTORS)
-    model = {"recipe": {"name": "deepnorm"}, "encoder_layers": layers, "decoder_layers": layers}
-    config = lab.translation(model=model, train={"lr": 2e-3, "stop_when_dead": True})
-    return lab.compare(
-        f"deepnorm-{option}", config, {f"model.recipe.{option}": factors, "train.seed": (1,) if lab.tiny else (1, 2)}
-    )
+SCALES, FACTORS = ("alpha_scale", "beta_scale"), (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @register
@@ -34,7 +24,7 @@ class Figure9(Reproduction):
         "A small shortcut scale and a large start make training unstable, and a large shortcut scale and a small start cost "
         "quality: the paper's alpha and beta strike the balance."
     )
-    setting = "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, learning rate 2e-3, 1,000 steps, two seeds."
+    setting = "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, learning rate 1e-3, 1,000 steps, two seeds."
     rule = (
         "Held if, for alpha and for beta, no factor is clearly lower than 1 (two standard errors and 0.02 nats), and at least "
         "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both, or "
@@ -42,12 +32,18 @@ class Figure9(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        return {option: scaled_recipes(lab, option) for option in ("alpha_scale", "beta_scale")}
+        layers, factors, seeds = (1, FACTORS[2:4], (1,)) if lab.tiny else (18, FACTORS, (1, 2))
+        model = {"recipe": {"name": "deepnorm"}, "encoder_layers": layers, "decoder_layers": layers}
+        config = lab.translation(model=model, train={"stop_when_dead": True})
+        options = {scale: f"model.recipe.{scale}" for scale in SCALES}
+        settings = [{option: factor, "train.seed": seed} for option in options.values() for factor in factors for seed in seeds]
+        runs = lab.compare_settings("deepnorm-scales", config, settings)
+        return {scale: [run for run in runs if option in run["options"]] for scale, option in options.items()}
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import is_lower
 
-        rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}
+        rows = {option: _by_factor(found[option], option) for option in SCALES}
         better = {option: {factor: is_lower(cell, row[1.0]) for factor, cell in row.items()} for option, row in rows.items()}
         why = "; ".join(
             f"{option}: {', '.join(f'{f:g} {cell.shown}' for f, cell in row.items())}" for option, row in rows.items()
@@ -62,7 +58,7 @@ class Figure9(Reproduction):
         return held(why) if hurts and best else cannot_tell(why)
 
     def numbers(self, found: Found) -> Table:
-        rows = {option: _by_factor(found[option], option) for option in ("alpha_scale", "beta_scale")}
+        rows = {option: _by_factor(found[option], option) for option in SCALES}
         factors = list(rows["alpha_scale"])
         header = ["validation loss", *(f"x {factor:g}" for factor in factors)]
         return Table(header, [[option, *(row[factor].shown for factor in factors)] for option, row in rows.items()])
@@ -71,8 +67,7 @@ class Figure9(Reproduction):
         from kilolayer.reproduce.pictures import lines
 
         points = {
-            option: [(factor, cell.loss) for factor, cell in _by_factor(found[option], option).items()]
-            for option in ("alpha_scale", "beta_scale")
+            option: [(factor, cell.loss) for factor, cell in _by_factor(found[option], option).items()] for option in SCALES
         }
         return [lines(points, "Validation loss by factor", "factor on alpha or beta", "validation loss")]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kilolayer.config import merge
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held
 
@@ -36,13 +35,13 @@ class Scaling(Reproduction):
         """Train both families."""
         seeds = (1,) if lab.tiny else (1, 2)
         depths, layers, experts = ((1, 2), 2, (2, 4)) if lab.tiny else (self.depths, self.expert_layers, (16, 64, 256))
-        config = self.config(lab)
-        sparse = merge(config, {"model": {"moe": {"experts": 16, "every": 2}}, "train": {"clip_norm": 1.0}})
+        deeper: list[dict[str, Any]] = [{"layers": depth} for depth in depths]
+        sparse = [{"layers": layers, EXPERTS: count, "model.moe.every": 2, "train.clip_norm": 1.0} for count in experts]
+        settings = [{**each, "train.seed": seed} for each in (*deeper, *sparse) for seed in seeds]
+        runs = lab.compare_settings(f"magneto-{name}", self.config(lab), settings)
         return {
-            "depth": lab.compare(f"magneto-{name}", config, {"layers": depths, "train.seed": seeds}),
-            "experts": lab.compare(
-                f"magneto-{name}-experts", sparse, {"layers": (layers,), EXPERTS: experts, "train.seed": seeds}
-            ),
+            "depth": [run for run in runs if EXPERTS not in run["options"]],
+            "experts": [run for run in runs if EXPERTS in run["options"]],
         }
 
     def judge(self, found: Found) -> Verdict:

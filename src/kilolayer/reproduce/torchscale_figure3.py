@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 from kilolayer.config import merge
 from kilolayer.report.table import Table
@@ -21,11 +22,15 @@ def clippings(lab: Lab) -> Found:
     layers, experts, seeds = (2, (2,), (1,)) if lab.tiny else (LAYERS, EXPERTS, (1, 2))
     config = lab.multilingual(model={"recipe": "sub_ln"}, train={"clip_norm": CLIP})
     config = merge(config, {"model": {"encoder_layers": layers, "decoder_layers": layers}})
-    sparse = merge(config, {"model": {"moe": {"experts": 16, "every": 2}}})
-    axes = {"model.moe.experts": experts, "train.clip": ("plain", "sparse"), "train.seed": seeds}
+    dense: list[dict[str, Any]] = [{"train.seed": seed} for seed in seeds]
+    sparse = [
+        {"model.moe.experts": count, "model.moe.every": 2, "train.clip": clip, **each}
+        for count, clip, each in product(experts, ("plain", "sparse"), dense)
+    ]
+    runs = lab.compare_settings("clipping", config, [*sparse, *dense])
     return {
-        "dense": lab.compare("clipping-dense", config, {"train.seed": seeds}),
-        "sparse": lab.compare("clipping-sparse", sparse, axes),
+        "dense": [run for run in runs if "train.clip" not in run["options"]],
+        "sparse": [run for run in runs if "train.clip" in run["options"]],
     }
 
 
