@@ -216,6 +216,20 @@ def test_classes_are_sorted_whole_numbers_by_value_or_as_given(tmp_path: Path) -
     assert find_examples(ExamplesConfig(train=path)).classes == ("false", "true")
 
 
+def test_names_of_columns_are_not_learned_where_numbers_stand_for_them(tmp_path: Path) -> None:
+    rows = [f"{word}\t{label}" for label in ("good", "bad") for word in ("one", "two")]
+    path = tmp_path / "train.tsv"
+    path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    with pytest.raises(InputError, match="as if it named the columns") as refused:
+        find_examples(ExamplesConfig(train=str(path), first=1, label=2))
+    assert refused.value.where == f"{path}, line 1"
+    assert len(find_examples(ExamplesConfig(train=str(path), first="sentence", label="label")).train) == 4
+    listed = ExamplesConfig(train=str(path), first=1, label=2, classes=["bad", "good", "label"])
+    assert len(find_examples(listed).train) == 5
+    path.write_text("\n".join(["zero\tneutral", rows[0], rows[2]]) + "\n")  # each class once
+    assert find_examples(ExamplesConfig(train=str(path), first=1, label=2)).classes == ("bad", "good", "neutral")
+
+
 def test_a_test_part_may_have_labels_or_none(tmp_path: Path) -> None:
     train = write(tmp_path / "a.tsv", "sentence\tlabel", "a\tx", "b\ty")
     bare = write(tmp_path / "b.tsv", "sentence", "a", "b")

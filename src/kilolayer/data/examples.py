@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -144,7 +145,9 @@ def find_examples(config: ExamplesConfig) -> ExampleParts:
     }
     classes = tuple(config.classes)
     if config.layout_kind == "class":
-        classes = classes or _classes_of(parts["train"])
+        if not classes:
+            _check_first_line(parts["train"], config.columns("train"))
+            classes = _classes_of(parts["train"])
         for part in parts.values():
             _check_classes(part, classes)
     else:
@@ -175,6 +178,19 @@ def _paths(config: ExamplesConfig) -> dict[Part, Path]:
         )
     given: dict[Part, str | None] = {"train": config.train, "valid": config.valid, "test": config.test}
     return {part: Path(path) for part, path in given.items() if path is not None}
+
+
+def _check_first_line(part: ExampleFile, columns: Columns) -> None:
+    """Refuse the names of columns where numbers stand for these: they would be learned as an example of one more class."""
+    counts = Counter(str(example.label) for example in part.examples)
+    name = str(part.examples[0].label)
+    others = [count for label, count in counts.items() if label != name]
+    if isinstance(columns.first, int) and counts[name] == 1 and len(others) > 1 and min(others) > 1:
+        raise InputError(
+            f"the first line is the only one of the class {shown(name)}, as if it named the columns",
+            where=f"{part.path}, line {part.examples[0].line}",
+            fix="give the columns by their names; or, if it is an example, list examples.classes",
+        )
 
 
 def _classes_of(part: ExampleFile) -> tuple[str, ...]:
