@@ -33,17 +33,18 @@ class CorpusConfig:
     """One corpus of a manifest: `[[train]]`, `[[valid]]` or `[[test]]`."""
 
     files: str = ""
-    """Stem, needed: "train" is train.en and train.de, train.en-de.en and train.en-de.de, or train.tsv; plain, .gz or .xz."""
+    """Stem of the file names, required: "train" means train.en and train.de, train.en-de.en and train.en-de.de, or train.tsv;
+    plain, .gz or .xz."""
     directions: list[str] = field(default_factory=list)
-    """What it is used for. Absent: all directions for which it has text."""
+    """The directions that it is used for. Absent: all directions for which it has text."""
     columns: list[str] = field(default_factory=list)
     """The languages of the columns of a two-column TSV file."""
     synthetic: bool = False
-    """Its source side was made by a machine (back-translation): each source gets the tag <bt>."""
+    """The source side is machine-translated (back-translation): each source sentence gets the tag <bt>."""
     upsample: float = bounded(1.0, least=1e-6, most=10_000)
-    """How often an epoch shows each pair; 1.5 shows one half of them twice."""
+    """How often each pair appears in an epoch; with 1.5, half of the pairs appear twice."""
     name: str = ""
-    """Of a test set with scores of its own. Test corpora of one name, or all without one, are scored together."""
+    """Name of a test set that is scored separately. Test corpora with the same name, or without one, are scored together."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -68,15 +69,15 @@ class Manifest:
     """A TOML file that lists corpora, languages and directions; stems are relative to it."""
 
     directions: list[str]
-    """The ways to translate: "en-de"; with `languages`, "en-*" stands for English into each other."""
+    """The directions to translate in: "en-de"; with `languages`, "en-*" means from English into each of the others."""
     languages: list[str] = field(default_factory=list)
     """What "*" stands for in `directions`."""
     train: list[CorpusConfig] = field(metadata={"parse": _entries})
-    """The corpora to train on."""
+    """The training corpora."""
     valid: list[CorpusConfig] = field(default_factory=list, metadata={"parse": _entries})
-    """The corpora to choose by."""
+    """The validation corpora, used to choose the best checkpoint."""
     test: list[CorpusConfig] = field(default_factory=list, metadata={"parse": _entries})
-    """The corpora to score on, once."""
+    """The test corpora, scored once, after training."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -90,28 +91,30 @@ class DataConfig:
     """`[data]`: where the text is. Either `folder`, with the stems of its files, or `manifest`."""
 
     folder: str | None = None
-    """Folder of the corpora."""
+    """Folder that contains the corpora."""
     manifest: str | None = None
     """TOML file that lists corpora, languages and directions."""
     directions: list[str] = field(default_factory=list)
-    """The ways to translate: ["en-de"], or with `languages` ["en-*", "*-en"]. With a manifest: which of its directions."""
+    """The directions to translate in: ["en-de"], or with `languages` ["en-*", "*-en"]. With a manifest: which of its directions
+    to use."""
     languages: list[str] = field(default_factory=list)
     """What "*" stands for in `directions`."""
     train: list[str] = field(default_factory=lambda: ["train"])
-    """Stems of the training corpora: "train" stands for train.en and train.de, or train.tsv; plain, .gz or .xz."""
+    """Stems of the training corpora's file names: "train" means train.en and train.de, or train.tsv; plain, .gz or .xz."""
     valid: str | None = None
     """Stem of the validation corpus."""
     test: str | list[str] | None = None
-    """Stem of the test corpus; or a list of stems, each a test set with scores of its own: ["newstest2013", "newstest2014"]."""
+    """Stem of the test corpus; or a list of stems, each a test set that is scored separately: ["newstest2013",
+    "newstest2014"]."""
     columns: list[str] = field(default_factory=list)
     """The languages of the columns of two-column TSV files."""
     synthetic: list[str] = field(default_factory=list)
-    """Stems of back-translated training corpora: each source gets the tag <bt>."""
+    """Stems of back-translated training corpora; each source sentence gets the tag <bt>."""
     upsample: float = bounded(1.0, least=1e-6, most=10_000)
-    """How often an epoch shows each pair of the corpora in `train` (those in `synthetic`: once)."""
+    """How often each pair of the corpora in `train` appears in an epoch (pairs in `synthetic` appear once)."""
     temperature: float = bounded(1.0, least=1, most=1000)
-    """Directions are drawn with p ~ pairs^(1/temperature): 1 as they are, 5 closer to equal (many languages).
-    Languages share the text that the vocabulary is trained on in the same way."""
+    """Directions are sampled with p ~ pairs^(1/temperature): 1 in proportion to their size, 5 closer to equal (for many
+    languages). The text that the vocabulary is trained on is balanced across languages in the same way."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """What is left out of the training text."""
 

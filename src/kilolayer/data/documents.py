@@ -30,17 +30,18 @@ class DocumentsConfig:
     """`[text]`: what a model of running text learns, and how much of it the model reads at once."""
 
     train: list[str] = field(default_factory=list, metadata={"parse": _paths})
-    """Training text: files, and folders with all files below them. A file, or a line of a .jsonl file, is a document."""
+    """Training text: files, or folders, which are read with all their subfolders. Each file, or each line of a .jsonl file, is
+    a document."""
     valid: list[str] = field(default_factory=list, metadata={"parse": _paths})
-    """Text to choose by, as `train`."""
+    """Validation text, in the same form as `train`."""
     test: list[str] = field(default_factory=list, metadata={"parse": _paths})
-    """Text to be scored on, once, as `train`."""
+    """Test text, scored once, in the same form as `train`."""
     valid_share: float = bounded(0.0, least=0, below=1)
-    """Share of the training text's bytes that is taken from its end to choose by."""
+    """Fraction of the training text, in bytes, that is taken from its end for validation."""
     test_share: float = bounded(0.0, least=0, below=1)
-    """Share that is taken from the end to be scored on; it stands behind the validation part."""
+    """Fraction of the training text, in bytes, that is taken from its end for the test; it follows the validation part."""
     length: int = bounded(512, least=1, most=2**24)
-    """Tokens of a window: the most that the model reads at once, in training and later."""
+    """Context length: tokens per window, the maximum that the model reads at once, in training and afterwards."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -62,7 +63,8 @@ class TextConfig(DocumentsConfig):
     """`[text]` of a model that reads from left to right."""
 
     stride: int | None = bounded(None, least=1, most=2**24)
-    """Tokens from one window of the test to the next: each token has at least length - stride before it. Absent: length."""
+    """Tokens from the start of one test window to the next: each token has at least length - stride tokens of context. Absent:
+    length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

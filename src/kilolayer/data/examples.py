@@ -29,31 +29,31 @@ class ExamplesConfig:
     """`[examples]`: the labelled sentences of a classifier, and how they are read."""
 
     train: str | None = None
-    """Training examples: a file of tab-separated columns, or one of JSON objects whose name ends in .jsonl."""
+    """Training examples: a tab-separated file, or JSON objects, one per line, in a file whose name ends in .jsonl."""
     valid: str | None = None
-    """Examples to choose the best checkpoint by."""
+    """Validation examples, used to choose the best checkpoint."""
     test: str | None = None
-    """Examples to be scored on, once. Without labels: the predictions are written, to test.predictions.tsv."""
+    """Test examples, scored once. If they have no labels, the predictions are written to test.predictions.tsv."""
     glue: GlueName | None = None
-    """A task of GLUE, whose files `folder` holds; columns, kind and metrics are then known."""
+    """A GLUE task whose files are in `folder`; columns, kind and metrics are then known."""
     folder: str | None = None
-    """Where GLUE's files are: CoLA/train.tsv as GLUE has them, or CoLA.train.tsv; .gz and .xz too."""
+    """Folder with GLUE's files: CoLA/train.tsv, as GLUE distributes them, or CoLA.train.tsv; also .gz and .xz."""
     first: str | int = bounded("sentence", least=1, most=MOST_COLUMNS)
-    """The column of the sentence: a name in the first line; or a number, from 1 on, in files that have no such line."""
+    """Column of the sentence: a name from the header line; or a number, counted from 1, for files without a header."""
     second: str | int | None = bounded(None, least=1, most=MOST_COLUMNS)
-    """The column of a second sentence; absent: there is one sentence a line."""
+    """Column of the second sentence. Absent: one sentence per example."""
     label: str | int = bounded("label", least=1, most=MOST_COLUMNS)
-    """The column of the label."""
+    """Column of the label."""
     kind: Kind = "class"
-    """What a label is: one of some classes, or a number."""
+    """What a label is: a class, or a number."""
     classes: list[str] = field(default_factory=list)
-    """The classes in their order. Absent: those of the training examples, sorted."""
+    """The classes, in order. Absent: those that occur in the training examples, sorted."""
     metric: MetricName | None = None
-    """What the best checkpoint is chosen by. Absent: as GLUE has it, else accuracy, of numbers pearson."""
+    """Metric by which the best checkpoint is chosen. Absent: GLUE's own, else accuracy for classes and pearson for numbers."""
     length: int = bounded(128, least=8, most=2**20)
-    """The most tokens of an example; the longer of two sentences is cut first."""
+    """Maximum number of tokens in an example; the longer of two sentences is truncated first."""
     rows: int = bounded(32, least=1, most=2**20)
-    """Examples of a batch."""
+    """Examples per batch."""
 
     def __post_init__(self) -> None:
         check(self)

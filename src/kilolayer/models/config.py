@@ -38,47 +38,50 @@ class ModelConfig(LayerOptions):
     shape: Shape = "encoder_decoder"
     """Which stacks the model has."""
     layers: int | None = bounded(None, least=1, most=DEEPEST)
-    """Layers of each stack. Absent: 18."""
+    """Number of layers in each stack. Absent: 18."""
     encoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
-    """Layers of the encoder, where they differ from `layers`."""
+    """Number of encoder layers, if different from `layers`."""
     decoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
-    """Layers of the decoder, where they differ from `layers`."""
+    """Number of decoder layers, if different from `layers`."""
     vocab_size: int | None = bounded(32_000, least=1, most=2**24)
-    """Size of the vocabulary; absent in an encoder that reads embeddings alone."""
+    """Vocabulary size; absent for an encoder that only reads embeddings."""
     source_vocab_size: int | None = bounded(None, least=1, most=2**24)
-    """Size of the source's vocabulary, where it has its own."""
+    """Size of the source vocabulary, if the source has its own."""
     recipe: Recipe = field(
         default_factory=lambda: recipes.get(recipes.DEFAULT), metadata={"parse": recipes.parse, "table": Recipe.table}
     )
-    """How depth is made trainable: a name, or a table with `name` and its options."""
+    """The method that makes the depth trainable: a name, or a table with `name` and its options."""
     pad_id: int | None = bounded(0, least=0, below=2**24)
-    """The token id that is padding; absent where nothing is padded."""
+    """Token id of padding; absent if nothing is padded."""
     tie_embeddings: bool | Literal["output"] | None = None
-    """One table for input and output; in an encoder-decoder for source, target and output, or "output" for the last two.
-    Absent: true, but false in a decoder alone, which with one table begins by repeating what it reads."""
+    """Share one embedding table between input and output: in an encoder-decoder among source, target and output, or with
+    "output" between target and output only. Absent: true, but false for a decoder-only model, which with a shared table starts
+    out repeating its input."""
     scale_embeddings: bool = True
-    """Multiply embeddings by sqrt(dim) at the input."""
+    """Multiply the input embeddings by sqrt(dim)."""
     embedding_norm: bool = False
-    """A norm on the embedded input, positions included, as BERT has it."""
+    """Apply a norm to the embedded input, positions included, as BERT does."""
     token_types: int | None = bounded(None, least=1, most=2**16)
-    """Types of tokens, each with a learned vector at the input; BERT has 2, for the sentences of a pair. Absent: none."""
+    """Number of token types, each with a learned vector added at the input; BERT has 2, for the two sentences of a pair.
+    Absent: none."""
     output_transform: bool = False
-    """norm(activation(W x + b)) between an encoder and the scores of its vocabulary, as BERT has it."""
+    """Insert norm(activation(W x + b)) between the encoder and the output logits, as BERT does."""
     output_bias: bool = False
-    """A learned bias on the scores of the vocabulary."""
+    """Add a learned bias to the output logits."""
     final_norm: bool | None = None
-    """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
+    """False omits the final norm of a recipe that has one. Absent: as the recipe specifies."""
     moe: MoE | None = None
-    """Experts in the place of feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
+    """Experts that replace feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
     head: Head | None = None
-    """What reads a whole sequence off an encoder: the table [model.head]. Absent: scores of the vocabulary at each position."""
+    """Scores whole sequences from an encoder's output: the table [model.head]. Absent: logits over the vocabulary at each
+    position."""
     first_predicted: int = bounded(0, least=0, below=2**24)
-    """The lowest token id that is predicted. Those below it, special tokens that the vocabulary of an imported model does not
-    have, get no probability."""
+    """Lowest token id that can be predicted. The ids below it, special tokens that an imported model's vocabulary does not
+    have, get probability 0."""
     encoder_first_eps: float | None = bounded(None, above=0, most=1e30)
-    """The eps of the encoder's first norm, where a folded model needs its own."""
+    """eps of the encoder's first norm, where a folded model needs a value of its own."""
     decoder_first_eps: float | None = bounded(None, above=0, most=1e30)
-    """The eps of the decoder's first norm, where a folded model needs its own."""
+    """eps of the decoder's first norm, where a folded model needs a value of its own."""
 
     def __post_init__(self) -> None:
         adopt(self)

@@ -37,7 +37,7 @@ class RunConfig:
     """Of the models that the task trains; None: of any."""
 
     task: str = registry.DEFAULT
-    """What is learned: one of the tasks below, or a class of your own, my_module:MyTask."""
+    """What the model learns: one of the tasks below, or a class of your own, my_module:MyTask."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Shape, depth and recipe."""
     train: TrainConfig = field(default_factory=TrainConfig)

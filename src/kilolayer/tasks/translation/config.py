@@ -22,7 +22,7 @@ class TranslationTrainConfig(TrainConfig):
     """`[train]`, with what translators alone have."""
 
     valid_bleu: bool = False
-    """Translate the validation part at each validation and score it by BLEU."""
+    """Translate the validation set at each validation and compute BLEU."""
 
 
 @dataclass(frozen=True, kw_only=True)
