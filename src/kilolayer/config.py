@@ -330,7 +330,7 @@ def toml_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:
-        raise OptionError(f"the value {shown(text)} cannot be read: {error}", where="in the typed options") from None
+        raise OptionError(f"the value {shown(text)} cannot be read: {error}", where="on the command line") from None
 
 
 def section_of(hint: Any) -> type[DataclassInstance] | None:

@@ -114,15 +114,15 @@ def test_runs_that_exist_are_compared(compared: tuple[Path, str, str], tmp_path:
 def test_mistakes_are_told_before_any_work(config: Path, compared: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, run, out = compared[0], compared[0] / "runs" / "pre_ln", tmp_path / "out"
     new = ("compare", config, "--out", out)
-    assert "nothing is compared" in refused(*new)[0]
+    assert "there is nothing to compare" in refused(*new)[0]
     assert "did you mean 'pre_ln'" in refused(*new, "--recipes", "pre_lm")[0]
     assert "has no values" in refused(*new, "--set", "train.lr")[0]
     assert "one run is nothing to compare" in refused("compare", run)[0]
     assert "one run is nothing to compare" in refused("compare", run, run / ".")[0]
-    assert "there is no configuration" in refused("compare", tmp_path / "nowhere")[0]
+    assert "found no configuration" in refused("compare", tmp_path / "nowhere")[0]
     assert "a value of model.recipe is empty" in refused(*new, "--recipes", "pre_ln,")[0]
     assert "train.lr is both" in refused(*new, "--set", "train.lr=1e-3,2e-3", "--train.lr", "1")[0]
-    assert "have no effect on runs that exist" in refused("compare", run, folder / "runs" / "post_ln", "--seeds", "1")[0]
+    assert "have no effect on existing runs" in refused("compare", run, folder / "runs" / "post_ln", "--seeds", "1")[0]
     assert "have no effect on the comparison" in refused("compare", folder, "--model.dim=8")[0]
     assert not out.exists()
 

@@ -46,4 +46,4 @@ def test_mistakes_are_refused_before_any_work(
     with monkeypatch.context() as patch:
         patch.setattr("kilolayer.probe.diagnose.diagnose", lambda *_, **__: pytest.fail("it is measured"))
         assert "cannot be written" in refused("diagnose", config, "--out", nowhere)[0]
-    assert "the page is a file" in refused("diagnose", config, "--out", tmp_path)[0]
+    assert "the page must be a file" in refused("diagnose", config, "--out", tmp_path)[0]

@@ -138,4 +138,4 @@ def test_a_run_of_another_task_is_refused(tmp_path: Path) -> None:
 def test_scores_of_a_run_without_a_test_part_are_refused(learned: tuple[Path, str, str], tmp_path: Path) -> None:
     run = shutil.copytree(learned[0], tmp_path / "run")
     (run / "scores.json").write_text("{}")
-    assert "the run has no test part" in refused("evaluate", run)[0]
+    assert "the run has no test set" in refused("evaluate", run)[0]

@@ -193,7 +193,7 @@ def test_lines_that_are_no_sentences_are_refused(
 def test_long_lines_are_cut_and_that_is_told(trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = predict(monkeypatch, b"sea " * 40 + b"\tdog\nwe\tgo\n", trained[0])
     assert (code, len(out.splitlines())) == (0, 2)
-    assert err == "1 line longer than examples.length tokens: cut\n"
+    assert err == "1 line longer than examples.length tokens: truncated\n"
 
 
 def test_a_run_of_another_task_is_told(

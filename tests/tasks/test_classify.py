@@ -268,7 +268,7 @@ def test_fine_tuning_has_its_usual_settings_where_nothing_is_said(examples: Path
         ({"model": {"vocab_size": 261}}, "vocab_size is 261, and the vocabulary has 260 tokens"),
         ({"model": {"positions": "learned", "max_length": 39}}, "the model has 39 positions, and an example up to 40 tokens"),
         ({"train": {"label_smoothing": 0.1}, **NUMBERS}, "label_smoothing has no effect where labels are numbers"),
-        ({"train": {"patience": 2}, "examples": {"valid": "none"}}, "patience has no effect without a validation part"),
+        ({"train": {"patience": 2}, "examples": {"valid": "none"}}, "patience has no effect without a validation set"),
         ({"text": {"train": "x"}}, "text.train has no effect on the task 'classify'"),
         ({"train": {"steps": 5, "epochs": 2}}, "epochs and steps are both given"),
         ({"train": {"warmup_steps": 5, "warmup_share": 0.5}}, "warmup_share and warmup_steps are both given"),

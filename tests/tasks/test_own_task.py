@@ -100,7 +100,7 @@ def test_its_run_is_used_by_the_verbs_of_all_runs_and_by_its_own(folder: Path, t
 def test_another_text_is_not_scored_as_the_task_that_it_extends_does(folder: Path, trained: tuple[int, str, str]) -> None:
     code, out, err = typed("evaluate", folder / "run", "--test", folder / "capitals.toml")
     assert (code, out) == (2, "")
-    assert "a restorer of capitals is scored on its own test part alone" in err
+    assert "a restorer of capitals is scored on its own test set only" in err
     assert "scores_of" in err
 
 

@@ -75,7 +75,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (BYTES, {"tokenizer": {"vocab_size": 300}}, "vocab_size has no effect on bytes", "remove it"),
     (BYTES, {"train": {"valid_bleu": True}}, "valid_bleu has no effect", "remove it"),
     (BYTES, {"train": {"patience": 2}, "text": {"valid_share": 0.0}}, "patience has no effect", "text.valid"),
-    (BYTES, {"text": {"stride": 8}}, "stride has no effect without a test part", "test_share"),
+    (BYTES, {"text": {"stride": 8}}, "stride has no effect without a test set", "test_share"),
     ({}, {"model": {"shape": "decoder"}}, "a translator cannot be trained", '"causal_lm"'),
     ({}, {"text": {"train": "book.txt"}}, "text.train has no effect on the task 'translation'", '"causal_lm"'),
     ({}, {"tokenizer": {"kind": "bytes"}}, "not bytes", "unigram"),

@@ -242,5 +242,5 @@ def test_a_task_without_a_way_to_read_says_so(runs: dict[str, Run], monkeypatch:
     from kilolayer.tasks.task import Task
 
     monkeypatch.setattr(MaskedLMTask, "read_text", Task.__dict__["read_text"])
-    with pytest.raises(InputError, match="is scored on its own test part alone"):
+    with pytest.raises(InputError, match="is scored on its own test set only"):
         score_text(replace(runs["masked_lm"]), OtherText(("a",)))

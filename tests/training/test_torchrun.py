@@ -78,7 +78,7 @@ def test_killed_they_start_again_and_end_with_the_same_bits(
     _, told = process.communicate(timeout=120)
     assert process.returncode == 0, told
     assert "resumed at step" in told
-    assert "fault of Kilolayer" not in told
+    assert "bug in Kilolayer" not in told
     assert record(run) == undisturbed
 
 

@@ -72,7 +72,7 @@ class TextConfig(DocumentsConfig):
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
         if self.stride is not None and not self.test and not self.test_share:
             raise IdleOptionError(
-                "stride has no effect without a test part",
+                "stride has no effect without a test set",
                 fix="set test or test_share, or remove it",
                 idle="stride",
                 beside=("test", "test_share"),

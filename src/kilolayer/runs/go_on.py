@@ -21,7 +21,7 @@ from kilolayer.training.changes import PLACES, Change, changes_between, check_ch
 from kilolayer.training.last_saved import all_deleted, last_saved
 from kilolayer.training.run import Run, settled
 
-TYPED = "in the typed options"
+TYPED = "in the options that are given"
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class TextRunConfig(RunConfig):
         )
         yield (
             bool(self.train.patience) and not text.valid and not text.valid_share,
-            "patience has no effect without a validation part",
+            "patience has no effect without a validation set",
             "train",
             "set text.valid or text.valid_share",
         )

@@ -112,7 +112,7 @@ def check_validation(state: Mapping[str, Any], now: HeldOut, folder: str) -> Non
     validated = isinstance(best, dict) and best.get("step") is not None
     if validated and "validation" in _other_parts(state, now):
         raise InputError(
-            "the validation part belongs to other data: the best validation so far was measured on another one",
+            "the validation set has changed: the best validation so far was measured on another one",
             where=f"the saved state of {folder}",
             fix="put its files back as they were; a new run can begin with the weights of this one: --train.start_from "
             f"{folder}",

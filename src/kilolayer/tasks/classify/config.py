@@ -78,7 +78,7 @@ class ClassifyConfig(RunConfig):
         )
         yield (
             bool(train.patience) and self.examples.valid is None and self.examples.glue is None,
-            "patience has no effect without a validation part",
+            "patience has no effect without a validation set",
             "train",
             "set examples.valid",
         )

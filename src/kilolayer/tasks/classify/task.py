@@ -169,7 +169,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         """Leave the scores of the test part and samples in a run's folder.
 
         Of a test part without labels the predictions are left, in the form that GLUE takes; the scores are then those of the
-        validation part, and so they are without a test part. `metric` is the one that the best checkpoint was chosen by.
+        validation part, and so they are without a test set. `metric` is the one that the best checkpoint was chosen by.
         """
         scores: dict[str, Any] = {}
         samples: list[dict[str, str]] = []

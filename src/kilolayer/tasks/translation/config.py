@@ -56,7 +56,7 @@ class TranslationConfig(RunConfig):
 
     def faults(self) -> Iterator[Fault]:
         patient, unvalidated = bool(self.train.patience), self.data.folder is not None and self.data.valid is None
-        yield patient and unvalidated, "patience has no effect without a validation part", "train", "set data.valid"
+        yield patient and unvalidated, "patience has no effect without a validation set", "train", "set data.valid"
         yield self.tokenizer.of_bytes, "a translator's tokens are not bytes", "tokenizer", 'set kind = "unigram" or "bpe"'
         for kind, name in (("byte_bpe", "byte-level BPE"), ("wordpiece", "WordPiece")):
             yield self.tokenizer.kind == kind, f"a translator has no {name}", "tokenizer", 'set kind = "unigram" or "bpe"'
