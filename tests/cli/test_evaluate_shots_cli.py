@@ -66,7 +66,7 @@ def test_scores_of_a_run_that_cannot_be_written_are_printed(run: Path, examples:
     code, out, err = quietly("evaluate", run, "--tasks", "piqa", "--examples", examples, "--device", "cpu", "--json")
     assert code == 0, err
     assert [each["norm"] for each in json.loads(out)] == ["bytes", "tokens", "none"]
-    assert f"not kept: the file cannot be written: permission denied: {run / 'shots.json'}" in err
+    assert f"not saved: the file cannot be written: permission denied: {run / 'shots.json'}" in err
 
 
 def test_scores_are_printed_and_kept_by_signature(run: Path, examples: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_folder_of_the_data_is_known(run: Path, examples: Path, monkeypatch:
     [
         (["--tasks", "hellaswg"], "unknown question set 'hellaswg'; did you mean 'hellaswag'?"),
         (["--tasks", ""], "unknown question set ''"),
-        (["--tasks", "piqa,copa"], "there are no questions of copa"),
+        (["--tasks", "piqa,copa"], "there are no questions for copa"),
         (["--tasks", "piqa", "--shots", "6"], "piqa has 5 examples beside a question, and not 6"),
         (["--tasks", "piqa", "--shots", "0,x"], "'x' is not a valid number of shots"),
         (["--tasks", "piqa", "--shots", "-1"], "'-1' is not a valid number of shots"),

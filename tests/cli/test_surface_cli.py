@@ -129,7 +129,7 @@ def test_a_configuration_of_any_task_has_a_surface(
         (["RUN", "--span", "0"], "above 0"),
         (["RUN", "--trajectory", "--span", "2"], "no effect with --trajectory"),
         (["RUN", "--trajectory", "--seed", "0"], "no effect with --trajectory"),
-        (["RUN", "--model.dim", "8"], "--model.dim is for a configuration"),
+        (["RUN", "--model.dim", "8"], "--model.dim applies to a configuration"),
         (["RUN", "--sizes", "8"], "did you mean '--size'"),
         (["CONFIG", "--trajectory"], "no training path yet"),
         (["CONFIG", "--train.lrr", "1"], "did you mean 'lr'"),

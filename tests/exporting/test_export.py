@@ -285,7 +285,7 @@ def test_a_folder_as_text_and_an_object_with_a_folder_are_runs(trained: Callable
         kl.export(folder, to="huggingfaec", out=tmp_path / "c")  # pyright: ignore[reportArgumentType]
     with pytest.raises(OptionError, match="unknown format 'None'"):
         kl.export(folder, to=None, out=tmp_path / "c")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="the folder to write is None, and no path"):
+    with pytest.raises(InputError, match="the folder to write is None, not a path"):
         kl.export(folder, to="huggingface", out=None)  # pyright: ignore[reportArgumentType]
     assert not (tmp_path / "c").exists()
 

@@ -79,11 +79,11 @@ def test_a_dead_encoder_of_a_run_is_named_with_its_number(well: Measurements) ->
 
 
 def test_a_death_that_only_the_log_tells_has_its_reason(well: Measurements) -> None:
-    text = "step 120: the decoder is dead: train.eps hides its gradient; begin anew with a smaller train.eps"
+    text = "step 120: the decoder is dead: train.eps hides its gradient; start again with a smaller train.eps"
     found = judge(replace(well, settings=replace(SLOW, step=700), deaths=(Death("decoder", 120, text),)))
     (finding,) = found.findings
     assert finding.text == (
-        "The decoder is dead since step 120: train.eps hides its gradient; begin anew with a smaller train.eps."
+        "The decoder is dead since step 120: train.eps hides its gradient; start again with a smaller train.eps."
     )
     assert math.isnan(finding.value)
     assert found.table()["findings"][0]["value"] is None

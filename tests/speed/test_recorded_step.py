@@ -121,7 +121,7 @@ def test_a_step_without_an_update_is_refused() -> None:
 
 def test_numbers_are_no_inputs() -> None:
     step, _ = make_step()
-    with pytest.raises(InputError, match="tensors alone"):
+    with pytest.raises(InputError, match="only tensors"):
         step(tokens_of(0), 1e-3)  # pyright: ignore[reportArgumentType]
 
 

@@ -214,7 +214,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"head": {}}}, "a head scores whole sequences"),
     ({"model": {"vocab_size": 260}}, "vocab_size is 260, and the vocabulary has 261"),
     ({"model": {"positions": "learned", "max_length": 10}}, "the model has 10 positions"),
-    ({"text": {"length": 2}}, "no room for one between start and end"),
+    ({"text": {"length": 2}}, "no room for a token between start and end"),
     ({"text": {"stride": 2}}, "text.stride has no effect on the task"),
     ({"batches": {"tokens": 10}}, "a batch of 10 tokens cannot hold"),
     ({"batches": {"shapes": 3}}, "shapes has no effect"),

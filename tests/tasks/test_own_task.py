@@ -132,7 +132,7 @@ def test_registered_from_python_it_has_a_name_and_may_be_registered_again(
         ("causal_ml", "did you mean 'causal_lm'"),
         ("capitals:", "task is 'capitals:'"),
         ("no_such_module:Task", "there is no module 'no_such_module'"),
-        ("json:JSONDecoder", "is no task"),
+        ("json:JSONDecoder", "is not a task"),
         ("json:Nothing", "has no 'Nothing'"),
         ("os.path;x:y", "task is"),
         (3, "task is 3"),

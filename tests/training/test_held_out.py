@@ -16,7 +16,7 @@ from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 
-TOLD = "from step 4 on the test part is of other data: the text in the files has changed"
+TOLD = "from step 4 on, the test set has changed: the text in the files is different"
 
 
 def stopped(task: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, valid_every: int = 2) -> Run:

@@ -78,8 +78,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (BYTES, {"text": {"stride": 8}}, "stride has no effect without a test set", "test_share"),
     ({}, {"model": {"shape": "decoder"}}, "a translator cannot be trained", '"causal_lm"'),
     ({}, {"text": {"train": "book.txt"}}, "text.train has no effect on the task 'translation'", '"causal_lm"'),
-    ({}, {"tokenizer": {"kind": "bytes"}}, "not bytes", "unigram"),
-    ({}, {"tokenizer": {"kind": "byte_bpe"}}, "a translator has no byte-level BPE", "unigram"),
+    ({}, {"tokenizer": {"kind": "bytes"}}, "cannot use bytes", "unigram"),
+    ({}, {"tokenizer": {"kind": "byte_bpe"}}, "a translator cannot use byte-level BPE", "unigram"),
     ({}, {"task": "causal_ml"}, "did you mean 'causal_lm'", "translation"),
     ({}, {"task": "causal_lm", "tokenizer": 5}, "tokenizer is 5", "table"),
 ]

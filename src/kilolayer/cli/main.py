@@ -26,7 +26,7 @@ from kilolayer.version import VERSION
 OWN_VERBS = {
     "train": "train a model on text files and score it; a run folder holds everything",
     "compare": "train the same task with every combination of options, or compare existing runs: a table and a page",
-    "evaluate": "show a run's test scores with their signatures; test significance against other runs",
+    "evaluate": "show a run's test scores with signatures, or compare it with other runs",
     "report": "write an HTML page about one or more runs: norms by layer, curves, scores, samples",
     "export": "export a trained run to a folder for Transformers or CTranslate2",
     "plan": "show the parameters, constants, FLOPs and memory of a model, before anything is allocated",

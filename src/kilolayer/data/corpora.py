@@ -49,7 +49,7 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         check(self)
         if not self.files:
-            raise OptionError("a corpus names no files", fix='name their stem: files = "train"')
+            raise OptionError("a corpus does not name its files", fix='give their stem: files = "train"')
         if self.name and not SET_NAME.fullmatch(self.name):
             raise OptionError(
                 f"the name of a test set is {shown(self.name)}", fix="use letters, digits, '_', '-' and '.', at most 64"
@@ -83,7 +83,7 @@ class Manifest:
         check(self)
         for entry in (*self.train, *self.valid):
             if entry.name:
-                raise OptionError(f"name has no effect on the corpus {entry.files!r}", fix="remove it: it is for [[test]]")
+                raise OptionError(f"name has no effect on the corpus {entry.files!r}", fix="remove it: it applies to [[test]]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class DataConfig:
                 if getattr(self, name) != getattr(untouched, name):
                     raise IdleOptionError(
                         f"{name} has no effect with a manifest",
-                        fix="remove it, or say it in the manifest",
+                        fix="remove it, or set it in the manifest",
                         idle=name,
                         beside=("manifest",),
                     )
@@ -205,7 +205,9 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
     elif config.folder is not None:
         base, manifest = Path(config.folder), _as_manifest(config)
     else:
-        raise OptionError("no text is named", where="data", fix="set data.folder and data.directions, or data.manifest")
+        raise OptionError(
+            "no training text is given", where="data", fix="set data.folder and data.directions, or data.manifest"
+        )
     if kind_of(base) != "folder":
         raise InputError("the folder does not exist", where=str(base), fix="check data.folder")
     declared = directions = expand(manifest.directions, manifest.languages)
@@ -232,7 +234,7 @@ def find_test(
     finders = [_Finder(folder, directions, directions, cache) for folder in (base, Path())]
     names = [Path(stem).name for stem in stems]
     if len(set(names)) < len(names):
-        raise OptionError(f"test sets have one name: {', '.join(stems)}", fix="score them one after the other")
+        raise OptionError(f"test sets have the same name: {', '.join(stems)}", fix="score them one at a time")
     found: list[ParallelText] = []
     for stem, name in zip(stems, names, strict=True):
         entry = CorpusConfig(files=stem, columns=config.columns, name=name if SET_NAME.fullmatch(name) else "")
@@ -257,13 +259,13 @@ def expand(names: Sequence[str], languages: Sequence[str]) -> list[Direction]:
             continue
         if not languages:
             raise OptionError(
-                f"the direction {name!r} has a *, and no languages are listed", fix='list them: languages = ["en", "de"]'
+                f"the direction {name!r} has a *, but no languages are listed", fix='list them: languages = ["en", "de"]'
             )
         sources, _, targets = name.partition("-")
         pairs = [(s, t) for s in _matches(sources, languages) for t in _matches(targets, languages) if s != t]
         found.update({Direction.parse(f"{source}-{target}"): None for source, target in pairs})
     if not found:
-        raise OptionError("there is no direction", where="data", fix='name at least one: directions = ["en-de"]')
+        raise OptionError("no direction is given", where="data", fix='name at least one: directions = ["en-de"]')
     return list(found)
 
 
@@ -274,7 +276,7 @@ def _matches(side: str, languages: Sequence[str]) -> list[str]:
         # "en" beside "es" is another language, "enn" beside "en" a slip of the fingers.
         guess = f"; did you mean {near!r}?" if edit_distance(side, near) == 1 and len(side) != len(near) else ""
         raise OptionError(
-            f"languages does not list {side!r}, which stands beside a * in directions{guess}",
+            f"languages does not list {side!r}, which is used with a * in directions{guess}",
             where="data",
             fix=f"add it: languages = [{listed}]",
         )
@@ -310,7 +312,7 @@ def _as_manifest(config: DataConfig) -> Manifest:
     names = [Path(stem).name for stem in tests] if len(tests) > 1 else [""] * len(tests)
     if len(set(names)) < len(names):
         raise OptionError(
-            f"test sets have one name: {', '.join(tests)}", where="data.test", fix="give their files different names"
+            f"test sets have the same name: {', '.join(tests)}", where="data.test", fix="give their files different names"
         )
 
     return Manifest(

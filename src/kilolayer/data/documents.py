@@ -136,7 +136,7 @@ def absolute(config: AnyText) -> AnyText:
 def find_text(config: DocumentsConfig, cache: Path) -> TextParts:
     """The text that `config` names, with its files checked: present, not empty."""
     if not config.train:
-        raise OptionError("no text is named", where="text", fix="set text.train: a file, or a folder of files")
+        raise OptionError("no training text is given", where="text", fix="set text.train: a file, or a folder of files")
     train = text_files(config.train, "text.train")
     held_out = {name: text_files(paths, f"text.{name}") for name in ("valid", "test") if (paths := getattr(config, name))}
     valid, test = (TextPart(held_out[name]) if name in held_out else None for name in ("valid", "test"))
@@ -160,7 +160,7 @@ def text_files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
         if kind == "folder":
             below = sorted(_files_below(path))
             if not below:
-                raise InputError("the folder has no files", where=f"{where}: {path}", fix="put text into it")
+                raise InputError("the folder has no files", where=f"{where}: {path}", fix="put text files into it")
             found.update(dict.fromkeys(below))
             continue
         if kind is None:

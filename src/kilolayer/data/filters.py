@@ -84,7 +84,9 @@ class Seen:
         _, first = np.unique(hashes, return_index=True)
         self._room -= len(pairs)
         if self._room < 0:
-            raise InputError("the text has more pairs than were counted", fix="leave the files alone while they are read")
+            raise InputError(
+                "the text has more pairs than when it was counted", fix="do not change the files while they are read"
+            )
         new = np.zeros(len(pairs), dtype=bool)
         new[first] = self._insert(hashes[first])
         return new

@@ -71,7 +71,7 @@ class TokenizerConfig:
         check(self)
         byte_bpe, word_pieces = self.kind == "byte_bpe", self.kind == "wordpiece"
         if word_pieces and self.path is None:
-            raise OptionError("WordPiece vocabularies are not trained here", fix="set tokenizer.path to one that exists")
+            raise OptionError("WordPiece vocabularies cannot be trained", fix="set tokenizer.path to an existing one")
         # Byte-level BPE is what normalization = "identity" asks for.
         trained = {"kind", "path", "vocab_size", "sentences"} | (
             {"normalization"} if self.normalization == "identity" else set()
@@ -380,4 +380,4 @@ def _untrainable(message: str, config: TokenizerConfig) -> OptionError:
         fix = f"set tokenizer.vocab_size to {low[1]} or more, or lower character_coverage"
     else:
         fix = f"SentencePiece says: {' '.join(message.split())}"
-    return OptionError(f"no vocabulary of {config.vocab_size} pieces can be made of this text", where="tokenizer", fix=fix)
+    return OptionError(f"a vocabulary of {config.vocab_size} pieces cannot be made from this text", where="tokenizer", fix=fix)

@@ -62,7 +62,7 @@ class SearchConfig:
         most = {"greedy": 1, "beam": self.width, "sample": self.n_best}[self.method]
         if self.n_best > most:
             raise OptionError(
-                f"n_best={self.n_best}, and method {self.method} finds {most}", fix="lower n_best, or use a larger beam"
+                f"n_best is {self.n_best}, but method {self.method} finds only {most}", fix="lower n_best, or use a larger beam"
             )
         if self.max_length_factor == 0 and self.max_length_extra == 0:
             raise OptionError("max_length_factor and max_length_extra are both 0", fix="allow at least one token")

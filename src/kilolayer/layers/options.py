@@ -66,7 +66,7 @@ class LayerOptions:
             near = sorted(sorted(divisors, key=lambda n: abs(n - self.heads))[:3])
             raise OptionError(
                 f"heads={self.heads} does not divide dim={self.dim}",
-                fix=f"near numbers of heads that do: {', '.join(map(str, near))}",
+                fix=f"numbers of heads nearby that do: {', '.join(map(str, near))}",
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise OptionError(
@@ -78,7 +78,7 @@ class LayerOptions:
         if self.positions == "learned":
             if self.max_length is None:
                 raise OptionError(
-                    "learned positions without max_length",
+                    "learned positions need max_length",
                     fix="set max_length to the longest sequence that the model will read",
                 )
         elif self.max_length is not None:

@@ -37,5 +37,5 @@ def _read(table: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(table, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"the configuration is {shown(table)}", fix="give a ModelConfig, or a dict of its options")
     if isinstance(table.get("model"), Mapping):
-        raise OptionError("this is the configuration of a run, and not of a model", fix='give its table: config["model"]')
+        raise OptionError("this is the configuration of a run, not of a model", fix='give its table: config["model"]')
     return build(ModelConfig, table)

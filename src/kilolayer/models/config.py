@@ -168,23 +168,21 @@ class ModelConfig(LayerOptions):
     def _check_experts(self) -> None:
         if self.moe is not None and self.moe.every > (deepest := max(self.depths.encoder, self.depths.decoder)):
             raise OptionError(
-                f"experts in every {self.moe.every} layers have no place in {deepest}",
+                f"experts in one of every {self.moe.every} layers do not fit into {deepest} layers",
                 where="moe",
                 fix=f"every must be at most {deepest}",
             )
 
     def _check_head(self) -> None:
         if self.head is not None and self.shape != "encoder":
-            raise OptionError(f"the shape {self.shape!r} has no place for a head", where="head", fix='set shape = "encoder"')
+            raise OptionError(f"the shape {self.shape!r} cannot have a head", where="head", fix='set shape = "encoder"')
         if self.head is not None and not self.tie_embeddings:
-            raise OptionError(
-                "tie_embeddings has no effect: a head stands in the place of the output's table", fix="remove tie_embeddings"
-            )
+            raise OptionError("tie_embeddings has no effect: a head replaces the output table", fix="remove tie_embeddings")
 
     def _check_input(self) -> None:
         if self.embedding_norm and any(self.recipe.input_norm(side, self.depths) for side in self.depths.sides):
             raise OptionError(
-                f"embedding_norm has no effect: the recipe {self.recipe.name!r} has such a norm of its own", fix="remove it"
+                f"embedding_norm has no effect: the recipe {self.recipe.name!r} already has such a norm", fix="remove it"
             )
         if self.token_types is not None and self.shape != "encoder":
             raise OptionError(f"the shape {self.shape!r} has no token types", fix="remove token_types")
@@ -196,9 +194,11 @@ class ModelConfig(LayerOptions):
                 absent = "without a vocabulary" if self.vocab_size is None else "with a head"
                 raise OptionError(f"{name} has no effect on a model {absent}", fix="remove it")
         if self.output_transform and self.shape != "encoder":
-            raise OptionError(f"output_transform is for encoders, not for the shape {self.shape!r}", fix="remove it")
+            raise OptionError(f"output_transform applies to encoders, not to the shape {self.shape!r}", fix="remove it")
         if self.output_transform and self.activation == "swiglu":
-            raise OptionError("output_transform has no gate for swiglu", fix="remove it, or choose another activation")
+            raise OptionError(
+                "output_transform cannot be used with swiglu, which needs a gate", fix="remove it, or choose another activation"
+            )
         if self.vocab_size is not None and self.first_predicted >= self.vocab_size:
             raise OptionError(f"first_predicted is {self.first_predicted}", fix=f"allowed: 0 to {self.vocab_size - 1}")
 
@@ -210,14 +210,14 @@ class ModelConfig(LayerOptions):
         if about > MOST_PARAMETERS:
             raise OptionError(
                 f"the model has more than {about:.0e} parameters",
-                fix=f"lower dim, ffn_dim, layers, vocab_size or experts: {MOST_PARAMETERS:.0e} are the most",
+                fix=f"lower dim, ffn_dim, layers, vocab_size or experts: at most {MOST_PARAMETERS:.0e} are supported",
             )
 
     def _check_depth(self) -> None:
         open_sides = [side for side in self.depths.sides if getattr(self, f"{side}_layers") is None]
         if self.layers is not None and not open_sides:
             raise IdleOptionError(
-                f"layers={self.layers} has no effect: encoder_layers and decoder_layers say it all",
+                f"layers={self.layers} has no effect: encoder_layers and decoder_layers set both depths",
                 fix="remove layers, or set encoder_layers and decoder_layers instead",
                 idle="layers",
                 beside=("encoder_layers", "decoder_layers"),
@@ -244,11 +244,11 @@ class ModelConfig(LayerOptions):
             raise OptionError(f"pad_id is {self.pad_id}", fix=f"allowed: 0 to {min(sizes) - 1}, or None")
         if self.shape != "encoder_decoder":
             if self.source_vocab_size is not None:
-                raise OptionError("source_vocab_size has no effect on a single stack", fix="remove it")
+                raise OptionError("source_vocab_size has no effect on a model with a single stack", fix="remove it")
             if self.tie_embeddings == "output":
-                raise OptionError('tie_embeddings="output" is for an encoder-decoder', fix="use True or False")
+                raise OptionError('tie_embeddings="output" applies to an encoder-decoder only', fix="use True or False")
         elif self.tie_embeddings is True and self.source_vocab_size not in (None, self.vocab_size):
             raise OptionError(
-                f"one table cannot serve {self.source_vocab_size} source and {self.vocab_size} target tokens",
+                f"one table cannot hold {self.source_vocab_size} source and {self.vocab_size} target tokens",
                 fix='use tie_embeddings="output" or False with separate vocabularies',
             )

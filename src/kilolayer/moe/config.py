@@ -85,7 +85,9 @@ class MoE:
     def _check_choice(self) -> None:
         if self.top_k > self.experts:
             raise OptionError(
-                f"top_k={self.top_k} of {self.experts} experts", where="moe", fix=f"top_k must be at most {self.experts}"
+                f"top_k={self.top_k}, but there are {self.experts} experts",
+                where="moe",
+                fix=f"top_k must be at most {self.experts}",
             )
         if self.second != "all" and self.top_k != 2:
             raise IdleOptionError(
@@ -97,7 +99,7 @@ class MoE:
             )
         if self.second == "sampling" and self.loss_free:
             raise IdleOptionError(
-                'second="sampling" draws experts whatever biases loss_free gives them',
+                'second="sampling" ignores the biases of loss_free',
                 where="moe",
                 fix='choose second="all" or "random", or remove loss_free',
                 idle="loss_free",

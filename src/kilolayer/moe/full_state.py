@@ -54,7 +54,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     ours = model.state_dict()
     if different := sorted(set(ours) ^ set(state)):
         raise InputError(
-            f"the state does not fit the model: {different[0]!r} is in one of them alone",
+            f"the state does not fit the model: {different[0]!r} is in only one of them",
             fix="build the model with the configuration that the state was saved with",
         )
     for name, tensor in ours.items():

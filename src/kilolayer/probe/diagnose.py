@@ -67,16 +67,16 @@ def diagnose(
     elif not isinstance(source, Model | Run | RunConfig):
         source = Run.open(_folder_of(source))
     if steps < 0:
-        raise InputError(f"steps is {steps}", fix="give how many to train, or leave it out")
+        raise InputError(f"steps is {steps}", fix="give the number of steps to train, or remove it")
     if isinstance(source, Model):
         if loss is None or steps or at is not None:
-            raise InputError("a model is diagnosed with a loss, at its present weights", fix="diagnose(model, loss)")
+            raise InputError("a model is diagnosed with a loss, at its current weights", fix="diagnose(model, loss)")
         return judge(measure(source, loss, settings or Settings()))
     if loss is not None or settings is not None:
-        raise InputError("loss and settings are those of the run", fix="give them with a model alone")
+        raise InputError("loss and settings are those of the run", fix="give them only with a model")
     if isinstance(source, Run):
         if steps:
-            raise InputError("steps are of a configuration: a run has its checkpoints", fix="remove steps")
+            raise InputError("steps applies to a configuration: a run has its checkpoints", fix="remove steps")
         return _of_run(source, at, device)
     if at is not None:
         raise InputError("a configuration has no checkpoints", fix="remove at, or name a run")
@@ -123,7 +123,7 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     known = [checkpoint.step_of(path) for path in paths]
     if not known or (at is not None and at not in known):
         has = f"it has those of step {', '.join(map(str, known))}" if known else "train it first, or diagnose its configuration"
-        what = "the run has no whole checkpoint" if at is None else f"the run has no whole checkpoint of step {at}"
+        what = "the run has no complete checkpoint" if at is None else f"the run has no complete checkpoint of step {at}"
         raise InputError(what, where=str(run.checkpoints), fix=has)
     step = known[-1] if at is None else at
     loss = training_loss(task, run.config.train.seed, 1, of="total")

@@ -25,6 +25,6 @@ def run_class(run: Run) -> type[TrainedRun]:
     found = run.registration.load_run()
     if not (isinstance(found, type) and issubclass(found, TrainedRun)):
         raise InputError(
-            f"{run.registration.run} is no class of runs", where=f"task {run.config.task}", fix="let it extend kl.TrainedRun"
+            f"{run.registration.run} is not a class of runs", where=f"task {run.config.task}", fix="let it extend kl.TrainedRun"
         )
     return found

@@ -55,7 +55,7 @@ def train(
     for number, tracker in enumerate(trackers, 1):
         check_tracker(tracker, f"trackers, number {number}")
     if resume is not None and (config is not None or run is not None):
-        raise OptionError("resume takes no configuration and no run", fix="the run's folder holds them: remove them")
+        raise OptionError("resume takes no configuration and no run", fix="the run folder has its own: remove them")
     given = None if resume is not None else read_given(config, over)
     folder = new_folder(config, run) if resume is None else as_path(resume, "resume")
 
@@ -141,5 +141,5 @@ def _leave(trackers: Sequence[Tracker]) -> None:
 
 def _how_to_go_on(folder: Path) -> str:
     if (folder / "config.toml").exists():
-        return f"stopped by a signal; go on with: {command()} train --resume {folder}"
-    return "stopped by a signal: nothing was begun that could be resumed; the same command starts anew"
+        return f"stopped by a signal; continue with: {command()} train --resume {folder}"
+    return "stopped by a signal before there was anything to resume; the same command starts again"

@@ -121,7 +121,7 @@ class TrainedRun:
             raise AttributeError(name)
         methods = [each for each in dir(type(self)) if not each.startswith("_")]
         raise MissingMethodError(
-            f"this run is {self.registration.title}, and has no {name!r}",
+            f"this run is {self.registration.title} and has no {name!r}",
             where=str(self.folder),
             fix=f"it has: {', '.join(methods)}",
         )
@@ -138,11 +138,11 @@ def as_texts(given: str | Iterable[str], kind: str) -> list[str]:
 def check_text(text: Any, where: str) -> None:
     """Refuse what is no text, and text that no file could hold."""
     if not isinstance(text, str):
-        raise InputError(f"this is {shown(text)}, and no text", where=where, fix="give str")
+        raise InputError(f"this is {shown(text)}, not a text", where=where, fix="give str")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"this text is no Unicode: {shown(text)}", where=where, fix="decode bytes as UTF-8") from None
+        raise InputError(f"this text is not valid Unicode: {shown(text)}", where=where, fix="decode bytes as UTF-8") from None
 
 
 def as_list(given: Any, kind: str) -> list[Any]:

@@ -36,7 +36,9 @@ def record(step: Callable[..., Any], model: nn.Module, optimizer: Optimizer) -> 
         ("optimizer", isinstance(optimizer, Optimizer)),  # pyright: ignore[reportUnnecessaryIsInstance]
     ):
         if not fits:
-            raise InputError(f"what is given as {what} is none", fix="call it so: kilolayer.record(step, model, optimizer)")
+            raise InputError(
+                f"what is given as {what} is not one", fix="call it like this: kilolayer.record(step, model, optimizer)"
+            )
     device = next(model.parameters()).device
     if device.type == "cuda":
         for group in optimizer.param_groups:
@@ -74,14 +76,14 @@ class RecordedStep:
 
     def __call__(self, *inputs: Tensor) -> Any:
         if not all(isinstance(each, Tensor) for each in inputs):
-            raise InputError("a recorded step takes tensors alone", fix="make tensors of numbers that change between steps")
+            raise InputError("a recorded step takes only tensors", fix="turn numbers that change between steps into tensors")
         self._follow()
         self._updated = False
         piece = Piece((self.model.training, *(each.dtype for each in inputs)), self.step, inputs)
         is_warm = piece.key in self.recorder.warm
         found = self.recorder.run([piece], gradients=True, restart=self._restart, around_capture=self._around_capture)
         if not (is_warm or self._updated):
-            raise InputError("the step makes no update", fix="call optimizer.step() and optimizer.zero_grad() inside of it")
+            raise InputError("the step makes no update", fix="call optimizer.step() and optimizer.zero_grad() inside it")
         return tree_map(lambda each: each.detach().clone() if isinstance(each, Tensor) else each, found)
 
     def _follow(self) -> None:

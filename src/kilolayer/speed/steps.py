@@ -36,7 +36,7 @@ def _compile(form: Model, say: Callable[[str], None]) -> bool:
         say(text)
     compile_layers(form)
     if expert_group(form) is not None:
-        say("layers with experts run one operation at a time, because processes share these")
+        say("layers with experts run one operation at a time, because several processes share the experts")
         return False
     torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
     return True

@@ -131,21 +131,23 @@ class TrainConfig:
             )
         if self.clip != "auto" and not self.clip_norm:
             raise IdleOptionError(
-                f"clip = {self.clip!r} has no effect without a limit",
+                f"clip = {self.clip!r} has no effect without clip_norm",
                 fix="set clip_norm, such as 1.0",
                 idle="clip",
                 beside=("clip_norm",),
             )
         if self.patience and not self.save_best:
             raise IdleOptionError(
-                "patience waits for a better validation than one that is not saved",
+                "patience needs the best checkpoint, which is not saved",
                 fix="leave save_best on",
                 idle="patience",
                 beside=("save_best",),
                 either=True,
             )
         if self.average > self.keep:
-            raise OptionError(f"average is {self.average}, and of checkpoints the newest {self.keep} stay", fix="raise keep")
+            raise OptionError(
+                f"average is {self.average}, but only the newest {self.keep} checkpoints are kept", fix="raise keep"
+            )
         for place in self.trackers:
             if not CLASS_PATH.fullmatch(place):
                 raise OptionError(f"a tracker is {shown(place)}", fix="name its module and class: my_module:MyTracker")

@@ -114,7 +114,10 @@ def is_adapted(stack: ForeignStack) -> bool:
 
 def _check(model: nn.Module, found: ForeignModel, recipe: Recipe) -> None:
     if any(map(is_adapted, found.stacks)):
-        raise InputError("this model has a recipe already", fix="build it anew, or write the recipe into it by kl.bake first")
+        raise InputError(
+            "this model already has a recipe",
+            fix="build the model again, or merge the recipe into its weights with kl.bake first",
+        )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("this model is on the meta device", fix="give it memory first: model.to_empty(device=...)")
     recipe.check_depths(found.depths)

@@ -52,7 +52,7 @@ def bake(model: nn.Module) -> Baked:
     stacks = find(model).stacks
     parts = [[*_parts(stack)] for stack in stacks]
     if not any(parts):
-        raise InputError("this model has no recipe", fix="kl.bake takes what kl.adapt has changed")
+        raise InputError("this model has no recipe", fix="kl.bake takes a model that kl.adapt has changed")
     for stack, own in zip(stacks, parts, strict=True):
         _check(stack, own)
     names = {module: name for name, module in model.named_modules()}

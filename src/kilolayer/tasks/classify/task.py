@@ -51,7 +51,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         given = config.model.head
         if given is not None and given.outputs not in (outputs, Head.outputs):
             raise OptionError(
-                f"outputs is {given.outputs}, and the labels need {outputs}",
+                f"outputs is {given.outputs}, but the labels need {outputs}",
                 where="model.head",
                 fix="remove model.head.outputs",
             )
@@ -179,7 +179,7 @@ class ClassifyTask(Task[ClassifyConfig]):
             write(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
             assert self.parts.test is not None
             column = self.config.examples.columns("test").label
-            say(f"{self.parts.test.path} has no column {shown(column)}: it is not scored; predictions: {folder / PREDICTIONS}")
+            say(f"{self.parts.test.path} has no column {shown(column)}: not scored; predictions: {folder / PREDICTIONS}")
         tested = self.test is not None and self.test.labels is not None
         encoded, part = (self.test, self.parts.test) if tested else (self.valid, self.parts.valid)
         if encoded is not None and part is not None:
