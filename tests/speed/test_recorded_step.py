@@ -94,7 +94,7 @@ def test_an_option_of_the_optimizer_that_changes_is_used_and_logged(caplog: pyte
         step(tokens_of(0))
     assert all(map(torch.equal, before, step.weights))
     assert pool.events == ["stream", "record", "replay", "stream", "record", "replay"]
-    assert caplog.messages == ["steps are recorded anew, because weights moved or an option of the optimizer changed"]
+    assert caplog.messages == ["steps are recorded again, because weights moved or an option of the optimizer changed"]
 
 
 def test_weights_that_move_and_a_state_that_is_loaded_end_all_recordings() -> None:

@@ -265,7 +265,7 @@ def test_fine_tuning_has_its_usual_settings_where_nothing_is_said(examples: Path
         ({"model": {"shape": "decoder"}}, "the shape 'decoder' cannot have a head"),
         ({"model": {"pad_id": "none"}}, "the batches of a classifier are padded"),
         ({"model": {"head": "none"}}, "a classifier needs a head"),
-        ({"model": {"vocab_size": 261}}, "vocab_size is 261, and the vocabulary has 260 tokens"),
+        ({"model": {"vocab_size": 261}}, "vocab_size is 261, but the vocabulary has 260 tokens"),
         (
             {"model": {"positions": "learned", "max_length": 39}},
             "the model has 39 positions, but an example has up to 40 tokens",

@@ -212,7 +212,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"shape": "decoder"}}, "cannot be trained in the shape 'decoder'"),
     ({"model": {"pad_id": 0}}, "pad_id has no effect"),
     ({"model": {"head": {}}}, "a head scores whole sequences"),
-    ({"model": {"vocab_size": 260}}, "vocab_size is 260, and the vocabulary has 261"),
+    ({"model": {"vocab_size": 260}}, "vocab_size is 260, but the vocabulary has 261"),
     ({"model": {"positions": "learned", "max_length": 10}}, "the model has 10 positions"),
     ({"text": {"length": 2}}, "no room for a token between start and end"),
     ({"text": {"stride": 2}}, "text.stride has no effect on the task"),

@@ -61,8 +61,8 @@ def test_what_a_run_keeps_reads_back_and_names_no_foreign_tables(table: dict[str
 CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (BYTES, {"model": {"shape": "encoder_decoder"}}, "cannot be trained in the shape 'encoder_decoder'", '"translation"'),
     (BYTES, {"model": {"pad_id": 0}}, "pad_id has no effect", "remove it"),
-    (BYTES, {"model": {"vocab_size": 300}}, "vocab_size is 300, and the vocabulary has 260", "remove"),
-    (TEXT, {"model": {"vocab_size": 300}}, "vocab_size is 300, and the vocabulary has 8000", "remove"),
+    (BYTES, {"model": {"vocab_size": 300}}, "vocab_size is 300, but the vocabulary has 260", "remove"),
+    (TEXT, {"model": {"vocab_size": 300}}, "vocab_size is 300, but the vocabulary has 8000", "remove"),
     (BYTES, {"model": {"positions": "learned", "max_length": 32}}, "32 positions", "text.length"),
     (BYTES, {"data": {"directions": ["en-de"]}}, "data.directions has no effect on the task 'causal_lm'", '"translation"'),
     (BYTES, {"data": {"filters": {"max_tokens": 9}}}, "data.filters.max_tokens has no effect", '"translation"'),

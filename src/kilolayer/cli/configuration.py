@@ -32,7 +32,7 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def given(path: Path | None, typed: Sequence[str]) -> Given:
     """The tables of a file, with typed options such as `--model.dim 64` over them."""
-    sources = [*([str(path)] if path is not None else []), *(["the command line"] if typed else [])]
+    sources = [*([str(path)] if path is not None else []), *(["the command-line options"] if typed else [])]
     return Given(load(path) if path is not None else {}, overrides(typed), tuple(sources))
 
 

@@ -35,7 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="for a configuration: train N steps in memory, and measure how far they move the output [none]",
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device [auto; for a configuration, its own]"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device to compute on [auto; for a configuration, its own]",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page [diagnose.html in a run's folder, else none]"

@@ -60,7 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where to write the files [the run folder; surfaces/NAME for a configuration]",
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device [auto; for a configuration, its own]"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device to compute on [auto; for a configuration, its own]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

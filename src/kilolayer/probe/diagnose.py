@@ -137,7 +137,7 @@ def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.d
     try:
         start = starting_model(run.config, task, device)
     except InputError as error:
-        logger.warning("the change since the start is left out, since the start is not known: %s", error.what)
+        logger.warning("the change since the start is left out, because the initial weights are not known: %s", error.what)
         return []
     return change_over_checkpoints(start, loss, _weights(run, task, steps))
 

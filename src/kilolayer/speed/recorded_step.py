@@ -51,7 +51,7 @@ def _pool(model: nn.Module, device: torch.device) -> GraphPool | None:
     if device.type != "cuda":
         return None
     if expert_group(model) is not None:
-        logger.warning("steps run one operation at a time, because processes share experts")
+        logger.warning("steps run in eager mode, because several processes share the experts")
         return None
     torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
     return GraphPool(device)
@@ -94,7 +94,7 @@ class RecordedStep:
         now = (tuple(map(Tensor.data_ptr, self.tensors)), repr(values))
         if now != self._followed:
             if self.recorder.recordings:
-                logger.warning("steps are recorded anew, because weights moved or an option of the optimizer changed")
+                logger.warning("steps are recorded again, because weights moved or an option of the optimizer changed")
             self._forget()
             self._followed = now
 

@@ -90,7 +90,7 @@ class Guarded:
                 raise
             place = traceback.extract_tb(error.__traceback__)[-1]
             logger.warning(
-                "the tracker %s failed in `%s` and is left out; training goes on: %s: %s (%s, line %s)",
+                "the tracker %s failed in `%s` and is left out; training continues: %s: %s (%s, line %s)",
                 *(self.name, method, type(error).__name__, error, place.filename, place.lineno),
             )
 
