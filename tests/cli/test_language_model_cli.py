@@ -133,7 +133,7 @@ def test_training_leaves_everything_in_its_folder(written: tuple[Path, str, str]
     for shown in (
         "Bits per byte on the validation set",
         "Sample continuations",
-        "how the model goes on",
+        "how the model continues",
         "Gradient norm, decoder",
     ):
         assert shown in page

@@ -183,7 +183,7 @@ def test_the_eps_that_the_weights_have_decides_what_it_hides(well: Measurements)
     gradients = replace(well.gradients, per_parameter=both, over_factor=over_factor)
     (finding,) = judge(replace(well, gradients=gradients)).findings
     assert (finding.kind, finding.where) == ("eps", "encoder")
-    assert "it is 1.0e-10 a parameter where least, eps is 1e-05 there." in finding.text
+    assert "at its smallest it is 1.0e-10 per parameter, where eps is 1e-05." in finding.text
     assert finding.options == ("--train.eps 1e-14",)
 
 

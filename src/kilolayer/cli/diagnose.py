@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="device to compute on [auto; for a configuration, its own]",
+        help="device to use [auto; for a configuration, its own]",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page [diagnose.html in a run's folder, else none]"

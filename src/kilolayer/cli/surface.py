@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="device to compute on [auto; for a configuration, its own]",
+        help="device to use [auto; for a configuration, its own]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -45,10 +45,10 @@ READERS: dict[type[nn.Module], tuple[str, ...]] = {
 
 @torch.no_grad()
 def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
-    """A new plain Post-LN model that computes the same function, its weights copies.
+    """A new plain Post-LN model that computes the same function, with copies of the weights.
 
-    max_length: how many positions to write out where a trained residual vector meets sinusoidal positions; those become a
-    learned table. Intermediate hidden states are scaled; outputs are equal. Raises where the recipe has no such form.
+    max_length: how many positions to write out if a trained residual vector scales sinusoidal positions, which then become a
+    learned table. Intermediate hidden states are scaled; outputs are equal. Raises if the recipe has no such form.
     """
     _check(model)
     # A norm on the embedded input takes the first scale, as every norm takes that of the sublayer behind it.

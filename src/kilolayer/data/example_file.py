@@ -169,7 +169,7 @@ def _label(found: Fields, column: str | int, where: str, read: Callable[[Any], s
     label = read(found[column])
     if label is None:
         kind, bound = ("a class", "") if read is _class_name else ("a number", f"; the largest is {LARGEST_NUMBER:g}")
-        fix = f"mend it, or remove the line{bound}"
+        fix = f"correct it, or remove the line{bound}"
         raise InputError(f"the label is {shown(found[column])}, not {kind}", where=where, fix=fix)
     return label
 

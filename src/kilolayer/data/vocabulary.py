@@ -164,7 +164,7 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
         (draft / SHARED_FILE).write_bytes(model if Tokenizer(model).has_space else train(" "))
 
     folder = built(cache / f"tokenizer-{content_key(settings, text.files)}", build)
-    return PieceVocabulary.load(folder / SHARED_FILE, f"delete {folder}; it is made anew")
+    return PieceVocabulary.load(folder / SHARED_FILE, f"delete {folder}; it will be created again")
 
 
 def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:

@@ -23,10 +23,10 @@ def build_model(
     dtype: torch.dtype | None = None,
     seed: int | None = None,
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The model that `config` describes, with fresh weights; on the meta device, without memory.
+    """Build the model that `config` describes, with freshly initialized weights; on the meta device, without allocating memory.
 
-    config: or the table [model] of a configuration file, as a dict.
-    seed: fixes the weights; without it, one number is drawn from torch's default generator.
+    config: a ModelConfig, or the table [model] of a configuration file, as a dict.
+    seed: fixes the weights; without it, a seed is drawn from torch's default generator.
     """
     if not isinstance(config, ModelConfig):
         config = _read(config)

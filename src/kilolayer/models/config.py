@@ -27,10 +27,10 @@ DEFAULT_LAYERS = 18
 @strict_class
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(LayerOptions):
-    """Shape, depth, vocabulary and recipe of a model, besides the options of its layers.
+    """Shape, depth, vocabulary and recipe of a model, in addition to the options of its layers.
 
-    Each option also takes what TOML holds for it, `recipe="admin"`, `moe={"experts": 4}`, `pad_id="none"`, so that the table
-    [model] of a configuration file is read by `ModelConfig(**table)`.
+    Each option also accepts the form that it has in TOML, `recipe="admin"`, `moe={"experts": 4}`, `pad_id="none"`, so that
+    `ModelConfig(**table)` reads the table [model] of a configuration file.
     """
 
     replaces: ClassVar = {"layers": ("encoder_layers", "decoder_layers")}

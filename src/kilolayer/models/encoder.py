@@ -24,7 +24,7 @@ from kilolayer.recipes.base import Recipe
 
 
 class Encoder(Model):
-    """Every position looks at every other. The options are those of `ModelConfig`, where each is explained."""
+    """A stack in which every position attends to every other. The options are those of `ModelConfig`."""
 
     @strict
     def __init__(

@@ -22,7 +22,7 @@ from kilolayer.recipes.base import Recipe
 
 
 class EncoderDecoder(Model):
-    """A decoder that looks back on the target and everywhere on the source. The options are those of `ModelConfig`."""
+    """An encoder, and a causal decoder that also attends to the encoder's output. The options are those of `ModelConfig`."""
 
     @strict
     def __init__(

@@ -11,7 +11,7 @@ from kilolayer.config import bounded, check, strict_class
 @strict_class
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What reads a whole sequence off an encoder, in the place of a vocabulary's scores."""
+    """A head that scores a whole sequence from an encoder's output, instead of predicting tokens."""
 
     outputs: int = bounded(2, least=1, most=2**20)
     """Number of outputs: one per class, or 1 if a number is predicted."""

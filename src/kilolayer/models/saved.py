@@ -33,10 +33,10 @@ DRAFTS = f".*{WEIGHTS}.*{PART}"
 
 
 def save(model: Model, folder: str | PathLike[str]) -> Path:
-    """Write a model into a new or empty folder, or over one that was saved before; return the folder.
+    """Save a model to a new or empty folder, or over a model saved before; return the folder.
 
-    Each tensor is written once, as it is, in its own dtype: parameters, and buffers such as Admin's calibrated scales. Whoever
-    looks, also after a kill, finds the old model, the new one, or a folder without weights.
+    Each tensor is written once, in its own dtype: parameters, and buffers such as Admin's calibrated scales. At any time, even
+    after a kill, the folder holds the old model, the new one, or no weights at all.
     """
     config, folder = configuration.dump(_table_of(model)), as_path(folder, "the folder of the model")
     _check_place(folder)
@@ -56,7 +56,7 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
 def load_model(
     folder: str | PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The model that `save` wrote, to the bit, in evaluation mode. dtype: of all its weights, where not as they were saved."""
+    """Load the model that `save` wrote, bit for bit, in evaluation mode. dtype: of all its weights, if not as saved."""
     folder, place = as_path(folder, "the folder of the model"), check_place(device or "cpu")
     if dtype is not None:
         check_dtype(dtype)

@@ -16,7 +16,7 @@ BALANCE = 0.01
 @strict_class
 @dataclass(frozen=True, kw_only=True)
 class MoE:
-    """Experts in the place of feed-forward networks, and how tokens find them."""
+    """Experts that replace feed-forward networks, and how tokens are routed to them."""
 
     experts: int = bounded(64, least=1, most=2**16)
     """Number of experts in each sparse layer; each is as wide as the feed-forward network that it replaces."""

@@ -59,7 +59,8 @@ def refuse_part(model: nn.Module) -> None:
 
 
 def reduce_gradients(model: nn.Module) -> None:
-    """Sum the gradients of all but the experts over the processes that share these; call it after the step's last backward."""
+    """Sum the gradients of everything but the experts over the processes that share them; call it after the last backward of a
+    step."""
     group = expert_group(model)
     if group is None:
         raise InputError("no other process shares the experts of this model", fix="call kilolayer.shard_experts first")

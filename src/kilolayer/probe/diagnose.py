@@ -53,14 +53,17 @@ def diagnose(
     at: int | None = None,
     device: str = "auto",
 ) -> Diagnosis:
-    """What depth does to `source`, measured on one batch, and what to change.
+    """Measure on one batch what depth does to `source`, and suggest what to change.
 
     source: a model; a run, as `kl.load` returns it, or its folder, whose newest checkpoint is measured; or a configuration or
-    its TOML file, whose model is measured as it starts. loss: of a batch, computed from the model; needed with a model, a
-    task's else.
-    settings: how a model is to be trained, Adam's usual ones else. steps: of a configuration, train so many and measure how far
-    they move the output. at: the step of the run's checkpoint. device: auto is the configuration's own, and of a run the GPU
-    where there is one. torch's random state and number of threads are afterwards as they were.
+    its TOML file, whose model is measured at initialization.
+    loss: a function that computes the loss of a batch from the model; required with a model, otherwise that of the task.
+    settings: how the model will be trained; by default Adam with its usual settings.
+    steps: for a configuration, train this many steps and measure how far they move the output.
+    at: the step of the run's checkpoint.
+    device: "auto" is the configuration's own, and for a run the GPU if there is one.
+
+    The random state and the number of threads of torch are restored afterwards.
     """
     if isinstance(source, str | Path):
         source = _open(Path(source))

@@ -37,12 +37,14 @@ def train(
 ) -> TrainedRun:
     """Train a run as `kilolayer train` does, and return it as `kl.load` does: `kl.train("my.toml", train={"steps": 500})`.
 
-    config: a TOML file, a dict of tables, a configuration, or None for the embedded default. tables: what is laid over it,
-    `model={"recipe": "sub_ln"}`. run: the new folder; without it, runs/NAME of the file. resume: the folder of a run to go on
-    with, in the place of config and run; one that is finished is returned. trackers: objects that follow the run.
+    config: a TOML file, a dict of tables, a configuration, or None for the embedded default.
+    tables: values that override it, `model={"recipe": "sub_ln"}`.
+    run: the new run folder; by default runs/NAME, after the file.
+    resume: the folder of a run to resume, instead of config and run; a finished run is returned.
+    trackers: objects that receive the run's metrics.
 
-    An interrupt leaves a checkpoint and raises KeyboardInterrupt; a second one does not wait for it. In other threads than the
-    main one no signal is handled. torch's random state and number of threads are afterwards as they were.
+    An interrupt saves a checkpoint and raises KeyboardInterrupt; a second one does not wait for the checkpoint. Signals are
+    handled only in the main thread. The random state and the number of threads of torch are restored afterwards.
     """
     from kilolayer.runs.begin import new_run, old_run
     from kilolayer.runs.load import load

@@ -129,10 +129,11 @@ class Imported:
 def from_huggingface(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The model in a folder that `save_pretrained` of Transformers wrote, as one of ours, for evaluation.
+    """Load the model in a folder written by Transformers' `save_pretrained` as a Kilolayer model, in evaluation mode.
 
-    BERT (alone, with the head of masked tokens or with a classifier), GPT-2, Marian and OPT, from safetensors; nothing is
-    unpickled, nothing is fetched, and Transformers is not needed. Token ids are those of the folder's own tokenizer.
+    Supports BERT (the base model, with the masked-language-model head, or with a classifier), GPT-2, Marian and OPT, from
+    safetensors. Nothing is unpickled or downloaded, and Transformers is not needed. Token ids are those of the folder's own
+    tokenizer.
     """
     place = check_place(device)
     check_dtype(dtype)

@@ -16,7 +16,7 @@ register(
         headline=Headline("bits_per_byte", "bits per byte", 4, larger_is_better=False),
         samples=Samples(
             "Sample continuations",
-            {"prompt": "prompt", "text": "how the text goes on", "continuation": "how the model goes on"},
+            {"prompt": "prompt", "text": "how the text continues", "continuation": "how the model continues"},
             "{prompt}[{continuation}]\n",
         ),
     )
