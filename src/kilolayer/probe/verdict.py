@@ -143,8 +143,8 @@ def collapsed(measured: Measurements) -> Iterator[Finding]:
         rank = measured.rank.effective[side][-1]
         if cosines[-1] > ALIKE and rank < FLAT:
             text = (
-                f"The states of the {side} have collapsed: the mean cosine of two positions is {cosines[-1]:.3f} after the last "
-                f"layer, their effective rank {rank:.1f} of {measured.width}."
+                f"The states of the {side} have collapsed: the mean cosine of two positions is {cosines[-1]:.3f} after the "
+                f"last layer, their effective rank {rank:.1f} of {measured.width}."
             )
             options = _calmer(measured) if measured.settings.step else _other_recipe(measured)
             yield Finding("collapsed states", side, text, cosines[-1], ALIKE, options)
