@@ -118,7 +118,7 @@ def test_the_log_counts_what_the_loss_is_the_mean_of(learned: tuple[Path, str, s
 def test_mistakes_are_told(learned: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = learned[0]
     assert refused("fill", run, "no masks here")[0] == "kilolayer: the text has no mask"
-    assert "and the model reads 22 at once" in refused("fill", run, "The capital " * 30 + "<mask>")[0]
+    assert "but the model reads 22 at once" in refused("fill", run, "The capital " * 30 + "<mask>")[0]
     assert "must be 1 to 1,000" in " ".join(refused("fill", run, "<mask>", "--top", "0"))
     assert refused("fill", tmp_path, "<mask>")[0] == "kilolayer: this is not a run"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"<mask> good\n\xff<mask>\n")))

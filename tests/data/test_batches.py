@@ -126,7 +126,7 @@ def test_a_position_from_other_data_is_refused(tmp_path: Path) -> None:
     for wrong in ({"epoch": -1}, {"index": "3"}, {"index": None}, {"epoch": True}):
         with pytest.raises(InputError, match="not a position"):
             own.load_state({**state, **wrong})
-    with pytest.raises(InputError, match="other data"):
+    with pytest.raises(InputError, match="different data"):
         own.load_state({})
 
 

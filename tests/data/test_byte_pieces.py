@@ -280,7 +280,7 @@ BAD_TOKENIZERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a byte without a piece": (vocabulary_faults(lambda vocabulary: vocabulary.pop("Ġ")), "byte 0x20 has no piece"),
     "an unknown part": (lambda table: table["model"]["merges"].append(["the", "zz"]), "needs 'zz'"),
     "letters that are no bytes": (lambda table: table["model"]["merges"].append(["日", "本"]), "needs '日'"),
-    "a piece without an id": (lambda table: table["model"]["merges"].append(["z", "z"]), "makes 'zz', which has no id"),
+    "a piece without an id": (lambda table: table["model"]["merges"].append(["z", "z"]), "produces 'zz', which has no id"),
     "a special token": (lambda table: table["model"]["merges"].extend([["<", "s"], ["<s", ">"]]), "special token"),
 }
 
@@ -306,11 +306,11 @@ def test_a_bad_tokenizer_json_is_refused(fault: str, kept: dict[str, Any], tmp_p
         ("vocab.json", b'["a", "b"]', "does not map pieces to ids", ""),
         ("vocab.json", b'{"a": 0}', "byte 0x00 has no piece", ""),
         ("merges.txt", b"#version: 0.2\nt h e\n", "not a merge of two pieces", ", line 2"),
-        ("merges.txt", b"#version: 0.2\n\nt q\n", "makes 'tq', which has no id", ", line 3"),
+        ("merges.txt", b"#version: 0.2\n\nt q\n", "produces 'tq', which has no id", ", line 3"),
         ("merges.txt", b"t h</w>\n", "needs 'h</w>', which is not a byte", ", line 1"),
         ("merges.txt", b"\xff\n", "not UTF-8", ", byte 1"),
-        ("merges.txt", None, "the folder has no merges.txt, and not a tokenizer.json", None),
-        ("vocab.json", None, "the folder has no vocab.json, and not a tokenizer.json", None),
+        ("merges.txt", None, "the folder has no merges.txt, and no tokenizer.json", None),
+        ("vocab.json", None, "the folder has no vocab.json, and no tokenizer.json", None),
     ],
 )
 def test_bad_files_of_gpt2s_form_are_refused(

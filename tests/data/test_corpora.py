@@ -77,7 +77,7 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path, entries: str, what: st
 
 def test_two_test_sets_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path, train__en="a\n", train__de="A\n")
-    with pytest.raises(OptionError, match="one name: a/test, b/test"):
+    with pytest.raises(OptionError, match="the same name: a/test, b/test"):
         find_corpora(DataConfig(folder=str(tmp_path), directions=["en-de"], test=["a/test", "b/test"]))
 
 
@@ -150,7 +150,7 @@ def test_patterns_of_directions() -> None:
         ({}, {"directions": ["en-xx"]}, ["no text for en-xx", "train.xx"]),
         ({"train__en": "a\n", "train__de": "A\n"}, {"directions": ["en-de", "en-fr"]}, ["no training text for en-fr"]),
         ({"train__en": "a\n", "train__de": "A\n"}, {"valid": "vall"}, ["'vall' has no text for en-de", "vall.en"]),
-        ({"train__tsv": "a\tb\n"}, {}, ["2 columns, and not 4", "line 1", "data.columns"]),
+        ({"train__tsv": "a\tb\n"}, {}, ["2 columns, not 4", "line 1", "data.columns"]),
         ({"train__tsv": ""}, {}, ["empty", "train.tsv"]),
         ({"train__tsv": "en\t../de\ta\tb\n"}, {}, ["'../de' is not a language", "line 1"]),
         ({"train__tsv": "en\tfr\ta\tb\n"}, {}, ["no text for en-de"]),

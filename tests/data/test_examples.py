@@ -254,7 +254,7 @@ BAD: list[tuple[list[str], dict[str, Any], str]] = [
     (["sentence\tlable", "a\tx"], {}, "there is no column 'label'; is it 'lable'\\?\n.*line 2"),
     (["sentence\tsentence\tlabel", "a\tb\tx"], {}, "two columns are called 'sentence'"),
     ([HEADER], {}, "the file has no examples"),
-    ([], {}, "the first line is empty\n.*line 1\nwrite the names of the columns there"),
+    ([], {}, "the first line is empty\n.*line 1\nwrite the column names there"),
     (
         ["sentence,label", '"a, b",x'],
         {},
@@ -268,7 +268,7 @@ BAD: list[tuple[list[str], dict[str, Any], str]] = [
     (["a\tx", "b"], {"first": 1, "label": 2}, "the line has 1 column, and the first line has 2\n.*line 2"),
     (["a\tx", "b\tc\ty"], {"first": 1, "label": 2}, "the line has 3 columns, and the first line has 2\n.*line 2"),
     (["a\tx", "b\ty"], {"first": 1, "label": 3}, "there is no column 3: the file has 2 columns\n.*line 1"),
-    (["a\tx", "b\ty"], {}, "there is no column 'sentence'(.|\n)*to numbers, where these are no names"),
+    (["a\tx", "b\ty"], {}, "there is no column 'sentence'(.|\n)*to numbers if these are not names"),
     ([HEADER, "a\tx", "b\ty"], {"classes": ["x", "z"]}, "there is no class 'y'\n.*line 3\nclasses: 'x', 'z'"),
 ]
 
@@ -318,7 +318,7 @@ def test_json_lines_that_are_no_examples_are_refused(line: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"glue": "CoLA", "train": "x.tsv"}, "train has no effect: glue = 'CoLA' says it"),
+        ({"glue": "CoLA", "train": "x.tsv"}, "train has no effect: glue = 'CoLA' sets it"),
         ({"glue": "Cola"}, "glue is 'Cola'; did you mean 'CoLA'"),
         ({"folder": "x"}, "folder has no effect without glue"),
         ({"first": "a", "label": 2}, "use either names for all of them or numbers for all of them"),

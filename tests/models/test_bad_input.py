@@ -108,7 +108,7 @@ CONTRADICTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder(dim=18, heads=6, positions="rotary"), "even head width"),
     (lambda: encoder(recipe=kl.recipes.get("sub_ln", cross_gain=False)), "no effect"),
     (lambda: decoder(vocab_size=None), "needs a vocabulary"),
-    (lambda: decoder(tie_embeddings="output"), "for an encoder-decoder"),
+    (lambda: decoder(tie_embeddings="output"), "applies to an encoder-decoder"),
     (lambda: translator(source_vocab_size=30), "one table cannot hold"),
     (lambda: kl.ModelConfig(shape="decoder", encoder_layers=3), "encoder_layers has no effect"),
     (lambda: kl.ModelConfig(layers=100, encoder_layers=3, decoder_layers=3), "layers=100 has no effect"),
@@ -156,8 +156,8 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 3).bool()), r"mask has shape \[1, 3\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 2)), "give bool"),
     (lambda: encoder()(torch.tensor([[1, 2]]), segments=torch.ones(2, 2).long()), "segments has shape"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[2]])), r"reach from 2 to 2[\s\S]*0 to 1"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[-1]])), "reach from -1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[2]])), r"range from 2 to 2[\s\S]*0 to 1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[-1]])), "range from -1"),
     (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([1])), r"shape \[1\][\s\S]*\[1, k\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[1], [0]])), r"shape \[2, 1\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[True]])), "places are torch.bool"),
@@ -167,7 +167,7 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
         "5 positions is longer than the 4",
     ),
     (lambda: encoder()([[1, 2]]), r"token ids: \[\[1, 2\]\] is not a tensor"),  # pyright: ignore[reportArgumentType]
-    (lambda: encoder()(torch.ones(1, 2).numpy()), "no tensor"),  # pyright: ignore[reportArgumentType]
+    (lambda: encoder()(torch.ones(1, 2).numpy()), "not a tensor"),  # pyright: ignore[reportArgumentType]
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=[[True, True]]), "mask: .* is not a tensor"),
     (lambda: encoder()(embeddings=torch.ones(1, 2, 16).long()), "embeddings are torch.int64"),
     (lambda: translator().decode(torch.ones(1, 2).long(), torch.ones(1, 2, 16)), "Tensor[\\s\\S]*model.encode"),  # pyright: ignore
@@ -191,7 +191,7 @@ def test_a_full_cache_says_so() -> None:
     model = decoder()
     cache = model.new_cache(3)
     model(torch.ones(1, 2).long(), cache=cache)
-    with pytest.raises(InputError, match=r"holds 3 positions, and 2 \+ 2 are needed"):
+    with pytest.raises(InputError, match=r"holds 3 positions, but 2 \+ 2 are needed"):
         model(torch.ones(1, 2).long(), cache=cache)
 
 

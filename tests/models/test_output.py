@@ -50,10 +50,10 @@ def test_what_is_never_predicted_has_no_probability_and_gets_no_gradient() -> No
         (lambda: kl.Encoder(None, 16, 2, 32, 2, output_transform=True), "output_transform has no effect"),
         (lambda: kl.Encoder(20, 16, 2, 32, 2, activation="swiglu", output_transform=True), "swiglu, which needs a gate"),
         (lambda: kl.ModelConfig(shape="decoder", token_types=2), "no token types"),
-        (lambda: kl.ModelConfig(shape="decoder", output_transform=True), "for encoders"),
+        (lambda: kl.ModelConfig(shape="decoder", output_transform=True), "applies to encoders"),
         (lambda: kl.ModelConfig(vocab_size=9, first_predicted=9), "first_predicted is 9"),
         (lambda: kl.Encoder(20, 16, 2, 32, 2)(TOKENS, types=TOKENS), "no token types"),
-        (lambda: kl.Encoder(20, 16, 2, 32, 2, token_types=2)(TOKENS, types=TOKENS), "reach from 3 to 9"),
+        (lambda: kl.Encoder(20, 16, 2, 32, 2, token_types=2)(TOKENS, types=TOKENS), "range from 3 to 9"),
         (lambda: kl.Encoder(20, 16, 2, 32, 2, token_types=2)(TOKENS, types=TOKENS[:1]), "shape"),
     ],
 )

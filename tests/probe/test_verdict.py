@@ -231,7 +231,11 @@ def decoder(recipe: str, settings: Settings = SLOW) -> Measurements:
 def test_an_output_table_that_starts_at_zero_by_its_recipe_is_no_fault() -> None:
     found = decoder("r_fixup")
     assert found.gradients.largest == 0 < found.gradients.total
-    assert judge(found).verdict()[0].startswith("Healthy: the output table is 0, so that layers get a gradient from the second")
+    assert (
+        judge(found)
+        .verdict()[0]
+        .startswith("Healthy: the output table is 0, so that the layers receive a gradient only from the second")
+    )
     none = replace(found, gradients=replace(found.gradients, total=0.0))
     assert kinds(none) == [("no gradient", "")]
 

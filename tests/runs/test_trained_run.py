@@ -195,7 +195,7 @@ def test_methods_of_another_task_say_what_the_run_is(trained: dict[str, Path]) -
 
 
 MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
-    "a number": ("translation", "translate", (["a", 3],), {}, "(?s)this is 3, and no text.*line 2"),
+    "a number": ("translation", "translate", (["a", 3],), {}, "(?s)this is 3, not a text.*line 2"),
     "no lines": ("translation", "translate", (None,), {}, "lines are given as None"),
     "half a character": ("translation", "translate", (["\ud800"],), {}, "not valid Unicode"),
     "an unknown option": ("translation", "translate", (["a"],), {"bean": 3}, "did you mean 'beam'"),
@@ -209,7 +209,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no guesses": ("masked_lm", "fill", ("<mask>",), {"top": 0}, "top must be at least 1"),
     "an empty sentence": ("classify", "predict", (["so", " "],), {}, "(?s)a sentence is empty.*row 2"),
     "no rows": ("classify", "predict", (3,), {}, "rows are given as 3"),
-    "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, and no text.*row 2"),
+    "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, not a text.*row 2"),
     "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is given"),
     "a kind of metrics": ("classify", "metrics", ("vaild",), {}, "(?s)did you mean 'valid'.*metrics.jsonl.*valid: event, "),
     "no kind at all": ("classify", "metrics", (5,), {}, "unknown kind of metrics '5'"),
@@ -218,7 +218,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no rows at once": ("classify", "predictions", ([["so"]],), {"at_once": 0}, "at_once must be a whole number, at least 1"),
     "half a row at once": ("classify", "predictions", ([["so"]],), {"at_once": 0.5}, "at_once is 0.5"),
     "no guesses for many": ("masked_lm", "fillings", ([],), {"top": 0}, "top must be at least 1"),
-    "a row that is no text": ("classify", "predict", ([[3]],), {}, "this is 3, and no text"),
+    "a row that is no text": ("classify", "predict", ([[3]],), {}, "this is 3, not a text"),
 }
 
 

@@ -113,7 +113,7 @@ def test_the_report_says_what_was_changed() -> None:
     ("build", "words"),
     [
         (lambda: "bert-base-uncased", "this is not a model: 'bert-base-uncased'"),
-        (lambda: nn.Linear(2, 2), "known: nn.Transformer, nn.TransformerEncoder"),
+        (lambda: nn.Linear(2, 2), "supported: nn.Transformer, nn.TransformerEncoder"),
         (lambda: nn.ModuleList([torch_encoder(), torch_encoder()]), "2 encoders"),
         (lambda: bert(is_decoder=True, add_cross_attention=True), "cross-attention"),
         (lambda: bart("BartForCausalLM"), "without its encoder"),
