@@ -78,7 +78,7 @@ def compared(config: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def test_two_runs_are_trained_and_shown(compared: tuple[Path, str, str]) -> None:
     folder, out, err = compared
     assert "bits per byte, test" in out
-    assert "pre_ln is started" in err
+    assert "pre_ln: started" in err
     assert f"page: {folder / 'comparison.html'}" in err
     document = json.loads((folder / "comparison.json").read_text())
     assert [(run["name"], run["outcome"]["step"]) for run in document["runs"]] == [("pre_ln", 12), ("post_ln", 12)]

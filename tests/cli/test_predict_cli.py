@@ -175,9 +175,9 @@ def test_a_byte_order_mark_before_the_first_line_is_no_text(
     ("line", "message"),
     [
         (b"only one\n", "the run expects two sentences, with a tab between them, per line, but this line has 1"),
-        (b"a\tb\tc\n", "this one has 3"),
+        (b"a\tb\tc\n", "this line has 3"),
         (b"a\t \n", "a sentence is empty"),
-        (b"\n", "this one has 1"),
+        (b"\n", "this line has 1"),
         (b"a\t\xff\n", "the text is not valid UTF-8"),
     ],
 )

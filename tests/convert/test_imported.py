@@ -192,7 +192,7 @@ def without_a_tensor(folder: Path) -> None:
         (edited(hidden_act="mish"), "the activation is 'mish'"),
         (edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
         (edited(is_decoder=True), "is_decoder is True"),
-        (edited(model_type="mamba"), "the type 'mamba'"),
+        (edited(model_type="mamba"), "type is 'mamba'"),
         (edited(hidden_size=32), "the shape"),
         (edited(hidden_size="wide"), "dim"),
         (edited(num_hidden_layers=3), "is missing"),

@@ -59,7 +59,7 @@ def test_arguments_in_another_order_are_refused() -> None:
         ((step, optimizer, model), "model"),
         ((3, model, optimizer), "step"),
     ):
-        with pytest.raises(InputError, match=f"given as {what} is none"):
+        with pytest.raises(InputError, match=f"given as {what} is not one"):
             kl.record(*given)
 
 

@@ -62,7 +62,7 @@ def test_every_option_that_differs_is_named_and_those_that_break_something_are_r
     with pytest.raises(InputError) as caught:
         check_changes(changes, "runs/a/config.toml", "runs/a")
     assert caught.value.what.startswith("model.dropout, train.seed and train.label_smoothing cannot change")
-    assert "of this model" in caught.value.what
+    assert "belong to this model" in caught.value.what
     assert "train.seed is 2 (was 1)" in caught.value.where
     assert "runs/a/config.toml" in caught.value.where
     assert "--train.start_from runs/a" in caught.value.fix
