@@ -222,7 +222,7 @@ def test_saving_again_replaces_a_model_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / "other" / name).write_text(text)
     for _ in range(2):
-        with pytest.raises(InputError, match="something else|not a model's"):
+        with pytest.raises(InputError, match=r"something else|not a model's"):
             kl.save(later, tmp_path / "other")
         (tmp_path / "other/model.safetensors").unlink(missing_ok=True)
     assert (tmp_path / "other/config.toml").read_text() == "[train]\nsteps = 3\n"
