@@ -109,7 +109,7 @@ def check(config: DataclassInstance) -> None:
             if isinstance(text, str) and UNWRITABLE.search(text):
                 raise OptionError(
                     f"{field.name} is {shown(text)}",
-                    fix="a configuration holds UTF-8 text alone: rename the file or folder, or write the text without this",
+                    fix="a configuration must be UTF-8 text: rename the file or folder, or remove these characters",
                 )
 
 
@@ -132,7 +132,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
         if name not in fields:
             if below := _place_below(cls, name):
                 meant = f"{where}.{below}" if where else below
-                raise UnknownOptionError(f"unknown option {shown(inside)}; did you mean {meant!r}?", fix="write it there")
+                raise UnknownOptionError(f"unknown option {shown(inside)}; did you mean {meant!r}?", fix="put it there")
             raise unknown(name, fields, where=where)
         values[name] = _value_of(fields[name], hints[name], value, inside)
     try:
@@ -208,7 +208,7 @@ def load(path: Path) -> Table:
     while True:
         path = resolve(path)
         if path in seen:
-            raise OptionError(f"{path.name} extends itself", where=str(path), fix="break the circle of `extends`")
+            raise OptionError(f"{path.name} extends itself", where=str(path), fix="remove the circular `extends`")
         if len(seen) == MOST_FILES:
             raise OptionError(f"more than {MOST_FILES} files extend one another", where=str(path), fix="merge some of them")
         seen.append(path)
@@ -276,7 +276,7 @@ def overrides(arguments: Sequence[str]) -> Table:
         entry: Any = toml_value(text)
         keys = name.split(".")
         if len(keys) > DEEPEST:
-            raise OptionError(f"unknown option {shown(name)}", fix=f"an option stands in at most {DEEPEST} tables")
+            raise OptionError(f"unknown option {shown(name)}", fix=f"options are nested in at most {DEEPEST} tables")
         for key in reversed(keys):
             entry = {key: entry}
         table = merge(table, entry)
@@ -330,7 +330,7 @@ def toml_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:
-        raise OptionError(f"the value {shown(text)} cannot be read: {error}", where="in the typed options") from None
+        raise OptionError(f"the value {shown(text)} cannot be read: {error}", where="on the command line") from None
 
 
 def section_of(hint: Any) -> type[DataclassInstance] | None:

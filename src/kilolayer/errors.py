@@ -74,17 +74,17 @@ class FoldError(KilolayerError, ValueError):
 
 FILE_FIXES = {
     errno.ENOENT: "check the path",
-    errno.EACCES: "it belongs to another user, or its permissions forbid it: change them, or use another place",
-    errno.EPERM: "it belongs to another user, or its permissions forbid it: change them, or use another place",
-    errno.EROFS: "choose a place that can be written",
-    errno.ENOSPC: "free some space there, or use another place",
-    errno.EDQUOT: "free some space there, or use another place",
+    errno.EACCES: "it belongs to another user, or its permissions forbid it: change them, or use another folder",
+    errno.EPERM: "it belongs to another user, or its permissions forbid it: change them, or use another folder",
+    errno.EROFS: "choose a folder that can be written",
+    errno.ENOSPC: "free some space there, or use another folder",
+    errno.EDQUOT: "free some space there, or use another folder",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "remove the symbolic link, which points at itself or stands where a file of ours belongs",
+    errno.ELOOP: "remove the symbolic link, which points to itself or is in the place of one of our files",
     errno.ENOTDIR: "a part of the path is a file: check the path",
     errno.EISDIR: "it is a folder: name a file",
-    errno.EEXIST: "something else stands in its place: remove it, or choose another name",
-    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+    errno.EEXIST: "something else already exists there: remove it, or choose another name",
+    errno.EMFILE: "raise the limit on open files: ulimit -n 4096",
 }
 
 

@@ -32,7 +32,7 @@ def import_class(path: str, kind: str) -> Any:
             fix = "modules are looked for on the Python path: install it, or set PYTHONPATH to its folder"
         else:
             what = f"the module {module!r} cannot be imported: {type(error).__name__}: {error}"
-            fix = f'mend it: python -c "import {module}" tells where it fails'
+            fix = f'fix it: python -c "import {module}" shows where it fails'
         raise InputError(what, where=f"{kind} {shown(path)}", fix=fix) from error
     if not hasattr(imported, name):
         raise InputError(f"the module {module!r} has no {name!r}", where=kind, fix="name a class of it: module:Class")

@@ -149,7 +149,7 @@ def test_states_of_all_layers_come_out_of_generation() -> None:
 
 def test_a_cache_of_fixed_size_is_refused() -> None:
     model = wrapped(bare_model("decoder"))
-    with pytest.raises(InputError, match="StaticCache is of fixed size"):
+    with pytest.raises(InputError, match="StaticCache has a fixed size"):
         model(SOURCE, past_key_values=StaticCache(config=model.config, max_cache_len=16))
 
 

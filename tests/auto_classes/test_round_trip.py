@@ -158,9 +158,9 @@ def test_a_classifier_grows_out_of_a_masked_language_model(tmp_path: Path) -> No
 
 
 def test_a_class_refuses_a_model_of_another_shape() -> None:
-    with pytest.raises(OptionError, match="KilolayerForCausalLM has no place for a model of the shape 'encoder'"):
+    with pytest.raises(OptionError, match="KilolayerForCausalLM does not support a model of the shape 'encoder'"):
         KilolayerForCausalLM(KilolayerConfig(bare_model("encoder").config))
-    with pytest.raises(OptionError, match="scores no tokens"):
+    with pytest.raises(OptionError, match="has no token scores"):
         KilolayerForMaskedLM(KilolayerConfig(bare_model("encoder", head=kl.Head()).config))
 
 

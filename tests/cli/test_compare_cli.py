@@ -78,7 +78,7 @@ def compared(config: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def test_two_runs_are_trained_and_shown(compared: tuple[Path, str, str]) -> None:
     folder, out, err = compared
     assert "bits per byte, test" in out
-    assert "pre_ln is started" in err
+    assert "pre_ln: started" in err
     assert f"page: {folder / 'comparison.html'}" in err
     document = json.loads((folder / "comparison.json").read_text())
     assert [(run["name"], run["outcome"]["step"]) for run in document["runs"]] == [("pre_ln", 12), ("post_ln", 12)]
@@ -114,15 +114,15 @@ def test_runs_that_exist_are_compared(compared: tuple[Path, str, str], tmp_path:
 def test_mistakes_are_told_before_any_work(config: Path, compared: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, run, out = compared[0], compared[0] / "runs" / "pre_ln", tmp_path / "out"
     new = ("compare", config, "--out", out)
-    assert "nothing is compared" in refused(*new)[0]
+    assert "there is nothing to compare" in refused(*new)[0]
     assert "did you mean 'pre_ln'" in refused(*new, "--recipes", "pre_lm")[0]
     assert "has no values" in refused(*new, "--set", "train.lr")[0]
-    assert "one run is nothing to compare" in refused("compare", run)[0]
-    assert "one run is nothing to compare" in refused("compare", run, run / ".")[0]
-    assert "there is no configuration" in refused("compare", tmp_path / "nowhere")[0]
+    assert "there is only one run" in refused("compare", run)[0]
+    assert "there is only one run" in refused("compare", run, run / ".")[0]
+    assert "found no configuration" in refused("compare", tmp_path / "nowhere")[0]
     assert "a value of model.recipe is empty" in refused(*new, "--recipes", "pre_ln,")[0]
     assert "train.lr is both" in refused(*new, "--set", "train.lr=1e-3,2e-3", "--train.lr", "1")[0]
-    assert "have no effect on runs that exist" in refused("compare", run, folder / "runs" / "post_ln", "--seeds", "1")[0]
+    assert "have no effect on existing runs" in refused("compare", run, folder / "runs" / "post_ln", "--seeds", "1")[0]
     assert "have no effect on the comparison" in refused("compare", folder, "--model.dim=8")[0]
     assert not out.exists()
 

@@ -38,12 +38,12 @@ def test_mistakes_are_refused_before_any_work(
 ) -> None:
     folder, _, _ = trained
     assert "neither a run nor a configuration" in refused("diagnose", tmp_path / "nothing")[0]
-    assert "--train.lr is for a configuration" in refused("diagnose", folder, "--train.lr", "1e-3")[0]
-    assert "--steps is for a configuration" in refused("diagnose", folder, "--steps", "3")[0]
+    assert "--train.lr applies to a configuration" in refused("diagnose", folder, "--train.lr", "1e-3")[0]
+    assert "--steps applies to a configuration" in refused("diagnose", folder, "--steps", "3")[0]
     assert "a configuration has no checkpoints" in refused("diagnose", config, "--at", "3")[0]
-    assert "no whole checkpoint of step 5" in refused("diagnose", folder, "--at", "5")[0]
+    assert "no complete checkpoint of step 5" in refused("diagnose", folder, "--at", "5")[0]
     nowhere = tmp_path / "nothing" / "page.html"
     with monkeypatch.context() as patch:
         patch.setattr("kilolayer.probe.diagnose.diagnose", lambda *_, **__: pytest.fail("it is measured"))
         assert "cannot be written" in refused("diagnose", config, "--out", nowhere)[0]
-    assert "the page is a file" in refused("diagnose", config, "--out", tmp_path)[0]
+    assert "the page must be a file" in refused("diagnose", config, "--out", tmp_path)[0]

@@ -66,7 +66,7 @@ def test_scores_of_a_run_that_cannot_be_written_are_printed(run: Path, examples:
     code, out, err = quietly("evaluate", run, "--tasks", "piqa", "--examples", examples, "--device", "cpu", "--json")
     assert code == 0, err
     assert [each["norm"] for each in json.loads(out)] == ["bytes", "tokens", "none"]
-    assert f"not kept: the file cannot be written: permission denied: {run / 'shots.json'}" in err
+    assert f"not saved: the file cannot be written: permission denied: {run / 'shots.json'}" in err
 
 
 def test_scores_are_printed_and_kept_by_signature(run: Path, examples: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_scores_are_printed_and_kept_by_signature(run: Path, examples: Path, tmp
         *(("lambada_openai", shots, metric, "greedy") for shots in (0, 2) for metric in ("accuracy", "perplexity")),
     ]
     assert "piqa: 6 questions after 2 examples each" in err
-    assert "of 6 questions the beginning was not read: the model reads 64 tokens at once" in err
+    assert "the beginning of 6 questions was cut off: the model reads 64 tokens at once" in err
     kept = json.loads((folder / "shots.json").read_text())
     assert list(kept) == [each["signature"] for each in found]
     assert all({**kept[each["signature"]], "weights": None} == {**each, "weights": None} for each in found)
@@ -112,20 +112,20 @@ def test_the_folder_of_the_data_is_known(run: Path, examples: Path, monkeypatch:
     assert len(json.loads(out)) == 3
     monkeypatch.delenv("KILOLAYER_DATA")
     lines = refused("evaluate", run, "--tasks", "piqa")
-    assert lines[0] == "kilolayer: it is not known where the questions are"
+    assert lines[0] == "kilolayer: no folder with questions is given"
     assert "--examples" in lines[2]
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--tasks", "hellaswg"], "unknown set of questions 'hellaswg'; did you mean 'hellaswag'?"),
-        (["--tasks", ""], "unknown set of questions ''"),
-        (["--tasks", "piqa,copa"], "there are no questions of copa"),
+        (["--tasks", "hellaswg"], "unknown question set 'hellaswg'; did you mean 'hellaswag'?"),
+        (["--tasks", ""], "unknown question set ''"),
+        (["--tasks", "piqa,copa"], "there are no questions for copa"),
         (["--tasks", "piqa", "--shots", "6"], "piqa has 5 examples beside a question, and not 6"),
-        (["--tasks", "piqa", "--shots", "0,x"], "'x' is no number of shots"),
-        (["--tasks", "piqa", "--shots", "-1"], "'-1' is no number of shots"),
-        (["--tasks", "piqa", "--shots", "9999"], "'9999' is no number of shots"),
+        (["--tasks", "piqa", "--shots", "0,x"], "'x' is not a valid number of shots"),
+        (["--tasks", "piqa", "--shots", "-1"], "'-1' is not a valid number of shots"),
+        (["--tasks", "piqa", "--shots", "9999"], "'9999' is not a valid number of shots"),
         (["--tasks", "piqa", "--seed", "1"], "--seed has no effect without shots"),
         (["--tasks", "piqa", "--stride", "4"], "--stride has no effect with --tasks"),
         (["--tasks", "piqa", "--meteor"], "--meteor has no effect on a language model"),

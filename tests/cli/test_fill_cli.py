@@ -118,7 +118,7 @@ def test_the_log_counts_what_the_loss_is_the_mean_of(learned: tuple[Path, str, s
 def test_mistakes_are_told(learned: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = learned[0]
     assert refused("fill", run, "no masks here")[0] == "kilolayer: the text has no mask"
-    assert "and the model reads 22 at once" in refused("fill", run, "The capital " * 30 + "<mask>")[0]
+    assert "but the model reads 22 at once" in refused("fill", run, "The capital " * 30 + "<mask>")[0]
     assert "must be 1 to 1,000" in " ".join(refused("fill", run, "<mask>", "--top", "0"))
     assert refused("fill", tmp_path, "<mask>")[0] == "kilolayer: this is not a run"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"<mask> good\n\xff<mask>\n")))
@@ -138,4 +138,4 @@ def test_a_run_of_another_task_is_refused(tmp_path: Path) -> None:
 def test_scores_of_a_run_without_a_test_part_are_refused(learned: tuple[Path, str, str], tmp_path: Path) -> None:
     run = shutil.copytree(learned[0], tmp_path / "run")
     (run / "scores.json").write_text("{}")
-    assert "the run has no test part" in refused("evaluate", run)[0]
+    assert "the run has no test set" in refused("evaluate", run)[0]

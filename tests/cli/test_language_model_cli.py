@@ -104,7 +104,7 @@ def test_another_text_is_learned_from_the_weights_and_the_vocabulary_of_a_run(
     assert str(base / "config.toml") in lines[2]
     assert "the checkpoint does not fit the configuration" in refused(*words, base.name, "--model.ffn_dim", "64")[0]
     sparse = refused(*words, base.name, "--model.moe.experts", "4")
-    assert sparse[0] == "kilolayer: the run to start from has no experts in a layer, and this one 4"
+    assert sparse[0] == "kilolayer: the run to start from has no experts per layer, but this one has 4"
     code, _, err = quietly(*words, base.name)
     assert code == 0, err
     assert (tmp_path / "run" / "tokenizer.model").read_bytes() == (base / "tokenizer.model").read_bytes()
@@ -133,7 +133,7 @@ def test_training_leaves_everything_in_its_folder(written: tuple[Path, str, str]
     for shown in (
         "Bits per byte on the validation set",
         "Sample continuations",
-        "how the model goes on",
+        "how the model continues",
         "Gradient norm, decoder",
     ):
         assert shown in page
@@ -262,7 +262,7 @@ def test_a_run_that_cannot_be_read_prints_no_prompt(of_bytes: Path, tmp_path: Pa
         path.write_bytes(path.read_bytes()[:100])
     code, out, err = quietly("generate", broken, "--prompt", "Der Hund")
     assert (code, out) == (2, "")
-    assert "no whole checkpoint" in err
+    assert "no complete checkpoint" in err
 
 
 def test_text_that_cannot_be_used_is_told_in_three_lines(text: Path, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_text_that_cannot_be_used_is_told_in_three_lines(text: Path, tmp_path: P
     assert ("data.directions has no effect" in lines[0], "task" in lines[2]) == (True, True)
     (tmp_path / "short.txt").write_text("too short")
     lines = refused("train", write_config(text, "bytes"), *run, "--text.train", tmp_path / "short.txt")
-    assert "a batch takes 4 windows of 32 tokens" in lines[0]
+    assert "a batch needs 4 windows of 32 tokens" in lines[0]
     shares = ["--text.valid_share", "0", "--text.valid", tmp_path / "latin.txt"]  # not trained on, and refused all the same
     assert "not valid UTF-8" in refused("train", path, *run, *shares)[0]
     assert quietly("train", path, *run, "--train.steps", "1")[0] == 0  # the folder is still good for a run

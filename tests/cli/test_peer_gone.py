@@ -25,4 +25,4 @@ def test_a_lost_connection_is_explained_where_there_is_one(
     else:
         with pytest.raises(RuntimeError):
             main(["recipes"])
-        assert "fault of Kilolayer" in capsys.readouterr().err
+        assert "bug in Kilolayer" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]
     assert "  examples/s " in err
     assert "step 9: validation loss" in err
     assert f"kilolayer predict {run} < sentences.tsv" in err
-    assert "bare.tsv has no column 'label': it is not scored" in err
+    assert "bare.tsv has no column 'label': not scored" in err
     assert len((run / "test.predictions.tsv").read_text().splitlines()) == 14
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Sample predictions" in page
@@ -174,10 +174,10 @@ def test_a_byte_order_mark_before_the_first_line_is_no_text(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"only one\n", "the run reads two sentences, with a tab between them, of a line, and this one has 1"),
-        (b"a\tb\tc\n", "this one has 3"),
+        (b"only one\n", "the run expects two sentences, with a tab between them, per line, but this line has 1"),
+        (b"a\tb\tc\n", "this line has 3"),
         (b"a\t \n", "a sentence is empty"),
-        (b"\n", "this one has 1"),
+        (b"\n", "this line has 1"),
         (b"a\t\xff\n", "the text is not valid UTF-8"),
     ],
 )
@@ -193,7 +193,7 @@ def test_lines_that_are_no_sentences_are_refused(
 def test_long_lines_are_cut_and_that_is_told(trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = predict(monkeypatch, b"sea " * 40 + b"\tdog\nwe\tgo\n", trained[0])
     assert (code, len(out.splitlines())) == (0, 2)
-    assert err == "1 line longer than examples.length tokens: cut\n"
+    assert err == "1 line longer than examples.length tokens: truncated\n"
 
 
 def test_a_run_of_another_task_is_told(
@@ -211,7 +211,7 @@ def test_a_run_of_another_task_is_told(
     assert wrong[2].strip() == "name a run that is a masked language model"
     asked = refused("evaluate", trained[0], "--tasks", "copa")
     assert asked[0] == "kilolayer: --tasks has no effect on a classifier"
-    assert asked[2].strip() == "remove it: it is for a language model"
+    assert asked[2].strip() == "remove it: it applies to a language model"
 
 
 @pytest.mark.parametrize("classes", ['["bad", "good", "odd"]', "[]"])
@@ -223,7 +223,7 @@ def test_classes_that_are_not_those_of_the_model_are_refused(
     (run / "config.toml").write_text(re.sub(r"classes = \[[^]]*\]", f"classes = {classes}", config))
     code, out, err = predict(monkeypatch, b"so good\tyes\n", run)
     assert (code, out) == (2, "")
-    assert f"the model has 2 outputs, and examples.classes names {len(json.loads(classes))}" in err
+    assert f"the model has 2 outputs, but examples.classes lists {len(json.loads(classes))}" in err
     assert "the model has 2 outputs" in refused("evaluate", run, "--test", folder / "train.tsv")[0]
 
 

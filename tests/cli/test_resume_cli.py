@@ -53,20 +53,18 @@ def test_a_finished_run_is_made_longer(run: Path, by: str, capsys: pytest.Captur
         assert code == 0, err
     assert (run / "scores.step-00000004.json").read_bytes() == before
     assert json.loads((run / "scores.json").read_text())["weights"]["steps"][-1] > 4
-    assert "finished at step 4 and goes on; its scores so far are kept in scores.step-00000004.json" in err
+    assert "finished at step 4 and continues; its previous scores are kept in scores.step-00000004.json" in err
     # After a warm-up of 3 steps, linear over 8: at step 5 three fifths of 1e-2 are left.
-    told = (
-        "from step 5 on train.steps is 8, and was 4; the learning rate of step 5 is 0.006 (linear over 8 steps), and would be 0"
-    )
+    told = "from step 5 on, train.steps is 8 (was 4); the learning rate of step 5 is 0.006 (linear over 8 steps), instead of 0"
     assert told in err
     assert told in (run / "log.txt").read_text()
     (event,) = [row for row in read_metrics(run) if row["kind"] == "event"]
     assert (event["step"], event["text"], event["change"]) == (4, told, True)
     page = (run / "report.html").read_text()
-    assert "From step 5 on train.steps is 8, and was 4" in page
+    assert "From step 5 on, train.steps is 8 (was 4)" in page
     assert out.splitlines()[-1].startswith("BLEU ")
     code, _, err = quietly("train", "--resume", run)
-    assert (code, "is finished: nothing to do" in err) == (0, True)
+    assert (code, "is finished, there is nothing to do" in err) == (0, True)
     assert checkpoint.step_of(checkpoint.steps(run / "checkpoints")[-1]) == 8
 
 
@@ -77,21 +75,21 @@ def test_an_edit_that_breaks_something_is_refused_with_all_names(run: Path) -> N
     lines = refused("train", "--resume", run)
     assert "model.dropout and train.seed cannot change in a run that has begun" in lines[0]
     assert str(path) in lines[1]
-    assert "model.dropout is 0.2, and was 0.1; train.seed is 5, and was 1" in lines[1]
+    assert "model.dropout is 0.2 (was 0.1); train.seed is 5 (was 1)" in lines[1]
     assert times_of(run) == before
 
 
 @pytest.mark.parametrize(
     ("typed", "what", "fix"),
     [
-        (["--train.steps", "3"], "train.steps is 3, and the run has taken 4", "set more than 4"),
+        (["--train.steps", "3"], "train.steps is 3, but the run has already taken 4", "set it to more than 4"),
         (["--train.seed", "3"], "train.seed cannot change in a run that has begun", "--train.start_from"),
         (["--model.dim", "32"], "model.dim cannot change", "--train.start_from"),
         (["--train.epochs", "3"], "a run that has begun counts steps: set train.steps", "leave it"),
         (["--train.setps", "30"], "did you mean 'steps'", "valid: "),
         (["--train.steps", "many"], "steps is 'many'", "a whole number"),
-        (["--train.keep", "3"], "finished at step 4, and these options leave it nothing to do", "--train.steps 8"),
-        (["--train.keep", "1", "--train.average", "3"], "of checkpoints the newest 1 stay", "raise keep"),
+        (["--train.keep", "3"], "finished at step 4, and there is nothing left to do with these options", "--train.steps 8"),
+        (["--train.keep", "1", "--train.average", "3"], "only the newest 1 checkpoints are kept", "raise keep"),
         (["--run", "runs/other"], "--resume takes no configuration and no --run", "--train.steps 20000"),
     ],
 )
@@ -116,13 +114,13 @@ def test_the_help_lists_what_may_change(capsys: pytest.CaptureFixture[str]) -> N
 def test_checkpoints_that_are_gone_are_told_by_every_verb(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     code, out, err = quietly("evaluate", run)
-    assert (code, "BLEU" in out, "the checkpoints of this run are gone" in err) == (0, True, True)
+    assert (code, "BLEU" in out, "the checkpoints of this run have been deleted" in err) == (0, True, True)
     verbs: list[list[object]] = [["translate", run], ["train", "--resume", run, "--train.steps", "8"], ["diagnose", run]]
     verbs += [["surface", run], ["surface", run, "--trajectory"], ["evaluate", run, "--test", "valid"]]
     for words in verbs:
         code, _, err = quietly(*words)
         assert code == 2, words
         lines = err.splitlines()[-3:]
-        assert "the checkpoints of this run are gone; the last one was of step 4" in lines[0], words
+        assert "the checkpoints of this run have been deleted; the last one was of step 4" in lines[0], words
         assert str(run / "checkpoints") in lines[1]
-        assert "put them back" in lines[2]
+        assert "restore them" in lines[2]

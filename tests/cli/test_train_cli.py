@@ -152,8 +152,8 @@ def test_translations_come_one_a_line_in_order(
     assert out[1] == out[3] == ""
     assert out[0] == out[-1] != ""
     assert err == (
-        "1 line longer than --max-source-length tokens: cut\n"
-        "1 line with bytes that are no UTF-8: each stands as U+FFFD in what was translated\n"
+        "1 line longer than --max-source-length tokens: truncated\n"
+        "1 line with bytes that are not valid UTF-8: these were read as U+FFFD\n"
     )
     for line, found in zip(LINES, out, strict=False):  # alone as in company
         assert translate(monkeypatch, line, trained[0])[1] == ([] if line == b"" else [found])
@@ -245,7 +245,7 @@ def test_evaluation_and_significance(trained: tuple[Path, str, str], config: Pat
     text = (third / "config.toml").read_text(encoding="utf-8")
     (third / "config.toml").write_text(text.replace('test = "test"', 'test = "valid"'), encoding="utf-8")
     code, _, err = quietly("evaluate", trained[0], "--against", third)
-    assert (code, "different test parts" in err) == (2, True)
+    assert (code, "different test sets" in err) == (2, True)
 
 
 def test_the_report_is_written_anew(trained: tuple[Path, str, str]) -> None:

@@ -92,7 +92,7 @@ def test_axes_are_found_in_settings() -> None:
 
 @pytest.mark.parametrize("name", ["lr", "", "train.", ".lr", "train lr", "train.lr=3"])
 def test_what_is_no_option_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match="is no option"):
+    with pytest.raises(OptionError, match="is not an option"):
         Axis(name, (1,))
 
 

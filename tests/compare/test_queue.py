@@ -204,7 +204,7 @@ def test_runs_that_fail_alike_before_their_first_step_end_the_comparison(tmp_pat
     # The longest, then what differs most from those that have failed, the shortest first.
     assert list(counted(events, "started")) == ["accumulate10-seed1", "accumulate8-seed3", "accumulate9-seed2"]
     reason = "torch._dynamo.exc.InternalTorchDynamoError: AssertionError: 9 layers"
-    assert ended.value.what == f"3 runs failed alike before their first step: {reason}; 6 others are not started"
+    assert ended.value.what == f"3 runs failed in the same way before their first step: {reason}; 6 others are not started"
     log = comparison.folder / "logs" / "accumulate9-seed2.txt"
     assert str(log) in ended.value.where
     assert "Set TORCHDYNAMO_VERBOSE" in log.read_text()
@@ -247,7 +247,7 @@ def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, c
             time.sleep(0.01)
         told: list[str] = []
         assert run_all(comparison, parallel=2, tell=told.append) == 0
-    assert "seed1 is still under way" in told
+    assert "seed1: still running" in told
     assert counted(events, "started") == {"seed1": 1, "seed2": 1}
     assert set(outcomes(comparison).values()) == {"finished"}
 

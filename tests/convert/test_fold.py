@@ -146,7 +146,7 @@ def test_a_vector_without_a_table_to_go_into_is_refused() -> None:
 
 
 def test_what_is_no_model_of_ours_is_refused() -> None:
-    with pytest.raises(FoldError, match=r"Linear is no model(?s:.*)kl\.bake"):
+    with pytest.raises(FoldError, match=r"Linear is not a Kilolayer model(?s:.*)kl\.bake"):
         kl.fold(torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
 
 

@@ -192,12 +192,12 @@ def without_a_tensor(folder: Path) -> None:
         (edited(hidden_act="mish"), "the activation is 'mish'"),
         (edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
         (edited(is_decoder=True), "is_decoder is True"),
-        (edited(model_type="mamba"), "the type 'mamba'"),
+        (edited(model_type="mamba"), "type is 'mamba'"),
         (edited(hidden_size=32), "the shape"),
         (edited(hidden_size="wide"), "dim"),
         (edited(num_hidden_layers=3), "is missing"),
         (edited(architectures=["BertForQuestionAnswering"]), "the architecture is 'BertForQuestionAnswering'"),
-        (pickled, "no pickle is read"),
+        (pickled, "pickles are not read"),
         (cut_off, "not a safetensors file"),
         (without_a_tensor, "bert.encoder.layer.1.output.dense.bias is missing"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
@@ -214,7 +214,7 @@ def test_what_is_none_of_ours_is_refused_by_name(damage: Callable[[Path], None],
 
 
 def test_what_is_no_path_is_refused() -> None:
-    with pytest.raises(KilolayerError, match="the folder of the model is 3, and no path"):
+    with pytest.raises(KilolayerError, match="the folder of the model is 3, not a path"):
         kl.from_huggingface(3)  # pyright: ignore[reportArgumentType]
 
 

@@ -120,13 +120,13 @@ def test_a_position_from_other_data_is_refused(tmp_path: Path) -> None:
         Batches(make_pairs(tmp_path / "other", random_lengths(50), first=1), config, seed=1),
     ]
     for other in others:
-        with pytest.raises(InputError, match="the position belongs to other data"):
+        with pytest.raises(InputError, match="the saved position belongs to different data"):
             other.load_state(state)
     own = Batches(pairs, config, seed=1)
     for wrong in ({"epoch": -1}, {"index": "3"}, {"index": None}, {"epoch": True}):
         with pytest.raises(InputError, match="not a position"):
             own.load_state({**state, **wrong})
-    with pytest.raises(InputError, match="other data"):
+    with pytest.raises(InputError, match="different data"):
         own.load_state({})
 
 

@@ -262,7 +262,7 @@ def vocabulary_faults(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict
 
 
 BAD_TOKENIZERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "no model": (lambda table: table.pop("model"), "no tokenizer.json"),
+    "no model": (lambda table: table.pop("model"), "not a tokenizer.json"),
     "another model": (lambda table: table["model"].update(type="WordPiece"), "its model is 'WordPiece'"),
     "normalisation": (lambda table: table.update(normalizer={"type": "NFC"}), "normalises text"),
     "no splitting": (lambda table: table.update(pre_tokenizer=None), "not byte-level: its pre_tokenizer is None"),
@@ -274,13 +274,13 @@ BAD_TOKENIZERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "tokens of text": (lambda table: table["added_tokens"].append({"content": "    ", "special": False}), "as '    '"),
     "no merges": (lambda table: table["model"].pop("merges"), "no merges"),
     "half a merge": (lambda table: table["model"]["merges"].insert(1, ["a"]), "not a merge of two pieces"),
-    "no pieces": (lambda table: table["model"].pop("vocab"), "no table from pieces to ids"),
-    "odd ids": (vocabulary_faults(lambda vocabulary: vocabulary.update(a=True)), "no table from pieces to ids"),
-    "one id twice": (vocabulary_faults(lambda vocabulary: vocabulary.update(a=vocabulary["b"])), "two pieces have one id"),
+    "no pieces": (lambda table: table["model"].pop("vocab"), "does not map pieces to ids"),
+    "odd ids": (vocabulary_faults(lambda vocabulary: vocabulary.update(a=True)), "does not map pieces to ids"),
+    "one id twice": (vocabulary_faults(lambda vocabulary: vocabulary.update(a=vocabulary["b"])), "two pieces have the same id"),
     "a byte without a piece": (vocabulary_faults(lambda vocabulary: vocabulary.pop("Ġ")), "byte 0x20 has no piece"),
     "an unknown part": (lambda table: table["model"]["merges"].append(["the", "zz"]), "needs 'zz'"),
     "letters that are no bytes": (lambda table: table["model"]["merges"].append(["日", "本"]), "needs '日'"),
-    "a piece without an id": (lambda table: table["model"]["merges"].append(["z", "z"]), "makes 'zz', which has no id"),
+    "a piece without an id": (lambda table: table["model"]["merges"].append(["z", "z"]), "produces 'zz', which has no id"),
     "a special token": (lambda table: table["model"]["merges"].extend([["<", "s"], ["<s", ">"]]), "special token"),
 }
 
@@ -303,11 +303,11 @@ def test_a_bad_tokenizer_json_is_refused(fault: str, kept: dict[str, Any], tmp_p
     ("name", "content", "what", "place"),
     [
         ("vocab.json", b"{", "not valid JSON", ""),
-        ("vocab.json", b'["a", "b"]', "no table from pieces to ids", ""),
+        ("vocab.json", b'["a", "b"]', "does not map pieces to ids", ""),
         ("vocab.json", b'{"a": 0}', "byte 0x00 has no piece", ""),
         ("merges.txt", b"#version: 0.2\nt h e\n", "not a merge of two pieces", ", line 2"),
-        ("merges.txt", b"#version: 0.2\n\nt q\n", "makes 'tq', which has no id", ", line 3"),
-        ("merges.txt", b"t h</w>\n", "needs 'h</w>', which is no byte", ", line 1"),
+        ("merges.txt", b"#version: 0.2\n\nt q\n", "produces 'tq', which has no id", ", line 3"),
+        ("merges.txt", b"t h</w>\n", "needs 'h</w>', which is not a byte", ", line 1"),
         ("merges.txt", b"\xff\n", "not UTF-8", ", byte 1"),
         ("merges.txt", None, "the folder has no merges.txt, and no tokenizer.json", None),
         ("vocab.json", None, "the folder has no vocab.json, and no tokenizer.json", None),
@@ -333,7 +333,7 @@ def test_the_other_kind_of_file_is_named(gpt2: Path, text: TextPart, tmp_path: P
     with pytest.raises(InputError, match="not valid JSON"):
         vocabulary_for(text, TokenizerConfig(kind="byte_bpe", path=str(model)), tmp_path)
     for path in (gpt2, gpt2 / "vocab.json"):
-        with pytest.raises(OptionError, match="no SentencePiece model") as caught:
+        with pytest.raises(OptionError, match="not a SentencePiece model") as caught:
             vocabulary_for(text, TokenizerConfig(path=str(path)), tmp_path)
         assert "byte_bpe" in caught.value.fix
     with pytest.raises(InputError, match="does not exist"):

@@ -77,7 +77,7 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path, entries: str, what: st
 
 def test_two_test_sets_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path, train__en="a\n", train__de="A\n")
-    with pytest.raises(OptionError, match="one name: a/test, b/test"):
+    with pytest.raises(OptionError, match="the same name: a/test, b/test"):
         find_corpora(DataConfig(folder=str(tmp_path), directions=["en-de"], test=["a/test", "b/test"]))
 
 
@@ -150,7 +150,7 @@ def test_patterns_of_directions() -> None:
         ({}, {"directions": ["en-xx"]}, ["no text for en-xx", "train.xx"]),
         ({"train__en": "a\n", "train__de": "A\n"}, {"directions": ["en-de", "en-fr"]}, ["no training text for en-fr"]),
         ({"train__en": "a\n", "train__de": "A\n"}, {"valid": "vall"}, ["'vall' has no text for en-de", "vall.en"]),
-        ({"train__tsv": "a\tb\n"}, {}, ["2 columns, and not 4", "line 1", "data.columns"]),
+        ({"train__tsv": "a\tb\n"}, {}, ["2 columns, not 4", "line 1", "data.columns"]),
         ({"train__tsv": ""}, {}, ["empty", "train.tsv"]),
         ({"train__tsv": "en\t../de\ta\tb\n"}, {}, ["'../de' is not a language", "line 1"]),
         ({"train__tsv": "en\tfr\ta\tb\n"}, {}, ["no text for en-de"]),
@@ -171,12 +171,12 @@ def test_bad_files_are_refused_in_three_lines(
     [
         ({"folder": ".", "directions": ["en-de-fr"]}, "'en-de-fr' is not a direction"),
         ({"folder": ".", "directions": ["en-en"]}, "'en-en' is not a direction"),
-        ({"folder": ".", "directions": []}, "there is no direction"),
+        ({"folder": ".", "directions": []}, "no direction is given"),
         ({"folder": ".", "directions": ["en-*"]}, "no languages are listed"),
         ({"folder": ".", "directions": ["enn-*"], "languages": ["en", "de"]}, "did you mean 'en'"),
         ({"folder": ".", "manifest": "x.toml"}, "both given"),
         ({"manifest": "x.toml", "valid": "val"}, "valid has no effect with a manifest"),
-        ({"directions": ["en-de"]}, "no text is named"),
+        ({"directions": ["en-de"]}, "no training text is given"),
         ({"folder": ".", "directions": ["en-de"], "temperature": 0.5}, "temperature is 0.5"),
         ({"folder": ".", "directions": ["en-de"], "columns": ["en"]}, "columns is"),
         ({"folder": ".", "directions": ["en-de"], "upsample": 0}, "upsample is 0"),

@@ -135,7 +135,7 @@ def test_text_that_is_not_utf8_is_told_unless_it_is_read_as_bytes(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({}, "no text is named"),
+        ({}, "no training text is given"),
         ({"train": "absent"}, "does not exist"),
         ({"train": "empty"}, "is empty"),
         ({"train": "nothing"}, "no files"),

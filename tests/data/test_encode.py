@@ -150,5 +150,5 @@ def test_seen_when_full() -> None:
     pairs = [(str(i), "x") for i in range(2990)]
     assert all(seen.add(pairs[start : start + 100]).all() for start in range(0, 2990, 100))
     assert not seen.add(pairs[:10]).any()
-    with pytest.raises(InputError, match="more pairs than were counted"):
+    with pytest.raises(InputError, match="more pairs than when it was counted"):
         seen.add([("another", "y")])

@@ -137,7 +137,7 @@ def test_skipped_batches_are_those_that_would_have_come() -> None:
 def test_a_position_of_other_examples_or_another_seed_is_refused() -> None:
     state = ExampleBatches(encoded(), rows=5, seed=3).state()
     for others in (ExampleBatches(encoded(), 5, 4), ExampleBatches(encoded(), 4, 3), ExampleBatches(encoded(39), 5, 3)):
-        with pytest.raises(InputError, match="belongs to other data"):
+        with pytest.raises(InputError, match="belongs to different data"):
             others.load_state(state)
 
 

@@ -220,7 +220,7 @@ def test_names_of_columns_are_not_learned_where_numbers_stand_for_them(tmp_path:
     rows = [f"{word}\t{label}" for label in ("good", "bad") for word in ("one", "two")]
     path = tmp_path / "train.tsv"
     path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    with pytest.raises(InputError, match="as if it named the columns") as refused:
+    with pytest.raises(InputError, match="looks like a header") as refused:
         find_examples(ExamplesConfig(train=str(path), first=1, label=2))
     assert refused.value.where == f"{path}, line 1"
     assert len(find_examples(ExamplesConfig(train=str(path), first="sentence", label="label")).train) == 4
@@ -252,13 +252,13 @@ BAD: list[tuple[list[str], dict[str, Any], str]] = [
         "there is no column 'sentence'; is it 'sentenc'\\?\n.*line 1\n.*columns here: 'sentenc', 'label'",
     ),
     (["sentence\tlable", "a\tx"], {}, "there is no column 'label'; is it 'lable'\\?\n.*line 2"),
-    (["sentence\tsentence\tlabel", "a\tb\tx"], {}, "two columns have the name 'sentence'"),
+    (["sentence\tsentence\tlabel", "a\tb\tx"], {}, "two columns are called 'sentence'"),
     ([HEADER], {}, "the file has no examples"),
-    ([], {}, "the first line is empty\n.*line 1\nwrite the names of the columns there"),
+    ([], {}, "the first line is empty\n.*line 1\nwrite the column names there"),
     (
         ["sentence,label", '"a, b",x'],
         {},
-        "the first line names no columns: 'sentence,label'\n.*line 1\n.*parted by one tab",
+        "the first line does not name the columns: 'sentence,label'\n.*line 1\n.*separated by single tabs",
     ),
     ([HEADER, "a\t1", "b\tmany"], {"kind": "number"}, "the label is 'many', not a number\n.*line 3"),
     ([HEADER, "a\t1", "b\tnan"], {"kind": "number"}, "the label is 'nan', not a number"),
@@ -267,9 +267,9 @@ BAD: list[tuple[list[str], dict[str, Any], str]] = [
     ([HEADER, "a\t3", "b\t3.0"], {"kind": "number"}, "all examples have the label 3.0\n.*train.tsv"),
     (["a\tx", "b"], {"first": 1, "label": 2}, "the line has 1 column, and the first line has 2\n.*line 2"),
     (["a\tx", "b\tc\ty"], {"first": 1, "label": 2}, "the line has 3 columns, and the first line has 2\n.*line 2"),
-    (["a\tx", "b\ty"], {"first": 1, "label": 3}, "there is no column 3 here, but 2\n.*line 1"),
-    (["a\tx", "b\ty"], {}, "there is no column 'sentence'(.|\n)*to numbers, where these are no names"),
-    ([HEADER, "a\tx", "b\ty"], {"classes": ["x", "z"]}, "no class has the name 'y'\n.*line 3\nclasses: 'x', 'z'"),
+    (["a\tx", "b\ty"], {"first": 1, "label": 3}, "there is no column 3: the file has 2 columns\n.*line 1"),
+    (["a\tx", "b\ty"], {}, "there is no column 'sentence'(.|\n)*to numbers if these are not names"),
+    ([HEADER, "a\tx", "b\ty"], {"classes": ["x", "z"]}, "there is no class 'y'\n.*line 3\nclasses: 'x', 'z'"),
 ]
 
 
@@ -292,7 +292,7 @@ def test_a_test_part_may_have_its_sentences_alone(tmp_path: Path) -> None:
 def test_a_label_that_no_class_has_is_refused_in_every_part(part: str, tmp_path: Path) -> None:
     train = write(tmp_path / "train.tsv", HEADER, "a\tx", "b\ty")
     other = write(tmp_path / "other.tsv", HEADER, "a\tx", "b\tw")
-    with pytest.raises(InputError, match=r"no class has the name 'w'\n.*other.tsv, line 3\nclasses: 'x', 'y'"):
+    with pytest.raises(InputError, match=r"there is no class 'w'\n.*other.tsv, line 3\nclasses: 'x', 'y'"):
         find_examples(build(ExamplesConfig, {"train": train, part: other}))
 
 
@@ -318,18 +318,21 @@ def test_json_lines_that_are_no_examples_are_refused(line: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"glue": "CoLA", "train": "x.tsv"}, "train has no effect: glue = 'CoLA' says it"),
+        ({"glue": "CoLA", "train": "x.tsv"}, "train has no effect: glue = 'CoLA' sets it"),
         ({"glue": "Cola"}, "glue is 'Cola'; did you mean 'CoLA'"),
         ({"folder": "x"}, "folder has no effect without glue"),
-        ({"first": "a", "label": 2}, "give all of them names, or all of them numbers"),
+        ({"first": "a", "label": 2}, "use either names for all of them or numbers for all of them"),
         ({"first": "label"}, "must be different columns"),
         ({"first": 0, "label": 1}, "first is 0"),
-        ({"metric": "pearson"}, "metric 'pearson' is not for labels of the kind 'class'\nallowed: accuracy, f1, matthews"),
-        ({"glue": "STS-B", "metric": "f1"}, "is not for labels of the kind 'number'"),
+        (
+            {"metric": "pearson"},
+            "metric 'pearson' does not apply to labels of the kind 'class'\nallowed: accuracy, f1, matthews",
+        ),
+        ({"glue": "STS-B", "metric": "f1"}, "does not apply to labels of the kind 'number'"),
         ({"kind": "number", "classes": ["a", "b"]}, "classes have no effect where labels are numbers"),
-        ({"classes": ["a", "a"]}, "name at least two, each once"),
-        ({"classes": ["a", ""]}, "no label can be ''"),
-        ({"classes": ["a", "b "]}, "no label can be 'b '"),
+        ({"classes": ["a", "a"]}, "list at least two, each once"),
+        ({"classes": ["a", ""]}, "a label cannot be ''"),
+        ({"classes": ["a", "b "]}, "a label cannot be 'b '"),
         ({"classes": "yes, no"}, r'classes = \["yes", "no"\]'),
         ({"length": 7}, "length is 7"),
     ],
@@ -341,7 +344,7 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 def test_numbered_columns_are_not_for_json(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", '{"sentence": "a", "label": "x"}')
-    with pytest.raises(OptionError, match=r"column 1 is a number, and train.jsonl holds JSON objects"):
+    with pytest.raises(OptionError, match=r"column 1 is a number, but train.jsonl holds JSON objects"):
         find_examples(ExamplesConfig(train=path, first=1, label=2))
 
 

@@ -111,7 +111,7 @@ def test_large_mixtures_are_read_without_a_difference(tmp_path: Path, monkeypatc
 def test_another_mixture_refuses_the_position(tmp_path: Path) -> None:
     made = parts(tmp_path, 40, 13)
     state = Batches(Mixture(made), CONFIG, seed=4).state()
-    with pytest.raises(InputError, match="other data"):
+    with pytest.raises(InputError, match="different data"):
         Batches(Mixture(made, temperature=5), CONFIG, seed=4).load_state(state)
 
 

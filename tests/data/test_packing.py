@@ -172,4 +172,4 @@ def test_fixed_rows_do_not_depend_on_the_size_of_a_batch(tmp_path: Path) -> None
 def test_the_summary_counts_what_is_there(tmp_path: Path) -> None:
     text, _ = made_text(tmp_path / "a", [4, 4, 4])
     packed = PackedText(Documents(text), 2, LENGTH)
-    assert packed.summary == f"{text}; batches of 2 x 12, 1.5 pieces a row, 25.0% padding"
+    assert packed.summary == f"{text}; batches of 2 x 12, 1.5 pieces per row, 25.0% padding"

@@ -106,7 +106,7 @@ def test_a_vocabulary_that_loses_something_is_refused(text: TextPart, tmp_path: 
     for number, config in enumerate([TokenizerConfig(vocab_size=340), TokenizerConfig(vocab_size=90, byte_fallback=False)]):
         path = tmp_path / f"{number}.model"
         path.write_bytes(train_tokenizer(lines, config))
-        with pytest.raises(InputError, match="back as it was") as caught:
+        with pytest.raises(InputError, match="restore the text exactly") as caught:
             vocabulary_for(text, TokenizerConfig(path=str(path)), tmp_path / "cache")
         assert caught.value.where == str(path)
         assert "--add_dummy_prefix=false" in caught.value.fix

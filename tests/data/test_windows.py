@@ -104,7 +104,7 @@ def test_a_saved_position_continues_with_the_next_batch(text: TokenText) -> None
 
 
 def test_a_text_that_fills_no_batch_is_refused(text: TokenText) -> None:
-    with pytest.raises(InputError, match="takes 9 windows of 30 tokens, and the training text has 6") as caught:
+    with pytest.raises(InputError, match="needs 9 windows of 30 tokens, but the training text has 6") as caught:
         Windows(text, 9, 30)
     assert "batches.tokens" in caught.value.fix
 

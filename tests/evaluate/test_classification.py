@@ -71,7 +71,7 @@ def test_an_unknown_metric_meets_the_nearest() -> None:
 
 
 def test_predictions_need_as_many_labels() -> None:
-    with pytest.raises(InputError, match="2 predictions stand against 3 labels"):
+    with pytest.raises(InputError, match="2 predictions for 3 labels"):
         get_metric("accuracy").score([0, 1], [0, 1, 1], 2)
     with pytest.raises(InputError, match="at least one"):
         get_metric("accuracy").score([], [], 2)

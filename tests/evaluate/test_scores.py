@@ -118,7 +118,7 @@ def test_tokenised_bleu_counts_the_words_between_spaces() -> None:
 def test_text_that_no_tokeniser_has_split_is_refused() -> None:
     check_tokenised(["Das ist ein Haus .", "Gut !", "und so weiter usw.", "ohne Ende", ".", ""])
     check_tokenised(["ohne", "Ende"])
-    with pytest.raises(InputError, match="not tokenised: 2 of 3 final marks stand on a word"):
+    with pytest.raises(InputError, match="not tokenised: 2 of 3 final punctuation marks are attached to a word"):
         check_tokenised(["Das ist ein Haus.", "Gut!", "Ja ."])
 
 

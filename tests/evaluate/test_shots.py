@@ -358,7 +358,7 @@ def test_a_bad_line_is_named(name: str, changed: dict[str, Any], what: str, fold
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("{", "the line is not valid JSON"), ("[1]", "the line is no JSON object"), ("", "the file holds no questions")],
+    [("{", "the line is not valid JSON"), ("[1]", "the line is no JSON object"), ("", "the file does not hold any questions")],
 )
 def test_a_file_that_is_no_set_is_named(text: str, what: str, tmp_path: Path) -> None:
     (tmp_path / "copa.val.jsonl").write_text(text)
@@ -368,11 +368,11 @@ def test_a_file_that_is_no_set_is_named(text: str, what: str, tmp_path: Path) ->
 
 
 def test_a_set_without_a_file_says_what_belongs_where(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there are no questions of copa") as caught:
+    with pytest.raises(InputError, match="there are no questions for copa") as caught:
         read_examples(SETS["copa"], tmp_path)
     assert "copa.val.jsonl" in caught.value.fix
     assert "choice1" in caught.value.fix
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="folder of questions does not exist"):
         read_examples(SETS["copa"], tmp_path / "absent")
 
 

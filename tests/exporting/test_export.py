@@ -268,9 +268,9 @@ def test_a_run_that_has_not_finished_says_so(
     (folder / "config.toml").write_text(config.replace("steps = 4\n", "steps = 9\n"))
     assert main(["export", str(folder), "--to", "huggingface", "--out", str(tmp_path / "out"), "--json"]) == 0
     printed = capsys.readouterr()
-    assert "has not finished" in printed.err
+    assert "is not finished" in printed.err
     assert json.loads(printed.out)["finished"] is False
-    assert "has not finished" in (tmp_path / "out" / "README.md").read_text()
+    assert "is not finished" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_folder_as_text_and_an_object_with_a_folder_are_runs(trained: Callable[[str], Run], tmp_path: Path) -> None:
@@ -279,13 +279,13 @@ def test_a_folder_as_text_and_an_object_with_a_folder_are_runs(trained: Callable
     kl.export(SimpleNamespace(folder=folder), to="huggingface", out=tmp_path / "b")
     a, b = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
     assert a == b
-    with pytest.raises(InputError, match="is no run"):
+    with pytest.raises(InputError, match="is not a run"):
         kl.export(5, to="huggingface", out=tmp_path / "c")
     with pytest.raises(OptionError, match="huggingface"):
         kl.export(folder, to="huggingfaec", out=tmp_path / "c")  # pyright: ignore[reportArgumentType]
     with pytest.raises(OptionError, match="unknown format 'None'"):
         kl.export(folder, to=None, out=tmp_path / "c")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="the folder to write is None, and no path"):
+    with pytest.raises(InputError, match="the folder to write is None, not a path"):
         kl.export(folder, to="huggingface", out=None)  # pyright: ignore[reportArgumentType]
     assert not (tmp_path / "c").exists()
 

@@ -147,7 +147,7 @@ def test_a_vocabulary_that_was_trained_here_never_speaks_of_a_path(tmp_path: Pat
     path = tmp_path / "text.txt"
     path.write_text("some words and some more words\n" * 50)
     monkeypatch.setattr("kilolayer.data.vocabulary.PieceVocabulary.encode", lambda self, data: np.zeros(1, np.int64))
-    with pytest.raises(InputError, match="back as it was") as caught:
+    with pytest.raises(InputError, match="restore the text exactly") as caught:
         vocabulary_for(TextPart((path,)), TokenizerConfig(vocab_size=273, normalization="identity"), tmp_path / "cache")
     assert "tokenizer.path" not in str(caught.value)
 

@@ -103,7 +103,7 @@ def test_flags_have_bounds(verb: str, flag: str, value: str, capsys: pytest.Capt
     [
         (["--model.dim=1048576", "--model.ffn_dim=16777216", "--model.layers=500"], "parameters"),
         (["--model.moe.experts=65536", "--model.dim=65536", "--model.layers=500"], "parameters"),
-        (["--batch=1000000", "--length=1000000"], "too large to count"),
+        (["--batch=1000000", "--length=1000000"], "too large to compute"),
     ],
 )
 def test_what_cannot_be_addressed_is_refused(model: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:

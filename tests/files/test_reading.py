@@ -60,5 +60,5 @@ def test_the_byte_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert read_bytes(tmp_path / "file", most=5) == b"12345"
-    with pytest.raises(InputError, match="4 are the most"):
+    with pytest.raises(InputError, match="at most 4 are read"):
         read_bytes(tmp_path / "file", most=4)

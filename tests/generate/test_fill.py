@@ -55,7 +55,7 @@ def test_texts_without_a_mask_and_texts_that_are_too_long_are_refused() -> None:
     with pytest.raises(InputError, match=r"has no mask\n.*line 3\n.*<mask>"):
         masked_tokens("a < mask >", ByteVocabulary(), 20, "standard input, line 3")
     assert len(masked_tokens("abcde<mask>", ByteVocabulary(), 8)) == 8
-    with pytest.raises(InputError, match="has 6 tokens, and the model reads 5 at once"):
+    with pytest.raises(InputError, match="has 6 tokens, but the model reads 5 at once"):
         masked_tokens("abcde<mask>", ByteVocabulary(), 7)
 
 

@@ -265,7 +265,7 @@ def test_an_empty_batch_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_row_of_padding_is_refused() -> None:
-    with pytest.raises(InputError, match="row 1 of the source is padding alone"):
+    with pytest.raises(InputError, match="row 1 of the source is only padding"):
         generate(translator(), torch.tensor([[5, 3], [0, 0]]), SearchConfig())
 
 

@@ -108,8 +108,8 @@ CONTRADICTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder(dim=18, heads=6, positions="rotary"), "even head width"),
     (lambda: encoder(recipe=kl.recipes.get("sub_ln", cross_gain=False)), "no effect"),
     (lambda: decoder(vocab_size=None), "needs a vocabulary"),
-    (lambda: decoder(tie_embeddings="output"), "for an encoder-decoder"),
-    (lambda: translator(source_vocab_size=30), "one table cannot serve"),
+    (lambda: decoder(tie_embeddings="output"), "applies to an encoder-decoder"),
+    (lambda: translator(source_vocab_size=30), "one table cannot hold"),
     (lambda: kl.ModelConfig(shape="decoder", encoder_layers=3), "encoder_layers has no effect"),
     (lambda: kl.ModelConfig(layers=100, encoder_layers=3, decoder_layers=3), "layers=100 has no effect"),
     (lambda: encoder(recipe="rezero", norm="rms"), "norm has no effect on the recipe 'rezero'"),
@@ -121,7 +121,7 @@ CONTRADICTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: kl.recipes.get("deepnorm", alpha_scale=float("inf")), "alpha_scale is inf"),
     (lambda: kl.recipes.get("dlcl", name="x"), "unknown option 'name'"),
     (lambda: kl.build_model(kl.ModelConfig(recipe=kl.recipes.get("pre_ln"), encoder_first_eps=1e-3)), "no effect"),
-    (lambda: kl.ModelConfig(shape="encoder", source_vocab_size=3), "no effect on a single stack"),
+    (lambda: kl.ModelConfig(shape="encoder", source_vocab_size=3), "no effect on a model with a single stack"),
     (lambda: kl.recipes.get("ds_init", alpha=2.0), "at most 1"),
     (lambda: kl.recipes.get("deepnorm", alpha_scale=0), "above 0"),
     (lambda: kl.recipes.get("deepnorm", alpha="one", alpha_scale=2.0), 'alpha_scale = 2 has no effect on alpha = "one"'),
@@ -148,7 +148,7 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder()(torch.tensor([[1.0, 2.0]])), "int64"),
     (lambda: encoder()(torch.zeros(2, 0).long()), "at least one sequence"),
     (lambda: encoder()(embeddings=torch.zeros(2, 0, 16)), "at least one position"),
-    (lambda: encoder().materialise("cpu"), "has its weights already"),
+    (lambda: encoder().materialise("cpu"), "already has its weights"),
     (lambda: encoder()(), "ids or embeddings"),
     (lambda: encoder()(torch.tensor([[1]]), embeddings=torch.zeros(1, 1, 16)), "ids or embeddings"),
     (lambda: encoder()(embeddings=torch.zeros(1, 3, 8)), r"\[batch, length, 16\]"),
@@ -156,8 +156,8 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 3).bool()), r"mask has shape \[1, 3\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 2)), "give bool"),
     (lambda: encoder()(torch.tensor([[1, 2]]), segments=torch.ones(2, 2).long()), "segments has shape"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[2]])), r"reach from 2 to 2[\s\S]*0 to 1"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[-1]])), "reach from -1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[2]])), r"range from 2 to 2[\s\S]*0 to 1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[-1]])), "range from -1"),
     (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([1])), r"shape \[1\][\s\S]*\[1, k\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[1], [0]])), r"shape \[2, 1\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[True]])), "places are torch.bool"),
@@ -166,9 +166,9 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
         lambda: translator(positions="learned", max_length=4)(torch.ones(1, 5).long(), torch.ones(1, 2).long()),
         "5 positions is longer than the 4",
     ),
-    (lambda: encoder()([[1, 2]]), r"token ids: \[\[1, 2\]\] is no tensor"),  # pyright: ignore[reportArgumentType]
-    (lambda: encoder()(torch.ones(1, 2).numpy()), "no tensor"),  # pyright: ignore[reportArgumentType]
-    (lambda: encoder()(torch.tensor([[1, 2]]), mask=[[True, True]]), "mask: .* is no tensor"),
+    (lambda: encoder()([[1, 2]]), r"token ids: \[\[1, 2\]\] is not a tensor"),  # pyright: ignore[reportArgumentType]
+    (lambda: encoder()(torch.ones(1, 2).numpy()), "not a tensor"),  # pyright: ignore[reportArgumentType]
+    (lambda: encoder()(torch.tensor([[1, 2]]), mask=[[True, True]]), "mask: .* is not a tensor"),
     (lambda: encoder()(embeddings=torch.ones(1, 2, 16).long()), "embeddings are torch.int64"),
     (lambda: translator().decode(torch.ones(1, 2).long(), torch.ones(1, 2, 16)), "Tensor[\\s\\S]*model.encode"),  # pyright: ignore
     (lambda: decoder()(torch.ones(1, 2).long(), cache=decoder(layers=3).new_cache(4)), "3 layers for a decoder of 2"),
@@ -191,7 +191,7 @@ def test_a_full_cache_says_so() -> None:
     model = decoder()
     cache = model.new_cache(3)
     model(torch.ones(1, 2).long(), cache=cache)
-    with pytest.raises(InputError, match=r"holds 3 positions, and 2 \+ 2 are needed"):
+    with pytest.raises(InputError, match=r"holds 3 positions, but 2 \+ 2 are needed"):
         model(torch.ones(1, 2).long(), cache=cache)
 
 
@@ -226,7 +226,7 @@ def test_a_cache_reads_on_in_the_rows_that_it_has(pad_id: int | None, before: in
     model = decoder(pad_id=pad_id)
     cache = model.new_cache(9)
     model(torch.ones(before, 2).long(), cache=cache)
-    with pytest.raises(InputError, match=f"{after} rows of new tokens, and the cache has read {before}"):
+    with pytest.raises(InputError, match=f"{after} rows of new tokens, but the cache has {before}"):
         model(torch.ones(after, 1).long(), cache=cache)
 
 

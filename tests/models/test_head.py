@@ -126,7 +126,7 @@ def test_the_plan_counts_the_head_and_no_scores_of_a_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shape": "decoder", "head": {}}, "the shape 'decoder' has no place for a head"),
+        ({"shape": "decoder", "head": {}}, "the shape 'decoder' cannot have a head"),
         ({"shape": "encoder", "head": {}, "tie_embeddings": False}, "tie_embeddings has no effect"),
         ({"shape": "encoder", "head": {"pool": "last"}}, "pool is 'last'"),
         ({"shape": "encoder", "head": {"outputs": 0}}, "outputs is 0"),

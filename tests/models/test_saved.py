@@ -203,7 +203,7 @@ def test_an_interrupted_save_leaves_the_old_model_the_new_one_or_none(
     allowed: list[Any] = [(each.config, bits(each)) for each in (old, model) if each is not None]
     if earlier != "over a model of the same configuration":
         allowed += [f"this is not a saved model: {what}" for what in ("the folder does not exist", "there is no config.toml")]
-        allowed.append("the model is not whole: there is no model.safetensors")
+        allowed.append("the model is incomplete: there is no model.safetensors")
     assert read_or_told(folder) in allowed
     kl.save(model, folder)
     assert_same(model, kl.load_model(folder))
@@ -222,7 +222,7 @@ def test_saving_again_replaces_a_model_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / "other" / name).write_text(text)
     for _ in range(2):
-        with pytest.raises(InputError, match="something else"):
+        with pytest.raises(InputError, match=r"something else|not a model's"):
             kl.save(later, tmp_path / "other")
         (tmp_path / "other/model.safetensors").unlink(missing_ok=True)
     assert (tmp_path / "other/config.toml").read_text() == "[train]\nsteps = 3\n"
@@ -278,7 +278,7 @@ def test_a_damaged_folder_says_so(name: str, tmp_path: Path) -> None:
 
 
 def test_a_model_that_could_not_come_back_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Linear is no model"):
+    with pytest.raises(InputError, match="Linear is not a Kilolayer model"):
         kl.save(torch.nn.Linear(2, 2), tmp_path / "model")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="materialise"):
         kl.save(kl.build_model(kl.ModelConfig(**WIDTHS, layers=1), device="meta"), tmp_path / "model")
@@ -299,14 +299,14 @@ def test_a_place_or_a_dtype_that_is_none_is_refused(tmp_path: Path, monkeypatch:
     ):
         with pytest.raises(OptionError, match=text):
             kl.load_model(folder, **options)
-    for wrong, text in ((5, "the folder of the model is 5, and no path"), (tmp_path / "modle", "did you mean '.*/model'")):
+    for wrong, text in ((5, "the folder of the model is 5, not a path"), (tmp_path / "modle", "did you mean '.*/model'")):
         with pytest.raises(InputError, match=text):
             kl.load_model(wrong)
-    with pytest.raises(InputError, match="the folder of the model is 5, and no path"):
+    with pytest.raises(InputError, match="the folder of the model is 5, not a path"):
         kl.save(kl.Decoder(**WIDTHS, layers=1), 5)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match=r"(?s)int is no model.*kl\.save.*kl\.load"):
+    with pytest.raises(InputError, match=r"(?s)int is not a Kilolayer model.*kl\.save.*kl\.load"):
         kl.save(5, "x")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="str is no model"):
+    with pytest.raises(InputError, match="str is not a Kilolayer model"):
         kl.save("folder", kl.Decoder(**WIDTHS, layers=1))  # pyright: ignore[reportArgumentType]
 
 

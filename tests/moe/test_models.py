@@ -356,7 +356,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: kl.MoE(router="xmeo"), "did you mean 'xmoe'"),  # pyright: ignore[reportArgumentType]
     (lambda: kl.MoE(top_k=1, second="random"), "second='random' has no effect with top_k=1"),
     (lambda: kl.MoE(top_k=3, second="sampling"), "no effect with top_k=3"),
-    (lambda: kl.MoE(second="sampling", loss_free=1e-3), "whatever biases"),
+    (lambda: kl.MoE(second="sampling", loss_free=1e-3), "ignores the biases"),
     (lambda: kl.MoE(capacity=0.0), "capacity is 0.0"),
     (lambda: kl.MoE(temperature=0.001), "at least 0.01"),
     (lambda: kl.MoE(router_dim=0), "router_dim is 0"),

@@ -130,7 +130,7 @@ def test_half_precision_is_scaled_before_it_is_rounded() -> None:
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 1.5])
 def test_what_is_no_probability_below_one_is_refused(p: float) -> None:
-    with pytest.raises(OptionError, match="give a probability from 0 to below 1"):
+    with pytest.raises(OptionError, match="give a probability of at least 0 and below 1"):
         threshold(p)
 
 

@@ -174,7 +174,7 @@ def test_python_takes_a_file_and_the_values_to_choose_from(
     path = tmp_path / "small.toml"
     path.write_text(dump(table(corpus)))
     for wrong in ("fast", [-1.0], [math.nan]):
-        with pytest.raises(OptionError, match="rates has a value below 0, or one that is no number"):
+        with pytest.raises(OptionError, match="rates has a value that is not a number, or below 0"):
             kl.forecast(path, rates=wrong)  # pyright: ignore[reportArgumentType]
     found = kl.forecast(path, rates=[1e-6, 1e-5, 1e3], warmups=[2, 5])
     assert found.largest_lr == 1e-5

@@ -83,7 +83,7 @@ def test_checkpoints_give_the_plane_that_a_recording_gives(trained: tuple[Model,
     assert Saved.of(tmp_path).steps == [1, 2, 3, 4, 5, 6]
     (tmp_path / "step-00000003" / "state.json").write_text("[]")  # damaged
     assert Saved.of(tmp_path, path.weights[0]).steps == [0, 1, 2, 4, 5, 6]
-    with pytest.raises(InputError, match="of another model"):
+    with pytest.raises(InputError, match="to another model"):
         Saved.of(tmp_path).read("nothing")
 
 

@@ -79,11 +79,11 @@ def test_a_dead_encoder_of_a_run_is_named_with_its_number(well: Measurements) ->
 
 
 def test_a_death_that_only_the_log_tells_has_its_reason(well: Measurements) -> None:
-    text = "step 120: the decoder is dead: train.eps hides its gradient; begin anew with a smaller train.eps"
+    text = "step 120: the decoder is dead: train.eps hides its gradient; start again with a smaller train.eps"
     found = judge(replace(well, settings=replace(SLOW, step=700), deaths=(Death("decoder", 120, text),)))
     (finding,) = found.findings
     assert finding.text == (
-        "The decoder is dead since step 120: train.eps hides its gradient; begin anew with a smaller train.eps."
+        "The decoder is dead since step 120: train.eps hides its gradient; start again with a smaller train.eps."
     )
     assert math.isnan(finding.value)
     assert found.table()["findings"][0]["value"] is None
@@ -183,7 +183,7 @@ def test_the_eps_that_the_weights_have_decides_what_it_hides(well: Measurements)
     gradients = replace(well.gradients, per_parameter=both, over_factor=over_factor)
     (finding,) = judge(replace(well, gradients=gradients)).findings
     assert (finding.kind, finding.where) == ("eps", "encoder")
-    assert "it is 1.0e-10 a parameter where least, eps is 1e-05 there." in finding.text
+    assert "at its smallest it is 1.0e-10 per parameter, where eps is 1e-05." in finding.text
     assert finding.options == ("--train.eps 1e-14",)
 
 
@@ -231,7 +231,11 @@ def decoder(recipe: str, settings: Settings = SLOW) -> Measurements:
 def test_an_output_table_that_starts_at_zero_by_its_recipe_is_no_fault() -> None:
     found = decoder("r_fixup")
     assert found.gradients.largest == 0 < found.gradients.total
-    assert judge(found).verdict()[0].startswith("Healthy: the output table is 0, so that layers get a gradient from the second")
+    assert (
+        judge(found)
+        .verdict()[0]
+        .startswith("Healthy: the output table is 0, so that the layers receive a gradient only from the second")
+    )
     none = replace(found, gradients=replace(found.gradients, total=0.0))
     assert kinds(none) == [("no gradient", "")]
 

@@ -230,7 +230,7 @@ def test_a_batch_of_padding_alone_is_refused() -> None:
 
 def test_what_is_no_model_and_no_batch_is_refused() -> None:
     model = build("encoder", "admin")
-    with pytest.raises(InputError, match="Sequential is no model of Kilolayer"):
+    with pytest.raises(InputError, match="Sequential is not a Kilolayer model"):
         kl.calibrate(torch.nn.Sequential(model), SOURCE)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="the batch is None"):
         kl.calibrate(model, None)  # pyright: ignore[reportArgumentType]

@@ -127,7 +127,7 @@ def test_a_class_whose_fields_are_no_options_yet_tells_to_register_it(known: dic
             return kl.recipes.Plan(out_norm=True, branch=kl.recipes.PerLayer(self.power))
 
     for options in ({}, {"power": 1.0}):
-        with pytest.raises(InputError, match=r"Fading are no options yet[\s\S]*register"):
+        with pytest.raises(InputError, match=r"Fading are not options yet[\s\S]*register"):
             Fading(**options)
     kl.recipes.register(Fading)
     assert kl.Encoder(**SMALL, recipe=Fading(power=1.0)).config.recipe.options() == {"power": 1.0}
@@ -187,7 +187,7 @@ def test_it_is_compared(folder: Path) -> None:
         ("deepnrom", "did you mean 'deepnorm'"),
         ("half_branch:", "recipe is 'half_branch:'"),
         ("no_such_module:Recipe", "there is no module 'no_such_module'"),
-        ("json:JSONDecoder", "is no recipe"),
+        ("json:JSONDecoder", "is not a recipe"),
         ("json:Nothing", "has no 'Nothing'"),
         ("kilolayer.recipes.base:Recipe", "has no plan"),
     ],
@@ -199,7 +199,7 @@ def test_a_recipe_that_is_none_is_refused(name: str, what: str) -> None:
 
 
 def test_a_name_is_no_recipe_to_register() -> None:
-    with pytest.raises(InputError, match="'mine' is no recipe"):
+    with pytest.raises(InputError, match="'mine' is not a recipe"):
         kl.recipes.register("mine")  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
@@ -236,7 +236,7 @@ def test_a_class_of_a_task_is_registered_by_the_decorator(monkeypatch: pytest.Mo
     for _ in range(2):
         cls = define(registration=registration)
         assert kl.tasks.get(f"{__name__}:MyTask").task == f"{cls.__module__}:MyTask"
-    with pytest.raises(InputError, match="is no task"):
+    with pytest.raises(InputError, match="is not a task"):
         define()
     with pytest.raises(OptionError, match="the task 'translation' is built in"):
         define(registration=kl.tasks.Registration(name="translation", summary="", title="", usage="", config="a:B"))

@@ -36,7 +36,9 @@ def test_an_encoder_that_dies_in_training_is_named_with_its_cause() -> None:
         "At step 800 the gradient does not reach 2 of the 4 layers of the encoder: layer 1 has 4.1e-09, layer 4 1.6e-02."
     )
     assert "does not read the source" in unread
-    assert advice == "At step 1 it reached all: begin anew with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
+    assert (
+        advice == "At step 1 it reached all: start again with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
+    )
     page = render(Record("run", train=[{"step": 800}], layers=[entry(800, encoder=[4.1e-9, 1.0], decoder=WELL)]))
     assert page.index("Warnings") < page.index("does not reach 1 of the 2 layers of the encoder")
     assert "no step was skipped" not in page

@@ -51,7 +51,7 @@ def test_a_training_file_that_cannot_be_used_leaves_no_run(task: str, fault: str
 def test_what_is_found_as_training_begins_leaves_no_run(corpus: Path, tmp_path: Path) -> None:
     start = new_text_run(tmp_path / "start", corpus)
     for _ in range(2):
-        with pytest.raises(InputError, match="no whole checkpoint"):
+        with pytest.raises(InputError, match="no complete checkpoint"):
             kl.train(text_table(corpus), run=tmp_path / "run", train={"start_from": start.folder})
     model = {"positions": "learned", "max_length": 4}
     for _ in range(2):  # by the model, in its first step

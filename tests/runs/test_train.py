@@ -148,12 +148,12 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], Any], type[KilolayerError], str
     "no table": (lambda corpus, folder: kl.train(table(corpus), run=folder, train=3), OptionError, "write it as a table"),
     "no configuration": (lambda corpus, folder: kl.train(3, run=folder), OptionError, "the configuration is 3"),  # pyright: ignore
     "no configuration and no folder": (lambda corpus, folder: kl.train(5), OptionError, "(?s)the configuration is 5.*kl.train"),  # pyright: ignore
-    "a folder that is none": (lambda corpus, folder: kl.train(table(corpus), run=5), InputError, "run is 5, and no path"),  # pyright: ignore
-    "a run that is none": (lambda corpus, folder: kl.train(resume=5), InputError, "resume is 5, and no path"),  # pyright: ignore
+    "a folder that is none": (lambda corpus, folder: kl.train(table(corpus), run=5), InputError, "run is 5, not a path"),  # pyright: ignore
+    "a run that is none": (lambda corpus, folder: kl.train(resume=5), InputError, "resume is 5, not a path"),  # pyright: ignore
     "no file": (lambda corpus, folder: kl.train("no.toml", run=folder), OptionError, "does not exist"),
     "no folder": (lambda corpus, folder: kl.train(table(corpus)), OptionError, 'name one: run="runs/mine"'),
     "both folders": (lambda corpus, folder: kl.train(run=folder, resume=folder), OptionError, "resume takes no"),
-    "no tracker": (
+    "not a tracker": (
         lambda corpus, folder: kl.train(table(corpus), run=folder, trackers=[Listener(), "a:B"]),  # pyright: ignore
         InputError,
         "(?s)it has no start: 'a:B'.*trackers, number 2",

@@ -67,7 +67,7 @@ def test_the_model_is_the_mean_where_the_run_averages(corpus: Path, tmp_path: Pa
 def test_an_unfinished_run_can_be_used(corpus: Path, tmp_path: Path) -> None:
     made = new_run(tmp_path / "run", corpus)
     run = kl.load(made.folder)
-    with pytest.raises(InputError, match="no whole checkpoint"):
+    with pytest.raises(InputError, match="no complete checkpoint"):
         run.translate("A dog.")
     assert train(made, task_of(made)) == 0
     assert run.translate("A dog.") == kl.load(made.folder).translate("A dog.")
@@ -186,7 +186,7 @@ def test_methods_of_another_task_say_what_the_run_is(trained: dict[str, Path]) -
         run = kl.load(trained[task])
         own = registry.get(task)
         for method in methods.split():
-            with pytest.raises(AttributeError, match=f"this run is {own.title}, and has no '{method}'"):
+            with pytest.raises(AttributeError, match=f"this run is {own.title} and has no '{method}'"):
                 getattr(run, method)
             with pytest.raises(KilolayerError, match=f"it has: .*{next(iter(own.verbs))}"):
                 getattr(run, method)
@@ -195,9 +195,9 @@ def test_methods_of_another_task_say_what_the_run_is(trained: dict[str, Path]) -
 
 
 MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
-    "a number": ("translation", "translate", (["a", 3],), {}, "(?s)this is 3, and no text.*line 2"),
+    "a number": ("translation", "translate", (["a", 3],), {}, "(?s)this is 3, not a text.*line 2"),
     "no lines": ("translation", "translate", (None,), {}, "lines are given as None"),
-    "half a character": ("translation", "translate", (["\ud800"],), {}, "no Unicode"),
+    "half a character": ("translation", "translate", (["\ud800"],), {}, "not valid Unicode"),
     "an unknown option": ("translation", "translate", (["a"],), {"bean": 3}, "did you mean 'beam'"),
     "a lonely option": ("translation", "translate", (["a"],), {"beam": 3, "top_k": 2}, "has no effect with method"),
     "several hypotheses": ("translation", "translate", (["a"],), {"method": "beam", "n_best": 2}, r"\.translations"),
@@ -209,8 +209,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no guesses": ("masked_lm", "fill", ("<mask>",), {"top": 0}, "top must be at least 1"),
     "an empty sentence": ("classify", "predict", (["so", " "],), {}, "(?s)a sentence is empty.*row 2"),
     "no rows": ("classify", "predict", (3,), {}, "rows are given as 3"),
-    "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, and no text.*row 2"),
-    "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is named"),
+    "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, not a text.*row 2"),
+    "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is given"),
     "a kind of metrics": ("classify", "metrics", ("vaild",), {}, "(?s)did you mean 'valid'.*metrics.jsonl.*valid: event, "),
     "no kind at all": ("classify", "metrics", (5,), {}, "unknown kind of metrics '5'"),
     "no prompts at once": ("causal_lm", "continuations", (["a"],), {"at_once": 0}, "at_once is 0"),
@@ -218,7 +218,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "no rows at once": ("classify", "predictions", ([["so"]],), {"at_once": 0}, "at_once must be a whole number, at least 1"),
     "half a row at once": ("classify", "predictions", ([["so"]],), {"at_once": 0.5}, "at_once is 0.5"),
     "no guesses for many": ("masked_lm", "fillings", ([],), {"top": 0}, "top must be at least 1"),
-    "a row that is no text": ("classify", "predict", ([[3]],), {}, "this is 3, and no text"),
+    "a row that is no text": ("classify", "predict", ([[3]],), {}, "this is 3, not a text"),
 }
 
 
@@ -236,7 +236,7 @@ def test_where_a_run_is_loaded_is_checked_at_once(trained: dict[str, Path], tmp_
         kl.load(trained["classify"].with_name("clasify"))
     with pytest.raises(InputError, match=r"the folder does not exist\n.*no/such/folder"):
         kl.load("no/such/folder")
-    with pytest.raises(InputError, match="the run's folder is 5, and no path"):
+    with pytest.raises(InputError, match="the run's folder is 5, not a path"):
         kl.load(5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match=r"a model without a run(?s:.*)kl\.load_model"):
         kl.load(kl.save(kl.load(trained["classify"]).model, tmp_path / "bare"))

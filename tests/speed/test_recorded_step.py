@@ -59,7 +59,7 @@ def test_arguments_in_another_order_are_refused() -> None:
         ((step, optimizer, model), "model"),
         ((3, model, optimizer), "step"),
     ):
-        with pytest.raises(InputError, match=f"given as {what} is none"):
+        with pytest.raises(InputError, match=f"given as {what} is not one"):
             kl.record(*given)
 
 
@@ -94,7 +94,7 @@ def test_an_option_of_the_optimizer_that_changes_is_used_and_logged(caplog: pyte
         step(tokens_of(0))
     assert all(map(torch.equal, before, step.weights))
     assert pool.events == ["stream", "record", "replay", "stream", "record", "replay"]
-    assert caplog.messages == ["steps are recorded anew, because weights moved or an option of the optimizer changed"]
+    assert caplog.messages == ["steps are recorded again, because weights moved or an option of the optimizer changed"]
 
 
 def test_weights_that_move_and_a_state_that_is_loaded_end_all_recordings() -> None:
@@ -121,7 +121,7 @@ def test_a_step_without_an_update_is_refused() -> None:
 
 def test_numbers_are_no_inputs() -> None:
     step, _ = make_step()
-    with pytest.raises(InputError, match="tensors alone"):
+    with pytest.raises(InputError, match="only tensors"):
         step(tokens_of(0), 1e-3)  # pyright: ignore[reportArgumentType]
 
 

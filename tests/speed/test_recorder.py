@@ -92,7 +92,7 @@ def test_where_recording_fails_work_runs_as_it_is_for_good_and_that_is_said_once
     for expected in (3, 6, 9, 12):
         recorder.run([Piece("add", work.add, (torch.ones(3),))], restart=lambda: True)
         assert work.total == expected
-    assert said == ["steps run one operation at a time, because recording failed: operation not permitted"]
+    assert said == ["steps run in eager mode, because recording failed: operation not permitted"]
     assert pool.events == ["record"]
 
 
@@ -106,7 +106,7 @@ def test_one_recorder_falls_back_without_the_other() -> None:
     pool.failure = RuntimeError("not today")
     for _ in range(3):
         validation.run([piece])
-    assert said == ["validation runs one operation at a time, because recording failed: not today"]
+    assert said == ["validation runs in eager mode, because recording failed: not today"]
     steps.run([piece])
     assert pool.events == ["record", "replay", "record", "replay"]
 

@@ -262,13 +262,16 @@ def test_fine_tuning_has_its_usual_settings_where_nothing_is_said(examples: Path
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"shape": "decoder"}}, "the shape 'decoder' has no place for a head"),
+        ({"model": {"shape": "decoder"}}, "the shape 'decoder' cannot have a head"),
         ({"model": {"pad_id": "none"}}, "the batches of a classifier are padded"),
         ({"model": {"head": "none"}}, "a classifier needs a head"),
-        ({"model": {"vocab_size": 261}}, "vocab_size is 261, and the vocabulary has 260 tokens"),
-        ({"model": {"positions": "learned", "max_length": 39}}, "the model has 39 positions, and an example up to 40 tokens"),
+        ({"model": {"vocab_size": 261}}, "vocab_size is 261, but the vocabulary has 260 tokens"),
+        (
+            {"model": {"positions": "learned", "max_length": 39}},
+            "the model has 39 positions, but an example has up to 40 tokens",
+        ),
         ({"train": {"label_smoothing": 0.1}, **NUMBERS}, "label_smoothing has no effect where labels are numbers"),
-        ({"train": {"patience": 2}, "examples": {"valid": "none"}}, "patience has no effect without a validation part"),
+        ({"train": {"patience": 2}, "examples": {"valid": "none"}}, "patience has no effect without a validation set"),
         ({"text": {"train": "x"}}, "text.train has no effect on the task 'classify'"),
         ({"train": {"steps": 5, "epochs": 2}}, "epochs and steps are both given"),
         ({"train": {"warmup_steps": 5, "warmup_share": 0.5}}, "warmup_share and warmup_steps are both given"),
@@ -280,12 +283,12 @@ def test_configurations_that_contradict_themselves_are_refused(examples: Path, s
 
 
 def test_a_head_of_other_outputs_than_the_labels_need_is_refused(examples: Path, cache: Path) -> None:
-    with pytest.raises(OptionError, match="outputs is 5, and the labels need 2"):
+    with pytest.raises(OptionError, match="outputs is 5, but the labels need 2"):
         prepared(examples, cache, model={"head": {"outputs": 5}})
 
 
 def test_labels_that_no_class_has_are_refused_before_anything_is_trained(examples: Path, cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "valid.tsv"
     path.write_text("a\tb\tlabel\tscore\nx\ty\tugly\t1\n")
-    with pytest.raises(InputError, match=r"no class has the name 'ugly'\n.*valid.tsv, line 2"):
+    with pytest.raises(InputError, match=r"there is no class 'ugly'\n.*valid.tsv, line 2"):
         prepared(examples, cache, examples={"valid": str(path)})

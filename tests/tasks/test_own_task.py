@@ -100,7 +100,7 @@ def test_its_run_is_used_by_the_verbs_of_all_runs_and_by_its_own(folder: Path, t
 def test_another_text_is_not_scored_as_the_task_that_it_extends_does(folder: Path, trained: tuple[int, str, str]) -> None:
     code, out, err = typed("evaluate", folder / "run", "--test", folder / "capitals.toml")
     assert (code, out) == (2, "")
-    assert "a restorer of capitals is scored on its own test part alone" in err
+    assert "a restorer of capitals is scored on its own test set only" in err
     assert "scores_of" in err
 
 
@@ -132,7 +132,7 @@ def test_registered_from_python_it_has_a_name_and_may_be_registered_again(
         ("causal_ml", "did you mean 'causal_lm'"),
         ("capitals:", "task is 'capitals:'"),
         ("no_such_module:Task", "there is no module 'no_such_module'"),
-        ("json:JSONDecoder", "is no task"),
+        ("json:JSONDecoder", "is not a task"),
         ("json:Nothing", "has no 'Nothing'"),
         ("os.path;x:y", "task is"),
         (3, "task is 3"),

@@ -62,8 +62,8 @@ def test_every_option_that_differs_is_named_and_those_that_break_something_are_r
     with pytest.raises(InputError) as caught:
         check_changes(changes, "runs/a/config.toml", "runs/a")
     assert caught.value.what.startswith("model.dropout, train.seed and train.label_smoothing cannot change")
-    assert "of this model" in caught.value.what
-    assert "train.seed is 2, and was 1" in caught.value.where
+    assert "belong to this model" in caught.value.what
+    assert "train.seed is 2 (was 1)" in caught.value.where
     assert "runs/a/config.toml" in caught.value.where
     assert "--train.start_from runs/a" in caught.value.fix
     check_changes([change for change in changes if change.allowed], "", "")
@@ -72,8 +72,8 @@ def test_every_option_that_differs_is_named_and_those_that_break_something_are_r
 def test_an_option_that_is_absent_on_one_side_is_a_change(corpus: Path) -> None:
     before = config_of("causal_lm", corpus)
     now = build(RunConfig, merge(before.table(), {"text": {"stride": 4}}))
-    assert [str(change) for change in changes_between(before, now)] == ["text.stride is 4, and was absent"]
-    assert [str(change) for change in changes_between(now, before)] == ["text.stride is absent, and was 4"]
+    assert [str(change) for change in changes_between(before, now)] == ["text.stride is 4 (was absent)"]
+    assert [str(change) for change in changes_between(now, before)] == ["text.stride is absent (was 4)"]
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_the_learning_rate_before_and_after_is_said(corpus: Path, schedule: str,
     now = replace(before, train=replace(before.train, steps=80))
     text = announce(before, now, 39)
     assert text is not None
-    assert text.startswith("from step 40 on train.steps is 80, and was 40; ")
+    assert text.startswith("from step 40 on, train.steps is 80 (was 40); ")
     if old != new:
-        assert f"the learning rate of step 40 is {new:.3g} ({schedule} over 80 steps), and would be {old:.3g}" in text
+        assert f"the learning rate of step 40 is {new:.3g} ({schedule} over 80 steps), instead of {old:.3g}" in text
     else:
         assert f"stays what it would have been, {learning_rate(now.train, 40):.3g}" in text
     assert announce(before, before, 39) is None
     quiet = announce(before, replace(before, train=replace(before.train, log_every=7)), 39)
-    assert quiet == "from step 40 on train.log_every is 7, and was 1"
+    assert quiet == "from step 40 on, train.log_every is 7 (was 1)"
 
 
 def test_options_of_training_that_are_not_listed_are_refused(corpus: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_device_that_is_not_there_is_refused_before_any_work(
 
 def test_what_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
     run = new_run_of("translation", tmp_path / "run", corpus)
-    with pytest.raises(InputError, match="no whole checkpoint"):
+    with pytest.raises(InputError, match="no complete checkpoint"):
         kl.diagnose(run)
     with pytest.raises(InputError, match="not a run"):
         kl.diagnose(tmp_path)
@@ -168,7 +168,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
         kl.diagnose(run.config, at=3)
     with pytest.raises(InputError, match="steps is -1"):
         kl.diagnose(run.config, steps=-1)
-    with pytest.raises(InputError, match="no whole checkpoint"):
+    with pytest.raises(InputError, match="no complete checkpoint"):
         kl.diagnose(kl.load(run.folder))  # a run as kl.load returns it is that of its folder
     with pytest.raises(InputError, match="what is diagnosed is None"):
         kl.diagnose(None)  # pyright: ignore[reportArgumentType]

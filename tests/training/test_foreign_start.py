@@ -199,7 +199,7 @@ def test_word_pieces_are_the_same_from_either_file_and_from_a_run(made: dict[str
     assert read[0].decode(read[0].encode(b"the dog sees")) == "the dog sees"
     assert read_word_pieces(tmp_path / "run" / "tokenizer.json").ids == list(range(read[0].vocab_size + 1))
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
-    with pytest.raises(KilolayerError, match="no WordPiece vocabulary"):
+    with pytest.raises(KilolayerError, match="not hold a WordPiece vocabulary"):
         WordPieceVocabulary.load(tmp_path)
 
 

@@ -109,7 +109,7 @@ def test_killed_after_it_was_made_longer_it_goes_on_to_the_new_end(
     assert comparable(found) == whole
     events = [row["text"] for row in record(found)["metrics"] if row["kind"] == "event"]
     assert len(events) == 1  # it was told in each life and is written once
-    assert "train.steps is 8, and was 4" in events[0]
+    assert "train.steps is 8 (was 4)" in events[0]
 
 
 @pytest.mark.matrix(2)
@@ -246,22 +246,24 @@ def test_several_processes_make_a_run_longer(corpus: Path, tmp_path: Path, pool:
 def test_a_finished_run_without_checkpoints_has_nothing_to_offer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with old_run(run) as opened:
         assert data_of(opened, Processes()) is None
-    assert "--train.steps 8 makes it longer" in capsys.readouterr().err
+    assert "--train.steps 8 trains it longer" in capsys.readouterr().err
     shutil.rmtree(run / "checkpoints")
     with old_run(run) as opened:
         assert data_of(opened, Processes()) is None
     said = capsys.readouterr().err
-    assert "nothing to do; the checkpoints of this run are gone; the last one was of step 4" in said
+    assert "nothing to do: the checkpoints of this run have been deleted; the last one was of step 4" in said
     assert "weights" not in said
 
     def make_longer() -> None:
         gone_on(run, train={"steps": 8})
 
     for use in (lambda: choose(opened.checkpoints, opened.config.train), make_longer):
-        with pytest.raises(InputError, match="the checkpoints of this run are gone; the last one was of step 4") as caught:
+        with pytest.raises(
+            InputError, match="the checkpoints of this run have been deleted; the last one was of step 4"
+        ) as caught:
             use()
         assert caught.value.where == str(run / "checkpoints")
-        assert "put them back" in caught.value.fix
+        assert "restore them" in caught.value.fix
 
 
 def test_an_unfinished_run_without_checkpoints_is_not_begun_anew(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +271,7 @@ def test_an_unfinished_run_without_checkpoints_is_not_begun_anew(run: Path, caps
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
     rows = (run / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match="the checkpoints of this run are gone"):
+    with pytest.raises(InputError, match="the checkpoints of this run have been deleted"):
         gone_on(run)
     assert (run / "metrics.jsonl").read_bytes() == rows
     # A run of a version that did not note it begins anew, and says how far it had come.
@@ -288,7 +290,7 @@ def test_a_newest_checkpoint_that_was_deleted_is_named(
     assert (found.steps, found.passed_over) == ([2], [4])
     assert "checkpoint of step 4 is missing, and it is the newest" in caplog.text
     gone_on(run)
-    assert "the checkpoint of step 4 is gone: the run goes on from that of step 2" in capsys.readouterr().err
+    assert "the checkpoint of step 4 has been deleted: the run continues from that of step 2" in capsys.readouterr().err
     assert choose(opened.checkpoints, opened.config.train).passed_over == []
 
 
@@ -307,7 +309,7 @@ def test_a_run_that_is_refused_other_data_is_as_it_was(run: Path, corpus: Path, 
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
     (run / "config.toml").write_text(f"# mine\n{(run / 'config.toml').read_text()}")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
-    for folder, what in ((other, "belongs to other data"), (tmp_path / "absent", "does not exist|no ")):
+    for folder, what in ((other, "belongs to different data"), (tmp_path / "absent", "does not exist|no ")):
         with pytest.raises(InputError, match=what):
             gone_on(run, train={"steps": 8}, data={"folder": str(folder)})
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"} == before
@@ -344,6 +346,6 @@ def test_a_run_that_no_longer_got_better_asks_for_more_patience(run: Path) -> No
     found, state = checkpoint.load(path), checkpoint.load_state(path)
     state["best"]["waited"] = 2
     checkpoint.save(run / "checkpoints", checkpoint.Checkpoint(4, found.model, found.optimizer, state))
-    with pytest.raises(InputError, match="no validation was better"):
+    with pytest.raises(InputError, match="were no better"):
         gone_on(run, train={"steps": 8, "patience": 2})
     gone_on(run, train={"steps": 5, "patience": 3})

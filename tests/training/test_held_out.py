@@ -16,7 +16,7 @@ from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 
-TOLD = "from step 4 on the test part is of other data: the text in the files has changed"
+TOLD = "from step 4 on, the test set has changed: the text in the files is different"
 
 
 def stopped(task: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, valid_every: int = 2) -> Run:
@@ -46,7 +46,7 @@ def test_another_validation_part_is_refused_until_it_is_put_back_and_another_tes
     shorten(tmp_path / "corpus", "test")
     with pytest.raises(InputError) as caught:
         train(run, task_of(run), resume=True)
-    assert "the validation part belongs to other data" in caught.value.what
+    assert "the validation set has changed" in caught.value.what
     assert str(run.folder) in caught.value.where
     assert f"--train.start_from {run.folder}" in caught.value.fix
     for path in corpus.glob("valid.*"):
@@ -71,7 +71,7 @@ def test_a_finished_run_that_is_not_made_longer_since_its_text_has_changed_is_as
     shorten(own, "valid")
     before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
     over = {"train": {"steps": 4}} if by == "typed" else {}
-    with pytest.raises(InputError, match="the validation part belongs to other data"), old_run(run.folder, over) as longer:
+    with pytest.raises(InputError, match="the validation set has changed"), old_run(run.folder, over) as longer:
         train(longer, task_of(longer), resume=True)
     after = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file() and path.name != "lock"}
     assert after == before
@@ -90,7 +90,7 @@ def test_the_same_text_in_another_place_is_the_same(tmp_path: Path, corpus: Path
     config.write_text(config.read_text().replace(f'"{tmp_path / "corpus"}"', f'"{tmp_path / "moved"}"'))
     moved = Run.open(run.folder)
     assert train(moved, task_of(moved), resume=True) == 0
-    assert not any("other data" in row.get("text", "") for row in read_metrics(run.folder))
+    assert not any("has changed" in row.get("text", "") for row in read_metrics(run.folder))
 
 
 def test_before_the_first_validation_another_part_breaks_nothing(

@@ -93,7 +93,7 @@ def test_frozen_weights_are_left_out_and_odd_values_refused() -> None:
     kl.freeze_experts(model)
     kept = [weight for group in kl.parameter_groups(model, lr=1.0) for weight in group["params"]]
     assert all(weight.requires_grad for weight in kept)
-    with pytest.raises(InputError, match="no weight to train"):
+    with pytest.raises(InputError, match="no trainable weights"):
         kl.parameter_groups(model.requires_grad_(False), lr=1.0)
     odd: list[dict[str, Any]] = [
         *({"lr": value} for value in (0.0, "1e-3", None)),

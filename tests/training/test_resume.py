@@ -374,7 +374,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_training_and_by_loading(
     train(run, task_of(run), resume=True)
     used, resumed = (message for message in caplog.messages if "step 6 is damaged (model.safetensors has" in message)
     assert "SHA-256" in used
-    assert used.endswith("in its place the weights of step 4 are used")
+    assert used.endswith("the weights of step 4 are used instead")
     assert "SHA-256" in resumed
     assert resumed.endswith("falling back to the one before")
     assert record(run) == before
@@ -382,6 +382,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_training_and_by_loading(
 
 def test_a_run_without_a_whole_checkpoint_cannot_be_used(tmp_path: Path, corpus: Path) -> None:
     run = new_run(tmp_path / "run", corpus)
-    with pytest.raises(InputError, match="no whole checkpoint") as caught:
+    with pytest.raises(InputError, match="no complete checkpoint") as caught:
         run.load_model(torch.device("cpu"))
     assert caught.value.fix == "train it first"

@@ -124,5 +124,5 @@ def test_a_warm_up_that_the_run_does_not_outlive_is_said(schedule: Any) -> None:
     assert warning(steps=30, warmup_share=1.0) is None
     never = warning(steps=30, warmup_steps=30)
     assert never == (
-        None if schedule == "constant" else f"warning: the warm-up takes all 30 steps, and the {schedule} fall never begins"
+        None if schedule == "constant" else f"warning: the warm-up takes all 30 steps: the {schedule} decay never starts"
     )

@@ -121,7 +121,7 @@ def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     assert score["value"] == score_text(run, OtherText(source=str(source), reference=str(reference)))["test"]["bleu"]["value"]
     assert kl.load(run.folder).scores(source=source, reference=reference)["test"]["bleu"]["value"] == score["value"]
     code, out, _ = typed(*words)
-    assert (code, "BLEU by words of the reference" in out, "times seen in training" in out) == (0, True, False)
+    assert (code, "BLEU by words of the reference" in out, "frequency in training" in out) == (0, True, False)
 
 
 def test_two_runs_are_compared_on_one_text(runs: dict[str, Run], corpus: Path, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_runs_of_different_tasks_are_not_compared(runs: dict[str, Run], task: st
         assert "name translators" in lines[2]
     else:
         assert lines[0] == f"kilolayer: --against has no effect on {runs[task].registration.title}"
-        assert "it is for a translator" in lines[2]
+        assert "it applies to a translator" in lines[2]
 
 
 def test_a_text_that_cannot_be_scored_is_refused_before_the_model_is_read(
@@ -216,7 +216,7 @@ def test_what_is_missing_or_too_much_is_named() -> None:
         (("source", "a"),): "a source is given without a reference",
         (("reference", "a"),): "a reference is given without a source",
         (("test", ("a",)), ("source", "b")): "both given",
-        (): "no text is named",
+        (): "no text is given",
     }.items():
         with pytest.raises(OptionError, match=what) as caught:
             OtherText(**dict(options))  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ def test_examples_need_labels_and_the_classes_of_the_run(runs: dict[str, Run], c
     run = runs["classify"]
     text = Path(classify_table(corpus)["examples"]["test"]).read_text().splitlines(keepends=True)
     (odd := tmp_path / "odd.tsv").write_text("".join([*text[:3], "so so\tyes\tnever seen\t0\n"]))
-    with pytest.raises(InputError, match="no class has the name 'never seen'"):
+    with pytest.raises(InputError, match="there is no class 'never seen'"):
         score_text(run, OtherText((str(odd),)))
     with pytest.raises(OptionError, match="one file at a time"):
         score_text(run, OtherText((str(odd), str(odd))))
@@ -242,5 +242,5 @@ def test_a_task_without_a_way_to_read_says_so(runs: dict[str, Run], monkeypatch:
     from kilolayer.tasks.task import Task
 
     monkeypatch.setattr(MaskedLMTask, "read_text", Task.__dict__["read_text"])
-    with pytest.raises(InputError, match="is scored on its own test part alone"):
+    with pytest.raises(InputError, match="is scored on its own test set only"):
         score_text(replace(runs["masked_lm"]), OtherText(("a",)))

@@ -232,7 +232,7 @@ def test_sparse_clipping_of_a_dense_model_is_said_once() -> None:
 
 
 def test_a_kind_of_clipping_without_a_limit_is_refused() -> None:
-    with pytest.raises(OptionError, match="no effect without a limit"):
+    with pytest.raises(OptionError, match="no effect without clip_norm"):
         TrainConfig(clip="sparse")
 
 
@@ -274,5 +274,5 @@ def test_there_are_no_experts_to_freeze_in_a_dense_model(tmp_path: Path, corpus:
 
 
 def test_experts_that_have_learned_nothing_are_not_frozen(tmp_path: Path, corpus: Path) -> None:
-    with pytest.raises(OptionError, match="name their run"):
+    with pytest.raises(OptionError, match="name a trained run"):
         new_run(tmp_path / "run", corpus, model={"moe": {"experts": 4}}, train={"freeze": "experts"})

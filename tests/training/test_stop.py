@@ -101,7 +101,7 @@ def test_a_validation_that_a_signal_ends_is_made_first_by_the_resumed_run(
     last = last_checkpoint(broken)
     assert last.step == step
     assert last.state["validated"] == {4: 2, 2: 0, 6: 4}[step]
-    assert f"step {step}: its validation was ended" in (broken.folder / "log.txt").read_text()
+    assert f"step {step}: the validation was interrupted" in (broken.folder / "log.txt").read_text()
     torch.manual_seed(12345)
     assert train(broken, task_of(broken), resume=True) == 0
     assert record(broken) == record(whole)
@@ -255,7 +255,7 @@ def test_the_training_of_a_vocabulary_is_ended_with_its_process(
         patch.setattr(subprocess, "Popen", Endless)
         assert main(typed(tmp_path, corpus, of, **sections)) == 143
     assert [child.returncode for child in children] == [-signal.SIGKILL]
-    assert "nothing was begun" in capsys.readouterr().err
+    assert "before there was anything to resume" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.toml").exists()
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]  # no draft, no lock
 
@@ -288,8 +288,8 @@ def test_before_and_after_training_a_signal_acts_at_once(
         assert main(words) == 143
         assert time.monotonic() - before < 30
     shown = capsys.readouterr().err.splitlines()[-1]
-    assert (f"go on with: kilolayer train --resume {tmp_path / 'run'}" in shown) == begun
-    assert ("nothing was begun" in shown) != begun
+    assert (f"continue with: kilolayer train --resume {tmp_path / 'run'}" in shown) == begun
+    assert ("before there was anything to resume" in shown) != begun
     assert main(["train", "--resume", str(tmp_path / "run")] if begun else words) == 0
     assert (tmp_path / "run" / "report.html").exists()
 

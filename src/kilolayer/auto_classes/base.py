@@ -53,7 +53,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
         found = config.model_config
         if found.shape not in cls.shapes:
             raise OptionError(
-                f"{cls.__name__} has no place for a model of the shape {found.shape!r}",
+                f"{cls.__name__} does not support a model of the shape {found.shape!r}",
                 fix=f"allowed: {', '.join(cls.shapes)}",
             )
         return found
@@ -111,7 +111,7 @@ def read(table: nn.Module | None, ids: Tensor | None, embeddings: Tensor | None,
     real: bool [batch, length], False at padding; None where the ids say it, or nothing is padding.
     """
     if (ids is None) == (embeddings is None):
-        raise InputError("give token ids or embeddings, one of the two")
+        raise InputError("give either token ids or embeddings")
     if ids is None:
         assert embeddings is not None
         return Sequences(embeddings, real)

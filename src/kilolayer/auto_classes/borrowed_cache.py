@@ -56,7 +56,7 @@ class BorrowedCache(Cache):
         super().__init__(0, sys.maxsize)
         if getattr(kept, "is_compileable", False):
             raise InputError(
-                f"a {type(kept).__name__} is of fixed size, and these models read one that grows",
+                f"a {type(kept).__name__} has a fixed size, and these models need a cache that grows",
                 fix="remove cache_implementation, or give a DynamicCache",
             )
         self.layers = [BorrowedLayer(kept, layer) for layer in range(layers)]

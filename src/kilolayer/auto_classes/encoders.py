@@ -40,7 +40,7 @@ class ReadsText(KilolayerPreTrainedModel):
         """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
-            raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
+            raise InputError("no input was given", fix="give input_ids or inputs_embeds")
         _, real = real_positions(attention_mask, 0, given.shape[1])
         wanted = self.wanted(output_hidden_states, output_attentions)
         return self.model(input_ids, embeddings=inputs_embeds, mask=real, types=token_type_ids, **wanted)
@@ -56,7 +56,9 @@ class KilolayerForMaskedLM(ReadsText):
         """Of the model inside; refuses one that scores no tokens."""
         found = super().model_config(config)
         if found.head is not None or found.vocab_size is None:
-            raise OptionError("this model scores no tokens", fix="load it as AutoModelForSequenceClassification or AutoModel")
+            raise OptionError(
+                "this model has no token scores", fix="load it as AutoModelForSequenceClassification or AutoModel"
+            )
         return found
 
     @can_return_tuple

@@ -42,7 +42,7 @@ class KilolayerForCausalLM(KilolayerPreTrainedModel, GenerationMixin):
         """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
-            raise InputError("there is nothing to read", fix="give input_ids or inputs_embeds")
+            raise InputError("no input was given", fix="give input_ids or inputs_embeds")
         kept = self.kept(past_key_values, use_cache)
         cache, real = lend(kept, self.config.num_hidden_layers, attention_mask, given.shape[1])
         wanted = self.wanted(output_hidden_states, output_attentions)

@@ -93,7 +93,7 @@ class ReadsSources(KilolayerPreTrainedModel):
         wanted = self.wanted(output_hidden_states, output_attentions)
         target = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
         if target is None:
-            raise InputError("there is no target", fix="give decoder_input_ids, or labels, or call generate")
+            raise InputError("no target was given", fix="give decoder_input_ids, or labels, or call generate")
         if encoder_outputs is None:
             source = encode(self.model, input_ids, attention_mask, inputs_embeds, wanted)
         else:
@@ -175,6 +175,6 @@ class KilolayerForSeq2SeqLM(ReadsSources, GenerationMixin):
         """The start, then all labels but the last: int64 [batch, target]; padding where none counts."""
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
-            raise InputError("the configuration names no decoder_start_token_id and pad_token_id", fix="set both")
+            raise InputError("the configuration does not set decoder_start_token_id and pad_token_id", fix="set both")
         moved = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], dim=1)
         return moved.masked_fill(moved == IGNORED, padding)

@@ -27,18 +27,22 @@ MOST_PARALLEL = 1000
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     add_run_options(parser)
-    places = "a configuration (without it: the embedded default), a comparison to go on with, or runs that exist"
+    places = "a configuration [the embedded default], a comparison to continue, or existing runs"
     parser.add_argument("places", nargs="*", type=Path, metavar="CONFIG.toml|COMPARISON|RUN", help=places)
     parser.add_argument("--recipes", metavar="NAME,NAME", help="recipes to compare")
-    parser.add_argument("--layers", metavar="N,N", help="depths: 6 of each stack, 60-12 of encoder and decoder")
-    parser.add_argument("--seeds", metavar="N,N", help="seeds: their spread is told")
+    parser.add_argument("--layers", metavar="N,N", help="depths: 6 for each stack, 60-12 for 60 encoder and 12 decoder layers")
+    parser.add_argument("--seeds", metavar="N,N", help="seeds; the table shows their spread")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="OPTION=VALUE,VALUE", help="values of any option; may be given again"
+        "--set", action="append", default=[], metavar="OPTION=VALUE,VALUE", help="values of any option; may be repeated"
     )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the comparison [runs/compare-NAME]")
-    parser.add_argument("--parallel", type=whole(1, MOST_PARALLEL), help="most runs at once [as many as memory and cores hold]")
-    parser.add_argument("--seconds", type=whole(1, 10**9), help="stop after these, with checkpoints; the same command goes on")
-    parser.add_argument("--json", action="store_true", help="print all that was found as one JSON document")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the comparison [runs/compare-NAME]")
+    parser.add_argument(
+        "--parallel", type=whole(1, MOST_PARALLEL), help="maximum number of runs at once [as many as memory and cores allow]"
+    )
+    parser.add_argument(
+        "--seconds", type=whole(1, 10**9), help="stop after this many seconds, with checkpoints; the same command continues"
+    )
+    parser.add_argument("--json", action="store_true", help="print all results as one JSON document")
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -50,11 +54,11 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     try:
         comparison = _comparison(options, typed, _axes(options))
     except OptionError as error:
-        raise (error if error.where else error.at("in the typed options")) from None
+        raise (error if error.where else error.at("on the command line")) from None
     if comparison.base is not None:
         code = run_all(comparison, options.parallel, options.seconds)
         if code:
-            say(f"stopped by a signal; go on with: {command()} compare {comparison.folder}")
+            say(f"stopped by a signal; continue with: {command()} compare {comparison.folder}")
             return code
     table, verdicts = write_documents(comparison)
     if options.json:
@@ -62,7 +66,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         return 0
     _show(table, verdicts)
     if comparison.base is not None and not all(map(is_complete, comparison.members)):
-        say(f"{summary(comparison)}; go on with: {command()} compare {comparison.folder}")
+        say(f"{summary(comparison)}; continue with: {command()} compare {comparison.folder}")
     say(f"page: {comparison.folder / 'comparison.html'}")
     return 0
 
@@ -99,7 +103,7 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
 
     places: list[Path] = options.places
     if len(places) == 1 and kind_of(places[0] / "comparison.toml") == "file":
-        _refuse({"--out has": options.out, "typed options have": typed or None}, f"the comparison {places[0]}")
+        _refuse({"--out has": options.out, "configuration options have": typed or None}, f"the comparison {places[0]}")
         comparison = Comparison.open(places[0])
         if axes:
             comparison.extend(axes)
@@ -108,9 +112,11 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
         return _existing(options, typed, axes)
     config = places[0] if places else None
     if config is not None and kind_of(config) is None:
-        raise InputError("there is no configuration, comparison or run", where=str(config), fix="check the path")
+        raise InputError("found no configuration, comparison or run", where=str(config), fix="check the path")
     if not axes:
-        raise OptionError("nothing is compared", fix="give --recipes, --layers, --set or --seeds, or name runs that exist")
+        raise OptionError(
+            "there is nothing to compare", fix="give --recipes, --layers, --set or --seeds, or name existing runs"
+        )
     folder = options.out or Path("runs") / f"compare-{(config or registry.EMBEDDED).stem}"
     return Comparison.make_or_extend(folder, config, axes, overrides(typed))
 
@@ -119,15 +125,19 @@ def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -
     """Of runs that were trained before."""
     from kilolayer.compare.comparison import Comparison
 
-    flags = {"--parallel has": options.parallel, "--seconds has": options.seconds, "typed options have": typed or None}
-    _refuse({**flags, "--recipes, --layers, --set and --seeds have": axes or None}, "runs that exist")
+    flags = {
+        "--parallel has": options.parallel,
+        "--seconds has": options.seconds,
+        "configuration options have": typed or None,
+    }
+    _refuse({**flags, "--recipes, --layers, --set and --seeds have": axes or None}, "existing runs")
     return Comparison.of_runs(options.places, options.out or Path("runs") / "compared")
 
 
 def _refuse(given: dict[str, object], of: str) -> None:
     for what, value in given.items():
         if value is not None:
-            raise OptionError(f"{what} no effect on {of}", fix="leave that out")
+            raise OptionError(f"{what} no effect on {of}", fix="remove it")
 
 
 def _show(table: ComparisonTable, verdicts: list[Verdict]) -> None:

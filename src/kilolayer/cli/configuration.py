@@ -32,7 +32,7 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def given(path: Path | None, typed: Sequence[str]) -> Given:
     """The tables of a file, with typed options such as `--model.dim 64` over them."""
-    sources = [*([str(path)] if path is not None else []), *(["the typed options"] if typed else [])]
+    sources = [*([str(path)] if path is not None else []), *(["the command-line options"] if typed else [])]
     return Given(load(path) if path is not None else {}, overrides(typed), tuple(sources))
 
 
@@ -45,7 +45,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number") from None
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be {least:,} to {most:,}, and not {shown(value)}")
+            raise argparse.ArgumentTypeError(f"must be {least:,} to {most:,}, not {shown(value)}")
         return value
 
     return read_number
@@ -57,7 +57,7 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=("fp32", "bf16", "int8"),
         default="fp32",
-        help="of the products; bf16 is faster on a GPU, int8 on the CPU with a wide model [fp32]",
+        help="precision of the matrix products; bf16 is faster on a GPU, int8 on the CPU for a wide model [fp32]",
     )
 
 
@@ -97,5 +97,5 @@ def describe_options(cls: type[DataclassInstance], section: str = "", known: Col
         numbers = f" ({field.metadata['range'].short})" if "range" in field.metadata else ""
         allowed = f" ({', '.join(choices)})" if len(choices) > 1 else numbers
         lines.append(f"  {field.name:<20} {texts.get(field.name, '')}{allowed} [{shown}]")
-    title = f"[{section}] in the file, or typed as --{section}.NAME VALUE:" if section else "first in the file:"
+    title = f"[{section}] in the file, or --{section}.NAME VALUE on the command line:" if section else "at the top of the file:"
     return "\n\n".join(["\n".join([title, *lines]), *filter(None, below)] if lines else filter(None, below))

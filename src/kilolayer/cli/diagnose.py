@@ -27,17 +27,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     add_run_options(parser)
     parser.add_argument("source", type=Path, metavar="CONFIG.toml|RUN", help="a configuration, or a run folder")
-    parser.add_argument("--at", type=whole(1, 10**12), metavar="STEP", help="the run's checkpoint [the newest]")
+    parser.add_argument("--at", type=whole(1, 10**12), metavar="STEP", help="step of the run's checkpoint to use [the newest]")
     parser.add_argument(
         "--steps",
         type=whole(1, MOST_STEPS),
         metavar="N",
-        help="of a configuration: train N steps in memory, and measure how far they move the output [none]",
+        help="for a configuration: train N steps in memory, and measure how far they move the output [none]",
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute [auto; a configuration's own]"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device to use [auto; for a configuration, its own]",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page [diagnose.html in a run's folder, else none]")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="where to write the page [diagnose.html in a run's folder, else none]"
+    )
     parser.add_argument("--json", action="store_true", help="print everything that was measured as one JSON document")
 
 
@@ -66,13 +71,13 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
     """The run or the configuration; what does not belong together is refused."""
     if kind_of(options.source) is None:
-        raise InputError("there is neither a run nor a configuration", where=str(options.source), fix="check the path")
+        raise InputError("found neither a run nor a configuration", where=str(options.source), fix="check the path")
     if options.out is not None and kind_of(options.out) == "folder":
-        raise InputError("the page is a file, and this is a folder", where=str(options.out), fix="name a file in it")
+        raise InputError("the page must be a file, and this is a folder", where=str(options.out), fix="name a file in it")
     if kind_of(options.source) == "folder":
         if typed or options.steps:
             raise OptionError(
-                f"{typed[0] if typed else '--steps'} is for a configuration, and this is a run",
+                f"{typed[0] if typed else '--steps'} applies to a configuration, and this is a run",
                 where=str(options.source),
                 fix=f"diagnose {options.source / 'config.toml'} with it",
             )

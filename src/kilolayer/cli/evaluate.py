@@ -16,19 +16,21 @@ from kilolayer.terminal import say
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags, and those of each task."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
+    )
     parser.add_argument(
         "--test",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="score another text than the run's test part: what its option `test` could name, a set, files or folders",
+        help="score this text instead of the run's test set: a set, files or folders, as in the run's option `test`",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     owners: dict[str, tuple[str, argparse.Action]] = {}
     for task in registry.all_of():
         if task.evaluation is not None:
-            group = parser.add_argument_group(f"of {task.title}")
+            group = parser.add_argument_group(f"for {task.title}")
             importlib.import_module(task.evaluation).add_flags(group)
             owners |= {action.option_strings[0]: (task.name, action) for action in group._group_actions}
     parser.set_defaults(owners=owners)
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         say(f"warning: {gone.what}")
     for flag, (owner, action) in options.owners.items():
         if owner != task.name and getattr(options, action.dest) != action.default:
-            fix = f"remove it: it is for {registry.get(owner).title}"
+            fix = f"remove it: it applies to {registry.get(owner).title}"
             raise OptionError(f"{flag} has no effect on {task.title}", where=str(options.run), fix=fix)
     if task.evaluation is not None:
         return importlib.import_module(task.evaluation).evaluate(opened, options)
@@ -57,7 +59,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     else:
         scores = opened.scores(options.device)
     if not tables_of_tests(scores):
-        raise InputError("the run has no test part", where=str(options.run), fix="name a text: --test")
+        raise InputError("the run has no test set", where=str(options.run), fix="name a text: --test")
     if options.json:
         show_scores_json(scores)
     else:

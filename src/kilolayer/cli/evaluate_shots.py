@@ -27,20 +27,25 @@ def add_flags(parser: Flags) -> None:
     """The flags of this evaluation."""
     from kilolayer.evaluate.shots import SETS
 
-    parser.add_argument("--tasks", metavar="NAME,...", help=f"sets of questions: {', '.join(sorted(SETS))}")
-    parser.add_argument("--shots", metavar="N,...", help="solved examples before each question [0]")
+    parser.add_argument("--tasks", metavar="NAME,...", help=f"question sets: {', '.join(sorted(SETS))}")
+    parser.add_argument("--shots", metavar="N,...", help="number of solved examples before each question [0]")
     parser.add_argument(
-        "--examples", type=Path, metavar="FOLDER", help=f"where NAME.val.jsonl are [nlu/zeroshot of the folder ${DATA}]"
+        "--examples",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folder with the files NAME.val.jsonl [nlu/zeroshot in the folder ${DATA}]",
     )
-    parser.add_argument("--limit", type=whole(1, 10**9), metavar="N", help="ask the first N questions of each set [all]")
-    parser.add_argument("--seed", type=whole(0, 2**63 - 1), help="of the examples that are drawn [0]")
+    parser.add_argument("--limit", type=whole(1, 10**9), metavar="N", help="ask only the first N questions of each set [all]")
+    parser.add_argument("--seed", type=whole(0, 2**63 - 1), help="seed for drawing the examples [0]")
 
 
 def refuse_flags(options: argparse.Namespace) -> None:
     """Refuse flags that have no effect without --tasks."""
     for name in OWN_FLAGS:
         if getattr(options, name) is not None:
-            raise OptionError(f"--{name} has no effect without --tasks", where="in the typed options", fix="name sets: --tasks")
+            raise OptionError(
+                f"--{name} has no effect without --tasks", where="on the command line", fix="name question sets with --tasks"
+            )
 
 
 def evaluate(run: Run, options: argparse.Namespace) -> int:
@@ -56,7 +61,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
 
     sets, shots, seed = _sets(options.tasks), _shots(options.shots or "0"), options.seed or 0
     if not any(shots) and options.seed is not None:
-        raise OptionError("--seed has no effect without shots", where="in the typed options", fix="remove it, or add --shots")
+        raise OptionError("--seed has no effect without shots", where="on the command line", fix="remove it, or add --shots")
     folder = options.examples or _default_folder()
     asked = [read_examples(each, folder) for each in sets]
     for each in asked:
@@ -75,11 +80,11 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
             try:
                 keep(run.folder, found, chosen.table())
             except WriteError as error:  # of a run that may only be read: its numbers are worth printing
-                say(f"warning: these scores are printed and not kept: {error.what}: {error.where}")
+                say(f"warning: these scores are printed but not saved: {error.what}: {error.where}")
             scores += found
             if found[0].cut:
                 cut = counted(found[0].cut, "question")
-                say(f"of {cut} the beginning was not read: the model reads {length:,} tokens at once")
+                say(f"the beginning of {cut} was cut off: the model reads {length:,} tokens at once")
     _show(scores, as_json=options.json)
     return 0
 
@@ -91,7 +96,7 @@ def _sets(names: str) -> list[QuestionSet]:
     wanted = list(dict.fromkeys(names.split(",")))
     for name in wanted:
         if name not in SETS:
-            raise unknown(name, SETS, kind="set of questions", where="--tasks")
+            raise unknown(name, SETS, kind="question set", where="--tasks")
     return [SETS[name] for name in wanted]
 
 
@@ -100,7 +105,9 @@ def _shots(text: str) -> list[int]:
     found = []
     for part in dict.fromkeys(text.split(",")):
         if not (part.isascii() and part.isdigit() and len(part) < 5 and int(part) <= MOST_SHOTS):
-            raise OptionError(f"{shown(part)} is no number of shots", where="--shots", fix=f"0 to {MOST_SHOTS}, as in 0,1,4")
+            raise OptionError(
+                f"{shown(part)} is not a valid number of shots", where="--shots", fix=f"0 to {MOST_SHOTS}, as in 0,1,4"
+            )
         found.append(int(part))
     return found
 
@@ -108,9 +115,9 @@ def _shots(text: str) -> list[int]:
 def _default_folder() -> Path:
     if not os.environ.get(DATA):
         raise InputError(
-            "it is not known where the questions are",
-            where=f"neither --examples nor {DATA} is given",
-            fix="name a folder that holds NAME.val.jsonl, lines of JSON: --examples FOLDER; docs/few-shot.md tells the columns",
+            "no folder with questions is given",
+            where=f"neither --examples nor {DATA} is set",
+            fix="give --examples FOLDER with files NAME.val.jsonl; docs/few-shot.md describes their columns",
         )
     return Path(os.environ[DATA]) / "nlu" / "zeroshot"
 

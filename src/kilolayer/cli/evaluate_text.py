@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Flags) -> None:
     """Of language models alone."""
-    parser.add_argument("--stride", type=whole(1, 2**24), metavar="N", help="tokens from window to window [text.stride]")
+    parser.add_argument(
+        "--stride", type=whole(1, 2**24), metavar="N", help="tokens from the start of one window to the next [text.stride]"
+    )
     evaluate_shots.add_flags(parser)
 
 
@@ -28,7 +30,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     if options.tasks is not None:
         for name in ("stride", "test"):
             if getattr(options, name):
-                where, fix = "in the typed options", "remove one of them"
+                where, fix = "on the command line", "remove one of them"
                 raise OptionError(f"--{name} has no effect with --tasks", where=where, fix=fix)
         return evaluate_shots.evaluate(run, options)
     evaluate_shots.refuse_flags(options)
@@ -38,7 +40,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     if options.stride is not None and options.stride > text.length:
         raise OptionError(f"--stride is {options.stride}", where=where, fix=f"allowed: 1 to text.length, {text.length}")
     if not text.test and not text.test_share and not options.test:
-        raise InputError("the run has no test part", where=where, fix="name a text: --test")
+        raise InputError("the run has no test set", where=where, fix="name a text: --test")
     if options.test:
         scores = _scores_of(run, options)
     else:

@@ -1,4 +1,4 @@
-"""kilolayer evaluate of a translator: scores with signatures, where the errors lie; with other runs, significance."""
+"""kilolayer evaluate of a translator: scores with signatures, and where the errors are; with other runs, significance."""
 
 from __future__ import annotations
 
@@ -41,13 +41,17 @@ class System:
 
 def add_flags(parser: Flags) -> None:
     """Of translators alone."""
-    parser.add_argument("--source", metavar="FILE", help="score this text in the place of the run's test part, a line each")
-    parser.add_argument("--reference", metavar="FILE", help="how the lines of --source should be translated")
-    parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of such a text, in a run with several directions")
-    parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs on the same text")
-    parser.add_argument("--samples", type=whole(1, 100_000), default=SAMPLES, help=f"of the bootstrap [{SAMPLES}]")
-    parser.add_argument("--spbleu", type=Path, metavar="MODEL", help="add spBLEU on the pieces of a SentencePiece model")
-    parser.add_argument("--tokenised", action="store_true", help="add BLEU on the words of text that is tokenised already")
+    parser.add_argument("--source", metavar="FILE", help="score this text instead of the run's test set, one sentence per line")
+    parser.add_argument("--reference", metavar="FILE", help="reference translations of --source, line by line")
+    parser.add_argument("--direction", metavar="SOURCE-TARGET", help="direction of that text, if the run has several")
+    parser.add_argument(
+        "--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs with the same test set, to compare with"
+    )
+    parser.add_argument("--samples", type=whole(1, 100_000), default=SAMPLES, help=f"bootstrap samples [{SAMPLES}]")
+    parser.add_argument(
+        "--spbleu", type=Path, metavar="MODEL", help="add spBLEU, computed on the pieces of this SentencePiece model"
+    )
+    parser.add_argument("--tokenised", action="store_true", help="add BLEU on text that is already tokenised")
     parser.add_argument("--meteor", action="store_true", help="add METEOR; needs nltk and its WordNet data")
 
 
@@ -118,7 +122,7 @@ def _tests(run: Run, options: argparse.Namespace) -> list[ParallelText]:
 
     if not options.test and options.source is None and options.reference is None:
         if options.direction is not None:
-            raise OptionError("--direction has no effect on the run's own test part", fix="remove it, or name a text: --test")
+            raise OptionError("--direction has no effect on the run's own test set", fix="remove it, or name a text: --test")
         return []
     assert isinstance(run.config, TranslationConfig)
     text = OtherText(tuple(options.test), options.source, options.reference, options.direction)
@@ -136,7 +140,7 @@ def _on_own(run: Run, options: argparse.Namespace) -> System:
     references = _references(task, run, options)
     if not references:
         fix = "name a text: --test, or --source and --reference"
-        raise InputError("the run has no test part", where=str(run.folder), fix=fix)
+        raise InputError("the run has no test set", where=str(run.folder), fix=fix)
     if kind_of(run.folder / "scores.json") is None:
         run.score(task, choose_device(options.device))
     parts = {part: Translated(lines, [*read_lines(hypotheses_path(run.folder, part))]) for part, lines in references.items()}
@@ -184,7 +188,7 @@ def _lines(runs: dict[str, dict[ScoredPart, Translated]]) -> tuple[list[str], di
     first = next(iter(runs))
     for name, lines in references.items():
         if lines != references[first]:
-            raise InputError(f"{first} and {name} have different test parts", fix="compare runs on the same data.test")
+            raise InputError(f"{first} and {name} have different test sets", fix="compare runs on the same data.test")
     return references[first], {
         name: [line for part in parts.values() for line in part.hypotheses] for name, parts in runs.items()
     }

@@ -13,7 +13,9 @@ from kilolayer.terminal import say
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--to", choices=("huggingface", "ctranslate2"), required=True, help="what will load the model")
+    parser.add_argument(
+        "--to", choices=("huggingface", "ctranslate2"), required=True, help="the library that will load the model"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -26,7 +28,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     found = export(options.run, to=options.to, out=options.out)
     if not found.finished:
-        say(f"the run has not finished: these are its weights so far, of {found.weights}")
+        say(f"the run is not finished: these are its weights so far, of {found.weights}")
     if options.json:
         show_json(
             {

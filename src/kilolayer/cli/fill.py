@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a masked language model")
-    parser.add_argument("text", nargs="?", metavar="TEXT", help="with <mask> in it; without one, each line of standard input")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="a text with <mask> in it [each line of standard input]")
     parser.add_argument("--top", type=whole(1, 1000), default=5, metavar="N", help="tokens to show for each mask [5]")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the products [fp32]")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
+    )
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the matrix products [fp32]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

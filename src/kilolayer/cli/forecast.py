@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     add_run_options(parser)
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
+    parser.add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration file [the embedded default]"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -30,7 +32,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.probe.forecast import STEPS, forecast
 
     with prepared(options.config or registry.EMBEDDED, typed) as (config, task):
-        say(f"{STEPS} steps of the run, with a learning rate that rises until the model breaks")
+        say(f"running {STEPS} steps with a learning rate that rises until training breaks down")
         found = forecast(config, task)
     if options.json:
         show_json(as_json(found))

@@ -27,11 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a language model")
-    parser.add_argument("--prompt", metavar="TEXT", help="what to continue; without it, each line of standard input")
-    parser.add_argument("--max-tokens", type=whole(1, 10**6), default=256, metavar="N", help="most tokens to write [256]")
+    parser.add_argument("--prompt", metavar="TEXT", help="text to continue [each line of standard input]")
+    parser.add_argument(
+        "--max-tokens", type=whole(1, 10**6), default=256, metavar="N", help="maximum number of tokens to generate [256]"
+    )
     add_search_flags(parser, SAMPLING)
-    parser.add_argument("--samples", type=whole(1, 10_000), metavar="N", help="continuations of each prompt [1]")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to write [auto]")
+    parser.add_argument("--samples", type=whole(1, 10_000), metavar="N", help="number of continuations per prompt [1]")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
+    )
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -42,7 +46,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.training.run import Run
 
     if options.greedy and options.samples is not None:
-        raise OptionError("--samples has no effect with --greedy", where="in the typed options", fix="remove one of them")
+        raise OptionError("--samples has no effect with --greedy", where="on the command line", fix="remove one of them")
     writer = LanguageModel(Run.open(options.run, ["causal_lm"]), device=options.device, precision=options.precision)
     more = {"max_tokens": options.max_tokens, "greedy": options.greedy, "samples": options.samples or 1}
     search = typed_search(options, typed, writer.search, **more)
@@ -58,7 +62,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     else:
         cut = _print_all(results)
     if cut:
-        say(f"of {counted(cut, 'prompt')} the beginning was not read: the model reads {writer.context} tokens at once")
+        say(f"the beginning of {counted(cut, 'prompt')} was cut off: the model reads {writer.context} tokens at once")
     return 0
 
 

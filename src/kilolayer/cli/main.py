@@ -24,21 +24,21 @@ from kilolayer.tasks.registry import Verb
 from kilolayer.version import VERSION
 
 OWN_VERBS = {
-    "train": "from text files to a scored model, in a run folder",
-    "compare": "the same task under every combination of options: runs side by side, a table, a page",
-    "evaluate": "a run's scores with their signatures; significance against other runs",
-    "report": "one page of a run, or of several: norms by layer, curves, scores, samples",
-    "export": "a trained run as a folder for Transformers or CTranslate2",
-    "plan": "parameters, constants, FLOPs and memory of a model, before anything is allocated",
-    "forecast": "from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives",
-    "diagnose": "what depth does to a model, before training or from a checkpoint, and what to change",
-    "surface": "the loss around a model's weights, or around the path of its training, as a picture",
-    "reproduce": "a figure or table of the papers at a size that fits, with a verdict; without a name, the list",
-    "recipes": "the list; one recipe's equation, constants and source",
+    "train": "train a model on text files and score it; a run folder holds everything",
+    "compare": "train the same task with every combination of options, or compare existing runs: a table and a page",
+    "evaluate": "show a run's test scores with signatures, or compare it with other runs",
+    "report": "write an HTML page about one or more runs: norms by layer, curves, scores, samples",
+    "export": "export a trained run to a folder for Transformers or CTranslate2",
+    "plan": "show the parameters, constants, FLOPs and memory of a model, before anything is allocated",
+    "forecast": "estimate from 60 steps the largest learning rate and the shortest warm-up that a configuration survives",
+    "diagnose": "measure what depth does to a model, before training or from a checkpoint, and advise what to change",
+    "surface": "plot the loss around a model's weights, or around the path of its training",
+    "reproduce": "repeat a figure or table of a paper at a feasible size, with a verdict; without a name, list them",
+    "recipes": "list all recipes, or show one recipe's equation, constants and source",
 }
 LONGEST_MESSAGE, LONGEST_LINE = 500, 2000
 UNREAD = "unrecognized arguments: "
-"""How argparse begins to tell of words that no argument takes."""
+"""How argparse's message about unknown arguments begins."""
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 PEER_GONE = re.compile("connection (closed|reset|refused)|broken pipe|remote process exited", re.IGNORECASE)
 
@@ -50,10 +50,10 @@ class Parser(argparse.ArgumentParser):
         fix = f"see: {self.prog} --help"
         if message.startswith(UNREAD):
             word = message.removeprefix(UNREAD)[:LONGEST_MESSAGE]
-            message = f"{self.prog} takes nothing called {shown(word)}"
+            message = f"{self.prog} does not take the argument {shown(word)}"
             if self.get_default("reads_lines"):
                 fix = f"it reads lines from standard input: {self.prog} RUN < {word}"
-        raise OptionError(message[:LONGEST_MESSAGE], where="in the typed options", fix=fix)
+        raise OptionError(message[:LONGEST_MESSAGE], where="on the command line", fix=fix)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _let_the_first_speak()
         known = _explained(error)
         if known is None:
-            terminal.say("kilolayer: this is a fault of Kilolayer itself; please report it with the lines below")
+            terminal.say("kilolayer: this is a bug in Kilolayer; please report it with the lines below")
             raise
         for line in (f"kilolayer: {known.what}", known.where and f"  {known.where}", known.fix and f"  {known.fix}"):
             if line:
@@ -101,10 +101,10 @@ def _explained(error: Exception) -> KilolayerError | None:
             return KilolayerError(f"the output cannot be written: {reason}", fix=fix)
         return KilolayerError(f"a file cannot be used: {reason}", where=os.fsdecode(error.filename), fix=fix)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
-        fix = "lower batches.tokens, or make the model smaller; `kilolayer plan` tells what a model needs"
+        fix = "lower batches.tokens, or make the model smaller; `kilolayer plan` shows what a model needs"
         return KilolayerError("there is not enough memory", where=str(error).partition("\n")[0][:300], fix=fix)
     if terminal.under_torchrun() and isinstance(error, RuntimeError) and PEER_GONE.search(str(error)):
-        fix = "what that one or torchrun says tells why; then go on with --resume"
+        fix = "its messages, or those of torchrun, say why; then continue with --resume"
         return KilolayerError("another process of this run has ended", where=str(error).partition("\n")[0][:300], fix=fix)
     return None
 
@@ -159,10 +159,10 @@ def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:
             continue
         if flag in (parser.get_default("file_names") or []):
             raise OptionError(
-                f"{flag} cannot be typed",
-                where="in the typed options",
-                fix=f"write it first in a file, {flag[2:]} = ..., and type the file: {parser.prog} CONFIG.toml",
+                f"{flag} cannot be set on the command line",
+                where="on the command line",
+                fix=f"write {flag[2:]} = ... at the top of a configuration file, and name the file: {parser.prog} CONFIG.toml",
             )
         if meant := [name for name in parser.get_default("typed_names") or [] if name.endswith(f".{flag[2:]}")]:
-            raise OptionError(f"unknown option {flag!r}", fix=f"options of a table are typed with its name: {', '.join(meant)}")
+            raise OptionError(f"unknown option {flag!r}", fix=f"write the option with its table: {', '.join(meant)}")
         raise unknown(flag, valid)

@@ -65,7 +65,7 @@ def show_scores(scores: dict[str, Any]) -> None:
     if tests:
         _show_weights(scores.get("weights"))
     else:
-        say("there are no scores: the run has no test part")
+        say("there are no scores: the run has no test set")
 
 
 def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
@@ -74,7 +74,7 @@ def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[
     rows = [[part, *(_shown(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
     for side, values in averages.items():
         rows.append([f"average {side}", *(_shown({"value": values[key]} if key in values else {}) for key in names)])
-    show_table("scores by test part", rows, ["", *names.values()])
+    show_table("scores by test set", rows, ["", *names.values()])
     for line in dict.fromkeys(f"{each['name']}: {_how(each)}" for entry in tests.values() for each in entry.values()):
         show_line(line)
     show_line()
@@ -118,7 +118,7 @@ def show_errors(scores: dict[str, Any]) -> None:
     """Where the errors lie, as scores.json holds it: word accuracy by training frequency, BLEU by sentence length."""
     counts = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis"}
     frequency, length = scores.get("frequency_buckets", []), scores.get("length_buckets", [])
-    _show_buckets("word accuracy (F1) by times seen in training", frequency, counts, ("f1", "F1", 3))
+    _show_buckets("word accuracy (F1) by frequency in training", frequency, counts, ("f1", "F1", 3))
     _show_buckets("BLEU by words of the reference", length, {"sentences": "sentences"}, ("bleu", "BLEU", 1))
 
 

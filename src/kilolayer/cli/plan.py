@@ -34,11 +34,15 @@ class PlanConfig:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     add_options(parser, ModelConfig, "model")
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; without it, defaults")
-    parser.add_argument("--batch", type=COUNT, help="sequences at once [what batches.tokens holds, else 64]")
-    parser.add_argument("--length", type=COUNT, help="tokens a sequence and side [a language model's text.length, else 64]")
-    parser.add_argument("--beam", type=COUNT, help="hypotheses a sentence when decoding [those of the search, else 5]")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of weights and activations [bf16]")
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration file [the default values]")
+    parser.add_argument("--batch", type=COUNT, help="sequences per batch [as many as fit in batches.tokens, else 64]")
+    parser.add_argument(
+        "--length", type=COUNT, help="tokens per sequence, on each side [a language model's text.length, else 64]"
+    )
+    parser.add_argument("--beam", type=COUNT, help="hypotheses per sentence in decoding [as in the search options, else 5]")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="bf16", help="precision of weights and activations [bf16]"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -117,9 +121,9 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
     show_table(
         f"Arithmetic at length {work.length}, FLOPs",
         [
-            ("forward, a token", human_count(cost.forward_flops_per_token)),
-            ("training, a token", human_count(cost.training_flops_per_token)),
-            (f"training, a step of {work.batch} x {work.length}", human_count(_step_flops(cost))),
+            ("forward, per token", human_count(cost.forward_flops_per_token)),
+            ("training, per token", human_count(cost.training_flops_per_token)),
+            (f"training, per step of {work.batch} x {work.length}", human_count(_step_flops(cost))),
         ],
     )
     a_side = " a side" if len(depths.sides) > 1 else ""

@@ -20,8 +20,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a classifier")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto]")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the matrix products [fp32]")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
+    )
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the matrix products [fp32]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -46,7 +48,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if options.json:
         show_json(tables)
     if cut:
-        say(f"{counted(cut, 'line')} longer than examples.length tokens: cut")
+        say(f"{counted(cut, 'line')} longer than examples.length tokens: truncated")
     return 0
 
 

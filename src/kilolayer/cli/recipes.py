@@ -20,7 +20,7 @@ SINGLES = (12, 24, 100, 1000)
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; its options are typed as --model.recipe.NAME VALUE")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; set its options with --model.recipe.NAME VALUE")
     parser.add_argument("--encoder-layers", type=whole(0, DEEPEST), metavar="N", help="depth of the encoder")
     parser.add_argument("--decoder-layers", type=whole(0, DEEPEST), metavar="M", help="depth of the decoder")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     typed_options = _typed_options(typed)
     if options.name is None:
         if typed or options.encoder_layers is not None or options.decoder_layers is not None:
-            raise OptionError("an option without a recipe", fix="name the recipe first: kilolayer recipes NAME")
+            raise OptionError("an option is given without a recipe", fix="name the recipe first: kilolayer recipes NAME")
         _list(options.json)
         return 0
     recipe = recipes.get(options.name, **typed_options)
@@ -55,8 +55,8 @@ def _typed_options(typed: list[str]) -> Table:
             return table
         case _:
             pass
-    fix = "options of the recipe are typed as --model.recipe.NAME VALUE"
-    raise OptionError(f"unexpected option {typed[0].partition('=')[0]!r}", where="in the typed options", fix=fix)
+    fix = "set options of the recipe with --model.recipe.NAME VALUE"
+    raise OptionError(f"unexpected option {typed[0].partition('=')[0]!r}", where="on the command line", fix=fix)
 
 
 def _list(as_json: bool) -> None:

@@ -14,8 +14,15 @@ from kilolayer.terminal import say
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder; several: one page of all")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page [report.html in the run, or above several]")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run folder; several give one page about all of them"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to write the page [report.html in the run, or in the folder that contains several]",
+    )
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -26,7 +33,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         raise unknown(typed[0], ["--help"])
     for each in options.runs:
         if kind_of(each / "config.toml") is None:
-            raise InputError("this is not a run", where=str(each), fix="name a folder that `kilolayer train` made")
+            raise InputError("this is not a run", where=str(each), fix="name a folder that `kilolayer train` created")
     runs = list({resolve(each): each for each in options.runs}.values())
     if len(runs) == 1 and options.out is None:
         report = write_report(runs[0])

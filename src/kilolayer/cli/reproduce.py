@@ -1,4 +1,4 @@
-"""kilolayer reproduce: a figure or a table of the papers at a size that fits, with a verdict."""
+"""kilolayer reproduce: a figure or a table of a paper at a feasible size, with a verdict."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ DATA = "KILOLAYER_DATA"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="such as deepnet-figure4; without one, the list")
-    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where runs and results lie [runs/reproduce]")
-    parser.add_argument("--tiny", action="store_true", help="a form that ends in seconds on a processor; it decides nothing")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="such as deepnet-figure4; without it, all are listed")
+    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder for runs and results [runs/reproduce]")
     parser.add_argument(
-        "--parallel", type=whole(1, MOST_PARALLEL), metavar="N", help="runs side by side [as memory and cores allow]"
+        "--tiny", action="store_true", help="a tiny version that takes seconds on a CPU; its verdict means nothing"
     )
-    parser.add_argument("--seconds", type=whole(1, 10**9), help="stop the runs after this time; the same command goes on")
-    parser.add_argument("--json", action="store_true", help="print what was measured as one JSON document")
+    parser.add_argument(
+        "--parallel",
+        type=whole(1, MOST_PARALLEL),
+        metavar="N",
+        help="maximum number of runs at once [as many as memory and cores allow]",
+    )
+    parser.add_argument("--seconds", type=whole(1, 10**9), help="stop after this many seconds; the same command continues")
+    parser.add_argument("--json", action="store_true", help="print all measurements as one JSON document")
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -59,7 +64,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if reproduction.published is not None:
         show_table("in the paper", reproduction.published.rows, reproduction.published.header)
     if options.tiny:
-        show_line("the tiny form shows that everything runs; its verdict means nothing")
+        show_line("the tiny version only shows that everything runs; its verdict means nothing")
     show_line(f"{verdict.word}: {verdict.why}")
     show_line(f"page: {lab.folder / 'page.html'}")
     return 0
@@ -72,7 +77,7 @@ def _data() -> Path:
         raise InputError(
             "a reproduction needs real text",
             where=f"{DATA} is {shown(folder)}" if folder else f"{DATA} is not set",
-            fix=f"set {DATA} to the folder that holds it (docs/reproduce.md), or give --tiny",
+            fix=f"set {DATA} to the folder that contains it (docs/reproduce.md), or give --tiny",
         )
     return Path(folder)
 

@@ -45,14 +45,14 @@ def typed_search(
         short = typed[0].partition("=")[0].rpartition(".")[2].replace("_", "-")
         raise OptionError(
             f"unknown option {typed[0].partition('=')[0]!r}",
-            where="in the typed options",
-            fix=f"options of the search are typed without a table, as --beam or --temperature: --{short}, if there is one",
+            where="on the command line",
+            fix=f"give options of the search without a table, such as --beam or --temperature: --{short}, if it exists",
         )
     names = [field.name for field in dataclasses.fields(SearchConfig)]
     given: dict[str, Any] = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if given.get("temperature") == 0:
         raise OptionError(
-            "--temperature is 0", where="in the typed options", fix="--greedy takes the most probable token at each step"
+            "--temperature is 0", where="on the command line", fix="--greedy takes the most probable token at each step"
         )
     asked = {name: method for method, own in OPTIONS_OF.items() for name in own if name in given}
     asked |= {"greedy": "greedy"} if options.greedy else {}
@@ -61,10 +61,10 @@ def typed_search(
         if method != asked[first]:
             raise OptionError(
                 f"--{first.replace('_', '-')} and --{name.replace('_', '-')} ask for different searches",
-                where="in the typed options",
+                where="on the command line",
                 fix="remove one of them",
             )
     try:
         return search(**given, **more)
     except OptionError as error:
-        raise error.at("in the typed options") from None
+        raise error.at("on the command line") from None

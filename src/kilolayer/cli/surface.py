@@ -39,18 +39,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "subject",
         type=Path,
         metavar="RUN|CONFIG.toml",
-        help="a run folder, or a configuration: its model before the first step",
+        help="a run folder; or a configuration, for its model before the first step",
     )
-    parser.add_argument("--size", type=whole(3, 501), default=SIZE, help=f"points a side, an odd number [{SIZE}]")
-    parser.add_argument("--span", type=_span, help=f"how far to go, in lengths of each filter of the weights [{SPAN:g}]")
-    parser.add_argument("--seed", type=whole(0, 2**31 - 1), help="of the two random directions [0]")
-    parser.add_argument("--trajectory", action="store_true", help="the plane of a run's checkpoints, with its path")
-    parser.add_argument("--batches", type=whole(1, 100_000), default=BATCHES, help=f"of the mean loss [{BATCHES}]")
+    parser.add_argument("--size", type=whole(3, 501), default=SIZE, help=f"points per side, an odd number [{SIZE}]")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="for the files [the run's; surfaces/NAME of a configuration]"
+        "--span", type=_span, help=f"distance to each side, relative to the norm of each filter of the weights [{SPAN:g}]"
+    )
+    parser.add_argument("--seed", type=whole(0, 2**31 - 1), help="seed of the two random directions [0]")
+    parser.add_argument("--trajectory", action="store_true", help="use the plane of the run's checkpoints, and show its path")
+    parser.add_argument(
+        "--batches",
+        type=whole(1, 100_000),
+        default=BATCHES,
+        help=f"number of batches that the loss is averaged over [{BATCHES}]",
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs [auto; a configuration's own]"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write the files [the run folder; surfaces/NAME for a configuration]",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device to use [auto; for a configuration, its own]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -61,7 +74,7 @@ def _span(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{shown(text)} is not a number") from None
     if not 0 < value <= LARGEST_SPAN:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most {LARGEST_SPAN:g}, and not {shown(value)}")
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most {LARGEST_SPAN:g}, not {shown(value)}")
     return value
 
 
@@ -106,18 +119,18 @@ def _check(options: argparse.Namespace, typed: list[str]) -> None:
     """Refuse what contradicts itself, before any work."""
     kind = kind_of(options.subject)
     if kind is None:
-        raise InputError("there is neither a run nor a configuration", where=str(options.subject), fix="check the path")
+        raise InputError("found neither a run nor a configuration", where=str(options.subject), fix="check the path")
     if kind == "folder" and typed:
         name, *_ = typed[0].partition("=")
         if "." not in name:
             raise unknown(name, FLAGS)
-        fix = f"remove it, or look at {options.subject / 'config.toml'} with it: that is the model before its first step"
-        raise OptionError(f"{name} is for a configuration, and this is a run", where=str(options.subject), fix=fix)
+        fix = f"remove it, or use it with {options.subject / 'config.toml'}, for the model before its first step"
+        raise OptionError(f"{name} applies to a configuration, and this is a run", where=str(options.subject), fix=fix)
     if kind != "folder" and options.trajectory:
         raise OptionError(
-            "a configuration has no path yet",
+            "a configuration has no training path yet",
             where=str(options.subject),
-            fix="train it, and name the run; or leave --trajectory out",
+            fix="train it and name the run, or remove --trajectory",
         )
     if options.size % 2 == 0:
         raise OptionError(f"--size is {options.size}", fix="give an odd number, so that the weights themselves are a point")
@@ -189,9 +202,9 @@ def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options
     path = Saved.of(subject.run.checkpoints, _start(subject))
     if len(path.paths) == 0 or len(path.steps) < FEWEST:
         raise InputError(
-            f"the path has {counted(len(path.paths), 'whole checkpoint')}, and a plane needs more",
+            f"the path has {counted(len(path.paths), 'whole checkpoint')}, which is too few for a plane",
             where=str(subject.run.checkpoints),
-            fix="train with more of them: --train.save_every 50 --train.keep 1000",
+            fix="train with more checkpoints: --train.save_every 50 --train.keep 1000",
         )
     model = subject.run.load_model(device, Chosen("newest", [path.steps[-1]], []))
     plane = principal_plane(path, [name for name, _ in model.named_parameters()])

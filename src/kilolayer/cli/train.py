@@ -26,13 +26,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     add_run_options(parser)
     parser.epilog = f"{_changeable()}\n\n{parser.epilog}"
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="without it: the embedded default")
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="new run folder [runs/NAME of the configuration]")
+    parser.add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration file [the embedded default]"
+    )
+    parser.add_argument(
+        "--run", type=Path, metavar="FOLDER", help="the new run folder [runs/NAME, after the configuration's file name]"
+    )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="FOLDER",
-        help="go on with a run, exactly from its last checkpoint; with --train.steps beyond its end",
+        help="resume a run exactly from its last checkpoint; with a larger --train.steps, also one that is finished",
     )
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
 
@@ -54,11 +58,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _changeable() -> str:
-    """The options that can be typed beside --resume."""
+    """The options that may be given with --resume."""
     from kilolayer.training.changes import MAY_CHANGE
 
     lines = [f"  {why}: {', '.join(places)}" for why, places in MAY_CHANGE.items()]
-    return "\n".join(["beside --resume these can be typed, or edited in the run's config.toml:", *lines])
+    return "\n".join(["with --resume, these options can be given, or edited in the run's config.toml:", *lines])
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -69,7 +73,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if resume and (options.config is not None or options.run is not None):
         raise OptionError(
             "--resume takes no configuration and no --run",
-            fix="the run folder holds them; type what is to change, as --train.steps 20000",
+            fix="the run folder has its own; give only the options to change, such as --train.steps 20000",
         )
     path = options.config or registry.EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
@@ -105,7 +109,7 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> No
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
     say(f"next: {command()} {task.usage.format(run.folder)}")
-    say(f"or your own text: {command()} train --help")
+    say(f"to train on your own text: {command()} train --help")
     if (reach := how_to_reach()) is not None:
         say(reach)
     if len(tests) == 1 and (headline := task.headline) is not None:

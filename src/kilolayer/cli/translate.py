@@ -27,8 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's own flags."""
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--direction", metavar="SOURCE-TARGET", help="of a run with several directions")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to translate [auto]")
+    parser.add_argument("--direction", metavar="SOURCE-TARGET", help="direction, if the run has several")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
+    )
     add_precision(parser)
     add_search_flags(parser, ("beam", "length_penalty", *SAMPLING, "n_best", *LIMITS))
 
@@ -48,9 +50,9 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     finally:
         source.live.clear()
     if cut:
-        say(f"{counted(cut, 'line')} longer than --max-source-length tokens: cut")
+        say(f"{counted(cut, 'line')} longer than --max-source-length tokens: truncated")
     if source.undecoded:
-        say(f"{counted(source.undecoded, 'line')} with bytes that are no UTF-8: each stands as U+FFFD in what was translated")
+        say(f"{counted(source.undecoded, 'line')} with bytes that are not valid UTF-8: these were read as U+FFFD")
     return 0
 
 

@@ -95,7 +95,9 @@ class Comparison:
         """A comparison that was made before."""
         path = folder / "comparison.toml"
         if kind_of(path) != "file":
-            raise InputError("this is not a comparison", where=str(folder), fix="name a folder that `kilolayer compare` made")
+            raise InputError(
+                "this is not a comparison", where=str(folder), fix="name a folder that `kilolayer compare` created"
+            )
         folder = resolve(folder)
         table, base = configuration.load(path), configuration.load(folder / "base.toml")
         try:
@@ -104,9 +106,13 @@ class Comparison:
             # A comparison that does not say has told all options.
             named = list(map(str, table.get("named", dict.fromkeys(name for options in runs.values() for name in options))))
         except (KeyError, TypeError, ValueError):
-            raise InputError("the file holds no comparison", where=str(path), fix="make the comparison anew") from None
+            raise InputError(
+                "the file does not hold a comparison", where=str(path), fix="start the comparison again in a new folder"
+            ) from None
         if odd := [name for name in runs if name != Path(name).name or name in ("", ".", "..")]:
-            raise InputError(f"{shown(odd[0])} is no name of a run", where=str(path), fix="make the comparison anew")
+            raise InputError(
+                f"{shown(odd[0])} is not a valid run name", where=str(path), fix="start the comparison again in a new folder"
+            )
         axes_of(runs.values())  # refuses what are no options
         members = [Member(name, options, folder / "runs" / name) for name, options in runs.items()]
         return cls(folder, members, base, started_in, named)
@@ -125,7 +131,7 @@ class Comparison:
         for axis in axes:
             names = DEPTHS if axis.name == LAYERS else (axis.name,)
             if found := [name for name in names if _has(shared, name)]:
-                raise OptionError(f"{found[0]} is both given for all runs and varied", fix="leave one of the two out")
+                raise OptionError(f"{found[0]} is both set for all runs and varied", fix="remove one of the two")
         if kind_of(folder / "comparison.toml") is None:
             return cls.make(folder, config, axes, options, settings)
         found = cls.open(folder)
@@ -134,9 +140,9 @@ class Comparison:
             return cls._anew(found.folder, base, axes, settings)
         if found.base != base:
             raise InputError(
-                "the folder holds a comparison of another configuration",
+                "the folder already holds a comparison of another configuration",
                 where=str(folder),
-                fix=f"choose another with --out, or go on with that one: kilolayer compare {folder}",
+                fix=f"choose another with --out, or continue that one: kilolayer compare {folder}",
             )
         if settings is None:
             found.extend(axes)
@@ -162,9 +168,13 @@ class Comparison:
         places = list(dict.fromkeys(map(resolve, folders)))
         if len(places) < 2:
             where = str(places[0]) if places else ""
-            raise OptionError("one run is nothing to compare", where=where, fix="name more runs, or a comparison's folder")
+            raise OptionError(
+                "there is only one run, and nothing to compare it with",
+                where=where,
+                fix="name more runs, or a comparison's folder",
+            )
         if out is not None and kind_of(out / "comparison.toml") is not None:
-            raise OptionError("the folder holds a comparison of its own", where=str(out), fix="choose another: --out FOLDER")
+            raise OptionError("the folder already holds a comparison", where=str(out), fix="choose another: --out FOLDER")
         members: list[Member] = []
         for place, options in zip(places, differing_options([read_record(place).config for place in places]), strict=True):
             members.append(Member(_unused(place.name, members), options, place))

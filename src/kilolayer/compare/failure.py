@@ -22,7 +22,7 @@ def failure_of(log: Path, code: int, start: int = 0) -> str:
     lines = [line for line in written.decode("utf-8", errors="replace").splitlines() if line.strip()]
     told = [line.removeprefix("kilolayer: ").strip() for line in lines if line.startswith("kilolayer: ")]
     if code < 0:
-        return "killed, as it happens where memory runs out" if code == -9 else f"ended by signal {-code}"
+        return "killed, probably because memory ran out" if code == -9 else f"ended by signal {-code}"
     if code == 2 and told:
         return "out of memory" if told[-1] == "there is not enough memory" else told[-1]
     found = _exception(lines) or (lines[-1].strip() if lines else f"exit code {code}")

@@ -39,9 +39,9 @@ class Axis:
 
     def __post_init__(self) -> None:
         if self.name not in (LAYERS, RUN, TASK) and not OPTION.fullmatch(self.name):
-            raise OptionError(f"{shown(self.name)} is no option", fix="name it with its table, as in train.lr")
+            raise OptionError(f"{shown(self.name)} is not an option", fix="name it with its table, as in train.lr")
         if not self.values:
-            raise OptionError(f"{self.name} has no values", fix=f"write them with commas: {self.name}=1,2")
+            raise OptionError(f"{self.name} has no values", fix=f"separate them with commas: {self.name}=1,2")
         kept = {_key(value): value for value in self.values}
         object.__setattr__(self, "values", tuple(kept.values()))
         if self.name == LAYERS:
@@ -53,7 +53,7 @@ def parse_axis(name: str, text: str) -> Axis:
     """The axis that `4e-4,8e-4` stands for; values are read as TOML, else as text, and commas inside brackets separate none."""
     words = _split(text)
     if not all(words):
-        raise OptionError(f"a value of {name} is empty: {shown(text)}", fix="write the values with one comma between them")
+        raise OptionError(f"a value of {name} is empty: {shown(text)}", fix="separate the values with single commas")
     return Axis(name, tuple(map(toml_value, words)))
 
 

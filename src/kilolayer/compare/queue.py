@@ -81,9 +81,9 @@ def run_all(
             return 0
         if kind_of(comparison.started_in) != "folder":
             raise InputError(
-                "the folder that the comparison was started in is gone, and its paths begin there",
+                "the folder that the comparison was started in no longer exists, and its paths are relative to it",
                 where=str(comparison.started_in),
-                fix="make it again, or correct started_in in comparison.toml",
+                fix="create it again, or correct started_in in comparison.toml",
             )
         return _Queue(comparison, members, parallel, stop, tell).run(seconds)
 
@@ -115,7 +115,7 @@ class _Queue:
     def run(self, seconds: float | None) -> int:
         end = None if seconds is None else time.monotonic() + seconds
         every = counted(len(self.comparison.members), "run")
-        self.say(f"to be trained: {self.total} of {every}, at most {self.most} side by side")
+        self.say(f"{self.total} of {every} to train, at most {self.most} at once")
         try:
             while self._goes_on() and (end is None or time.monotonic() < end):
                 if not self._start_next():
@@ -168,9 +168,9 @@ class _Queue:
         process = None
         if holder_of(member.folder) is None:
             process = self._process(member, device)
-            self.say(f"{member.name} is started" + (f" on GPU {name}" if (name := _gpu_of(device)) else ""))
+            self.say(f"{member.name}: started" + (f" on GPU {name}" if (name := _gpu_of(device)) else ""))
         else:
-            self.say(f"{member.name} is still under way")
+            self.say(f"{member.name}: still running")
         device.demands[member.name] = self.demands[member.name]
         self.running.append(Child(member, device, process, logged))
         if len(self.running) > 1:
@@ -228,12 +228,12 @@ class _Queue:
         if child.beside and text.startswith(OUT_OF_MEMORY) and member.name not in self.alone:
             self.alone.add(member.name)
             self.waiting.append(member)
-            self.say(f"{member.name}: {text}; it is tried again alone")
+            self.say(f"{member.name}: {text}; it will be run again on its own")
             return
         if code == 2 and not any(kind_of(each.folder / "config.toml") for each in self.comparison.members):
             raise _refusal(log, member)
         self.comparison.note_failure(member, text)
-        self.say(f"{member.name}: failed: {text}; its log: {log}")
+        self.say(f"{member.name}: failed: {text}; log: {log}")
         if not text.startswith(OUT_OF_MEMORY):  # which is a matter of size: others may have enough
             self.failing.learns = self.failing.learns or any(map(_has_stepped, self.comparison.members))
             self.failing.add(member, text)
@@ -248,16 +248,16 @@ class _Queue:
         failed, left = len(self.failing.members), len(self.waiting)
         others = f"; {counted(left, 'other')} {'is' if left == 1 else 'are'} not started" if left else ""
         return KilolayerError(
-            f"{failed} runs failed alike before their first step: {self.failing.text}{others}",
-            where=f"the whole log: {self.comparison.log_path(self.failing.members[-1])}",
-            fix=f"mend what it tells, then go on with: kilolayer compare {self.comparison.folder}",
+            f"{failed} runs failed in the same way before their first step: {self.failing.text}{others}",
+            where=f"full log: {self.comparison.log_path(self.failing.members[-1])}",
+            fix=f"fix the cause, then continue with: kilolayer compare {self.comparison.folder}",
         )
 
     def _show(self) -> None:
         if self.line.due:
             done = self.total - len(self.waiting) - len(self.running)
             names = ", ".join(child.member.name for child in self.running)
-            self.line.show(f"{done} of {self.total} done, under way: {names}")
+            self.line.show(f"{done} of {self.total} done, running: {names}")
 
     def _stop_all(self) -> None:
         """End what is under way, with checkpoints; a second signal to this process insists there too."""

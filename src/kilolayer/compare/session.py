@@ -27,10 +27,10 @@ def run_comparison(
     parallel: int | None = None,
     seconds: float | None = None,
 ) -> Comparison:
-    """Train every combination of values, `{"model.recipe": ["post_ln", "pre_ln"], "layers": [6, 18]}`, side by side.
+    """Train every combination of values, `{"model.recipe": ["post_ln", "pre_ln"], "layers": [6, 18]}`, several runs at once.
 
-    config: a TOML file, or None for the embedded default, with `options` ({"train.steps": 500}) laid over it. A comparison that
-    is in the folder already goes on, and is extended by further values. parallel, seconds: see `run_all`.
+    config: a TOML file, or None for the embedded default; `options` ({"train.steps": 500}) override its values. A comparison
+    that is already in the folder is continued, and extended by new values. parallel, seconds: see `run_all`.
     """
     for name, most in (("parallel", parallel), ("seconds", seconds)):
         if most is not None and not (isinstance(most, int | float) and most > 0):
@@ -60,7 +60,7 @@ def _listed(axes: Axes) -> list[Axis]:
 
 
 def compare_runs(folders: Sequence[str | PathLike[str]], out: str | PathLike[str] | None = None) -> Comparison:
-    """Runs that exist, by the options in which they differ; out: a folder that gets comparison.json and the page."""
+    """Compare existing runs by the options in which they differ; out: a folder for comparison.json and the page."""
     if isinstance(folders, str | PathLike):
         raise OptionError(
             f"folders is {shown(folders)}", where="compare_runs", fix='give a list: ["runs/first", "runs/second"]'

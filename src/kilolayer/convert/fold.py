@@ -45,10 +45,10 @@ READERS: dict[type[nn.Module], tuple[str, ...]] = {
 
 @torch.no_grad()
 def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
-    """A new plain Post-LN model that computes the same function, its weights copies.
+    """A new plain Post-LN model that computes the same function, with copies of the weights.
 
-    max_length: how many positions to write out where a trained residual vector meets sinusoidal positions; those become a
-    learned table. Intermediate hidden states are scaled; outputs are equal. Raises where the recipe has no such form.
+    max_length: how many positions to write out if a trained residual vector scales sinusoidal positions, which then become a
+    learned table. Intermediate hidden states are scaled; outputs are equal. Raises if the recipe has no such form.
     """
     _check(model)
     # A norm on the embedded input takes the first scale, as every norm takes that of the sublayer behind it.
@@ -63,7 +63,7 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
             fix="multiply the embeddings by it yourself, or train with a fixed w",
         )
     if max_length is not None and not (vectors and model.config.positions == "sinusoidal"):
-        raise FoldError("max_length has no effect here", fix="it is for trained residual vectors under sinusoidal positions")
+        raise FoldError("max_length has no effect here", fix="it applies to trained residual vectors with sinusoidal positions")
     plain = _empty(model, firsts, untied=vectors, max_length=max_length)
     _copy_weights(model, plain)
     if vectors:
@@ -85,8 +85,8 @@ def _first_eps(config: ModelConfig, side: Side, scale: Tensor | None) -> float |
 def _check(model: AnyModel) -> None:
     if not isinstance(model, AnyModel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise FoldError(
-            f"{type(model).__name__} is no model of Kilolayer",
-            fix="give an Encoder, a Decoder or an EncoderDecoder; what kl.adapt has changed, kl.bake makes plain",
+            f"{type(model).__name__} is not a Kilolayer model",
+            fix="give an Encoder, a Decoder or an EncoderDecoder; for a model that kl.adapt has changed, use kl.bake",
         )
     refuse_part(model)
     recipe = model.config.recipe
@@ -118,7 +118,7 @@ def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max
             if max_length is None:
                 raise FoldError(
                     "a trained residual vector scales the sinusoidal positions, which must become a table",
-                    fix="say how long: fold(model, max_length=1024)",
+                    fix="set its length: fold(model, max_length=1024)",
                 )
             config = replace(config, positions="learned", max_length=max_length)
     weight = next(model.parameters())

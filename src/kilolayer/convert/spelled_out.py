@@ -34,7 +34,7 @@ def spell_out(model: AnyModel, max_length: int) -> AnyModel:
     config = model.config
     if config.positions not in ("sinusoidal", "learned") or model.embedding is None:
         raise FoldError(
-            f"{config.positions} positions are no table at the input", fix="use a model with sinusoidal or learned ones"
+            f"{config.positions} positions are not a table at the input", fix="use a model with sinusoidal or learned ones"
         )
     plain_config = replace(
         config,

@@ -175,12 +175,12 @@ def check_position(state: Mapping[str, Any], identity: str, seed: int) -> tuple[
     epoch, index = state.get("epoch"), state.get("index")
     if state.get("data") != identity or state.get("seed") != seed:
         raise InputError(
-            "the position belongs to other data, another seed or other batches",
+            "the saved position belongs to different data, another seed or different batches",
             where="the saved state of the data",
             fix="resume with the configuration and the text of the run, or start a new run",
         )
     if type(epoch) is not int or type(index) is not int or epoch < 0 or index < 0:
-        raise InputError(f"not a position: {dict(state)}", where="the saved state of the data", fix="use what state() gave")
+        raise InputError(f"not a position: {dict(state)}", where="the saved state of the data", fix="use what state() returned")
     return epoch, index
 
 

@@ -65,7 +65,7 @@ def parse_byte_pieces(text: bytes, where: str) -> BytePieces:
 def _of_tokenizer(table: Any, where: str) -> BytePieces:
     model = table.get("model") if isinstance(table, dict) else None
     if not isinstance(model, dict):
-        raise InputError("the file has no model: it is no tokenizer.json", where=where, fix=FIX)
+        raise InputError("the file has no model: it is not a tokenizer.json", where=where, fix=FIX)
     for wrong, what in _faults(table, model):
         if wrong:
             raise InputError(what, where=where, fix=FIX)
@@ -102,9 +102,9 @@ def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, st
 def _checked(vocabulary: Any, where: str, merges: Sequence[tuple[str, Any]]) -> BytePieces:
     """The pieces, where all of them are there and stand for bytes. vocabulary: piece to id; merges: each with its place."""
     if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
-        raise InputError("the vocabulary is no table from pieces to ids", where=where, fix=FIX)
+        raise InputError("the vocabulary does not map pieces to ids", where=where, fix=FIX)
     if len({*vocabulary.values()}) < len(vocabulary):
-        raise InputError("two pieces have one id", where=where, fix=FIX)
+        raise InputError("two pieces have the same id", where=where, fix=FIX)
     if missing := sorted(byte for letter, byte in BYTE_OF.items() if letter not in vocabulary):
         raise InputError(f"the vocabulary is not byte-level: byte 0x{missing[0]:02x} has no piece", where=where, fix=FIX)
     pairs = [_pair(place, merge) for place, merge in merges]
@@ -112,9 +112,11 @@ def _checked(vocabulary: Any, where: str, merges: Sequence[tuple[str, Any]]) -> 
     for (place, _), (first, second) in zip(merges, pairs, strict=True):
         for part in (first, second):
             if part not in made:
-                raise InputError(f"the merge needs {shown(part)}, which is no byte and no merge makes", where=place, fix=FIX)
+                raise InputError(
+                    f"the merge needs {shown(part)}, which is not a byte and is not produced by any merge", where=place, fix=FIX
+                )
         if first + second not in vocabulary:
-            raise InputError(f"the merge makes {shown(first + second)}, which has no id", where=place, fix=FIX)
+            raise InputError(f"the merge produces {shown(first + second)}, which has no id", where=place, fix=FIX)
         if first + second in SPECIAL:
             raise InputError(f"the merge makes {first + second}, which is a special token", where=place, fix=FIX)
     pieces = sorted(made, key=vocabulary.__getitem__)

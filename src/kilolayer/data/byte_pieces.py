@@ -117,7 +117,7 @@ def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Byt
         given = parse_byte_pieces(train_pieces(lines, options, "tokenizers"), str(draft))
         if (size := len(SPECIAL) + len(given.pieces)) < config.vocab_size:
             raise OptionError(
-                f"no vocabulary of {config.vocab_size} pieces can be made of this text",
+                f"a vocabulary of {config.vocab_size} pieces cannot be made from this text",
                 where="tokenizer",
                 fix=f"set tokenizer.vocab_size to {size} or less, or give more text",
             )

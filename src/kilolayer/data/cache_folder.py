@@ -62,7 +62,7 @@ def built(folder: Path, build: Callable[[Path], None]) -> Path:
         raise WriteError(
             f"the cache cannot be written: {reason}",
             where=str(folder),
-            fix=f"{fix}; KILOLAYER_CACHE names another folder",
+            fix=f"{fix}; KILOLAYER_CACHE sets another folder",
         ) from None
     return folder
 

@@ -33,22 +33,23 @@ class CorpusConfig:
     """One corpus of a manifest: `[[train]]`, `[[valid]]` or `[[test]]`."""
 
     files: str = ""
-    """Stem, needed: "train" is train.en and train.de, train.en-de.en and train.en-de.de, or train.tsv; plain, .gz or .xz."""
+    """Stem of the file names, required: "train" means train.en and train.de, train.en-de.en and train.en-de.de, or train.tsv;
+    plain, .gz or .xz."""
     directions: list[str] = field(default_factory=list)
-    """What it is used for. Absent: all directions for which it has text."""
+    """The directions that it is used for. Absent: all directions for which it has text."""
     columns: list[str] = field(default_factory=list)
     """The languages of the columns of a two-column TSV file."""
     synthetic: bool = False
-    """Its source side was made by a machine (back-translation): each source gets the tag <bt>."""
+    """The source side is machine-translated (back-translation): each source sentence gets the tag <bt>."""
     upsample: float = bounded(1.0, least=1e-6, most=10_000)
-    """How often an epoch shows each pair; 1.5 shows one half of them twice."""
+    """How often each pair appears in an epoch; with 1.5, half of the pairs appear twice."""
     name: str = ""
-    """Of a test set with scores of its own. Test corpora of one name, or all without one, are scored together."""
+    """Name of a test set that is scored separately. Test corpora with the same name, or without one, are scored together."""
 
     def __post_init__(self) -> None:
         check(self)
         if not self.files:
-            raise OptionError("a corpus names no files", fix='name their stem: files = "train"')
+            raise OptionError("a corpus does not name its files", fix='give their stem: files = "train"')
         if self.name and not SET_NAME.fullmatch(self.name):
             raise OptionError(
                 f"the name of a test set is {shown(self.name)}", fix="use letters, digits, '_', '-' and '.', at most 64"
@@ -68,21 +69,21 @@ class Manifest:
     """A TOML file that lists corpora, languages and directions; stems are relative to it."""
 
     directions: list[str]
-    """The ways to translate: "en-de"; with `languages`, "en-*" stands for English into each other."""
+    """The directions to translate in: "en-de"; with `languages`, "en-*" means from English into each of the others."""
     languages: list[str] = field(default_factory=list)
     """What "*" stands for in `directions`."""
     train: list[CorpusConfig] = field(metadata={"parse": _entries})
-    """The corpora to train on."""
+    """The training corpora."""
     valid: list[CorpusConfig] = field(default_factory=list, metadata={"parse": _entries})
-    """The corpora to choose by."""
+    """The validation corpora, used to choose the best checkpoint."""
     test: list[CorpusConfig] = field(default_factory=list, metadata={"parse": _entries})
-    """The corpora to score on, once."""
+    """The test corpora, scored once, after training."""
 
     def __post_init__(self) -> None:
         check(self)
         for entry in (*self.train, *self.valid):
             if entry.name:
-                raise OptionError(f"name has no effect on the corpus {entry.files!r}", fix="remove it: it is for [[test]]")
+                raise OptionError(f"name has no effect on the corpus {entry.files!r}", fix="remove it: it applies to [[test]]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,28 +91,30 @@ class DataConfig:
     """`[data]`: where the text is. Either `folder`, with the stems of its files, or `manifest`."""
 
     folder: str | None = None
-    """Folder of the corpora."""
+    """Folder that contains the corpora."""
     manifest: str | None = None
     """TOML file that lists corpora, languages and directions."""
     directions: list[str] = field(default_factory=list)
-    """The ways to translate: ["en-de"], or with `languages` ["en-*", "*-en"]. With a manifest: which of its directions."""
+    """The directions to translate in: ["en-de"], or with `languages` ["en-*", "*-en"]. With a manifest: which of its directions
+    to use."""
     languages: list[str] = field(default_factory=list)
     """What "*" stands for in `directions`."""
     train: list[str] = field(default_factory=lambda: ["train"])
-    """Stems of the training corpora: "train" stands for train.en and train.de, or train.tsv; plain, .gz or .xz."""
+    """Stems of the training corpora's file names: "train" means train.en and train.de, or train.tsv; plain, .gz or .xz."""
     valid: str | None = None
     """Stem of the validation corpus."""
     test: str | list[str] | None = None
-    """Stem of the test corpus; or a list of stems, each a test set with scores of its own: ["newstest2013", "newstest2014"]."""
+    """Stem of the test corpus; or a list of stems, each a test set that is scored separately: ["newstest2013",
+    "newstest2014"]."""
     columns: list[str] = field(default_factory=list)
     """The languages of the columns of two-column TSV files."""
     synthetic: list[str] = field(default_factory=list)
-    """Stems of back-translated training corpora: each source gets the tag <bt>."""
+    """Stems of back-translated training corpora; each source sentence gets the tag <bt>."""
     upsample: float = bounded(1.0, least=1e-6, most=10_000)
-    """How often an epoch shows each pair of the corpora in `train` (those in `synthetic`: once)."""
+    """How often each pair of the corpora in `train` appears in an epoch (pairs in `synthetic` appear once)."""
     temperature: float = bounded(1.0, least=1, most=1000)
-    """Directions are drawn with p ~ pairs^(1/temperature): 1 as they are, 5 closer to equal (many languages).
-    Languages share the text that the vocabulary is trained on in the same way."""
+    """Directions are sampled with p ~ pairs^(1/temperature): 1 in proportion to their size, 5 closer to equal (for many
+    languages). The text that the vocabulary is trained on is balanced across languages in the same way."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """What is left out of the training text."""
 
@@ -131,7 +134,7 @@ class DataConfig:
                 if getattr(self, name) != getattr(untouched, name):
                     raise IdleOptionError(
                         f"{name} has no effect with a manifest",
-                        fix="remove it, or say it in the manifest",
+                        fix="remove it, or set it in the manifest",
                         idle=name,
                         beside=("manifest",),
                     )
@@ -202,7 +205,9 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
     elif config.folder is not None:
         base, manifest = Path(config.folder), _as_manifest(config)
     else:
-        raise OptionError("no text is named", where="data", fix="set data.folder and data.directions, or data.manifest")
+        raise OptionError(
+            "no training text is given", where="data", fix="set data.folder and data.directions, or data.manifest"
+        )
     if kind_of(base) != "folder":
         raise InputError("the folder does not exist", where=str(base), fix="check data.folder")
     declared = directions = expand(manifest.directions, manifest.languages)
@@ -229,7 +234,7 @@ def find_test(
     finders = [_Finder(folder, directions, directions, cache) for folder in (base, Path())]
     names = [Path(stem).name for stem in stems]
     if len(set(names)) < len(names):
-        raise OptionError(f"test sets have one name: {', '.join(stems)}", fix="score them one after the other")
+        raise OptionError(f"test sets have the same name: {', '.join(stems)}", fix="score them one at a time")
     found: list[ParallelText] = []
     for stem, name in zip(stems, names, strict=True):
         entry = CorpusConfig(files=stem, columns=config.columns, name=name if SET_NAME.fullmatch(name) else "")
@@ -254,13 +259,13 @@ def expand(names: Sequence[str], languages: Sequence[str]) -> list[Direction]:
             continue
         if not languages:
             raise OptionError(
-                f"the direction {name!r} has a *, and no languages are listed", fix='list them: languages = ["en", "de"]'
+                f"the direction {name!r} has a *, but no languages are listed", fix='list them: languages = ["en", "de"]'
             )
         sources, _, targets = name.partition("-")
         pairs = [(s, t) for s in _matches(sources, languages) for t in _matches(targets, languages) if s != t]
         found.update({Direction.parse(f"{source}-{target}"): None for source, target in pairs})
     if not found:
-        raise OptionError("there is no direction", where="data", fix='name at least one: directions = ["en-de"]')
+        raise OptionError("no direction is given", where="data", fix='name at least one: directions = ["en-de"]')
     return list(found)
 
 
@@ -271,7 +276,7 @@ def _matches(side: str, languages: Sequence[str]) -> list[str]:
         # "en" beside "es" is another language, "enn" beside "en" a slip of the fingers.
         guess = f"; did you mean {near!r}?" if edit_distance(side, near) == 1 and len(side) != len(near) else ""
         raise OptionError(
-            f"languages does not list {side!r}, which stands beside a * in directions{guess}",
+            f"languages does not list {side!r}, which is used with a * in directions{guess}",
             where="data",
             fix=f"add it: languages = [{listed}]",
         )
@@ -307,7 +312,7 @@ def _as_manifest(config: DataConfig) -> Manifest:
     names = [Path(stem).name for stem in tests] if len(tests) > 1 else [""] * len(tests)
     if len(set(names)) < len(names):
         raise OptionError(
-            f"test sets have one name: {', '.join(tests)}", where="data.test", fix="give their files different names"
+            f"test sets have the same name: {', '.join(tests)}", where="data.test", fix="give their files different names"
         )
 
     return Manifest(

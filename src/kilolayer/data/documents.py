@@ -30,17 +30,18 @@ class DocumentsConfig:
     """`[text]`: what a model of running text learns, and how much of it the model reads at once."""
 
     train: list[str] = field(default_factory=list, metadata={"parse": _paths})
-    """Training text: files, and folders with all files below them. A file, or a line of a .jsonl file, is a document."""
+    """Training text: files, or folders, which are read with all their subfolders. Each file, or each line of a .jsonl file, is
+    a document."""
     valid: list[str] = field(default_factory=list, metadata={"parse": _paths})
-    """Text to choose by, as `train`."""
+    """Validation text, in the same form as `train`."""
     test: list[str] = field(default_factory=list, metadata={"parse": _paths})
-    """Text to be scored on, once, as `train`."""
+    """Test text, scored once, in the same form as `train`."""
     valid_share: float = bounded(0.0, least=0, below=1)
-    """Share of the training text's bytes that is taken from its end to choose by."""
+    """Fraction of the training text, in bytes, that is taken from its end for validation."""
     test_share: float = bounded(0.0, least=0, below=1)
-    """Share that is taken from the end to be scored on; it stands behind the validation part."""
+    """Fraction of the training text, in bytes, that is taken from its end for the test; it follows the validation part."""
     length: int = bounded(512, least=1, most=2**24)
-    """Tokens of a window: the most that the model reads at once, in training and later."""
+    """Context length: tokens per window, the maximum that the model reads at once, in training and afterwards."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -62,7 +63,8 @@ class TextConfig(DocumentsConfig):
     """`[text]` of a model that reads from left to right."""
 
     stride: int | None = bounded(None, least=1, most=2**24)
-    """Tokens from one window of the test to the next: each token has at least length - stride before it. Absent: length."""
+    """Tokens from the start of one test window to the next: each token has at least length - stride tokens of context. Absent:
+    length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +72,7 @@ class TextConfig(DocumentsConfig):
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
         if self.stride is not None and not self.test and not self.test_share:
             raise IdleOptionError(
-                "stride has no effect without a test part",
+                "stride has no effect without a test set",
                 fix="set test or test_share, or remove it",
                 idle="stride",
                 beside=("test", "test_share"),
@@ -134,7 +136,7 @@ def absolute(config: AnyText) -> AnyText:
 def find_text(config: DocumentsConfig, cache: Path) -> TextParts:
     """The text that `config` names, with its files checked: present, not empty."""
     if not config.train:
-        raise OptionError("no text is named", where="text", fix="set text.train: a file, or a folder of files")
+        raise OptionError("no training text is given", where="text", fix="set text.train: a file, or a folder of files")
     train = text_files(config.train, "text.train")
     held_out = {name: text_files(paths, f"text.{name}") for name in ("valid", "test") if (paths := getattr(config, name))}
     valid, test = (TextPart(held_out[name]) if name in held_out else None for name in ("valid", "test"))
@@ -158,7 +160,7 @@ def text_files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
         if kind == "folder":
             below = sorted(_files_below(path))
             if not below:
-                raise InputError("the folder has no files", where=f"{where}: {path}", fix="put text into it")
+                raise InputError("the folder has no files", where=f"{where}: {path}", fix="put text files into it")
             found.update(dict.fromkeys(below))
             continue
         if kind is None:

@@ -40,7 +40,7 @@ def encode_text(
 
 def _nothing_left(text: ParallelText, report: FilterReport | None) -> InputError:
     where = " and ".join(map(str, text.files))
-    return blank_side(text) or InputError(f"no pair is left: {report}", where=where, fix="loosen data.filters")
+    return blank_side(text) or InputError(f"no pairs are left: {report}", where=where, fix="relax data.filters")
 
 
 def encode_training(corpora: Corpora, tokenizers: Tokenizers, config: DataConfig, cache: Path) -> Mixture:

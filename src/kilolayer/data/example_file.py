@@ -86,9 +86,9 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
         names = header.split("\t")
         if len(names) == 1 and columns.first not in names:
             raise InputError(
-                f"the first line names no columns: {shown(header)}" if header else "the first line is empty",
+                f"the first line does not name the columns: {shown(header)}" if header else "the first line is empty",
                 where=f"{path}, line {number}",
-                fix="write the names of the columns there, parted by one tab each, without quotes; a file without names: "
+                fix="write the column names there, separated by single tabs, without quotes; for a file without a header, "
                 "set examples.first, second and label to numbers",
             )
         _check_header(names, columns, f"{path}, line {number}")
@@ -102,16 +102,16 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
             raise InputError(
                 f"the line has {counted(len(values), 'column')}, and the first line {told} {len(names)}",
                 where=f"{path}, line {number}",
-                fix="columns are parted by one tab each, without quotes: mend the line",
+                fix="columns are separated by single tabs, without quotes: correct the line",
             )
 
 
 def _objects(path: Path, columns: Columns) -> Iterator[tuple[int, Fields]]:
     if isinstance(columns.first, int):
         raise OptionError(
-            f"column {columns.first} is a number, and {path.name} holds JSON objects",
+            f"column {columns.first} is a number, but {path.name} holds JSON objects",
             where="examples",
-            fix="name what they have: first, second and label",
+            fix="set examples.first, second and label to their keys",
         )
     for number, line in enumerate(read_lines(path), 1):
         try:
@@ -132,7 +132,7 @@ def _check_header(names: Sequence[str], columns: Columns, where: str) -> None:
             raise _missing(column, names, where)
     twice = [column for column in (*wanted, columns.label) if names.count(str(column)) > 1]
     if twice:
-        raise InputError(f"two columns have the name {shown(twice[0])}", where=where, fix="rename one of them")
+        raise InputError(f"two columns are called {shown(twice[0])}", where=where, fix="rename one of them")
 
 
 def _missing(column: str | int, there: Sequence[str | int], where: str) -> InputError:
@@ -141,11 +141,13 @@ def _missing(column: str | int, there: Sequence[str | int], where: str) -> Input
         return InputError(
             f"there is no column {shown(column)}; is it {shown(nearest(column, names))}?",
             where=where,
-            fix=f"columns here: {', '.join(map(shown, names))}; set examples.first, second and label; "
-            "to numbers, where these are no names",
+            fix=f"columns here: {', '.join(map(shown, names))}; set examples.first, second and label, "
+            "to numbers if these are not names",
         )
     return InputError(
-        f"there is no column {shown(column)} here, but {len(there)}", where=where, fix="set examples.first, second and label"
+        f"there is no column {shown(column)}: the file has {counted(len(there), 'column')}",
+        where=where,
+        fix="set examples.first, second and label",
     )
 
 
@@ -167,7 +169,7 @@ def _label(found: Fields, column: str | int, where: str, read: Callable[[Any], s
     label = read(found[column])
     if label is None:
         kind, bound = ("a class", "") if read is _class_name else ("a number", f"; the largest is {LARGEST_NUMBER:g}")
-        fix = f"mend it, or remove the line{bound}"
+        fix = f"correct it, or remove the line{bound}"
         raise InputError(f"the label is {shown(found[column])}, not {kind}", where=where, fix=fix)
     return label
 

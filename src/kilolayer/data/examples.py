@@ -29,31 +29,31 @@ class ExamplesConfig:
     """`[examples]`: the labelled sentences of a classifier, and how they are read."""
 
     train: str | None = None
-    """Training examples: a file of tab-separated columns, or one of JSON objects whose name ends in .jsonl."""
+    """Training examples: a tab-separated file, or JSON objects, one per line, in a file whose name ends in .jsonl."""
     valid: str | None = None
-    """Examples to choose the best checkpoint by."""
+    """Validation examples, used to choose the best checkpoint."""
     test: str | None = None
-    """Examples to be scored on, once. Without labels: the predictions are written, to test.predictions.tsv."""
+    """Test examples, scored once. If they have no labels, the predictions are written to test.predictions.tsv."""
     glue: GlueName | None = None
-    """A task of GLUE, whose files `folder` holds; columns, kind and metrics are then known."""
+    """A GLUE task whose files are in `folder`; columns, kind and metrics are then known."""
     folder: str | None = None
-    """Where GLUE's files are: CoLA/train.tsv as GLUE has them, or CoLA.train.tsv; .gz and .xz too."""
+    """Folder with GLUE's files: CoLA/train.tsv, as GLUE distributes them, or CoLA.train.tsv; also .gz and .xz."""
     first: str | int = bounded("sentence", least=1, most=MOST_COLUMNS)
-    """The column of the sentence: a name in the first line; or a number, from 1 on, in files that have no such line."""
+    """Column of the sentence: a name from the header line; or a number, counted from 1, for files without a header."""
     second: str | int | None = bounded(None, least=1, most=MOST_COLUMNS)
-    """The column of a second sentence; absent: there is one sentence a line."""
+    """Column of the second sentence. Absent: one sentence per example."""
     label: str | int = bounded("label", least=1, most=MOST_COLUMNS)
-    """The column of the label."""
+    """Column of the label."""
     kind: Kind = "class"
-    """What a label is: one of some classes, or a number."""
+    """What a label is: a class, or a number."""
     classes: list[str] = field(default_factory=list)
-    """The classes in their order. Absent: those of the training examples, sorted."""
+    """The classes, in order. Absent: those that occur in the training examples, sorted."""
     metric: MetricName | None = None
-    """What the best checkpoint is chosen by. Absent: as GLUE has it, else accuracy, of numbers pearson."""
+    """Metric by which the best checkpoint is chosen. Absent: GLUE's own, else accuracy for classes and pearson for numbers."""
     length: int = bounded(128, least=8, most=2**20)
-    """The most tokens of an example; the longer of two sentences is cut first."""
+    """Maximum number of tokens in an example; the longer of two sentences is truncated first."""
     rows: int = bounded(32, least=1, most=2**20)
-    """Examples of a batch."""
+    """Examples per batch."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,7 +63,7 @@ class ExamplesConfig:
             self._check_glue()
         if self.metric is not None and self.metric not in METRICS[self.layout_kind]:
             raise OptionError(
-                f"metric {self.metric!r} is not for labels of the kind {self.layout_kind!r}",
+                f"metric {self.metric!r} does not apply to labels of the kind {self.layout_kind!r}",
                 fix=f"allowed: {', '.join(METRICS[self.layout_kind])}",
             )
         if self.classes and self.layout_kind == "number":
@@ -71,10 +71,12 @@ class ExamplesConfig:
                 "classes have no effect where labels are numbers", fix="remove them", idle="classes", beside=("kind", "glue")
             )
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
-            raise OptionError(f"classes are {shown(self.classes)}", fix="name at least two, each once")
+            raise OptionError(f"classes are {shown(self.classes)}", fix="list at least two, each once")
         for name in self.classes:
             if name != name.strip() or not name or "\t" in name:
-                raise OptionError(f"no label can be {shown(name)}", fix="name it without tabs, and without spaces around it")
+                raise OptionError(
+                    f"a label cannot be {shown(name)}", fix="use a name without tabs, and without leading or trailing spaces"
+                )
 
     @property
     def layout_kind(self) -> Kind:
@@ -107,7 +109,9 @@ class ExamplesConfig:
             )
         columns = [self.first, self.label, *([] if self.second is None else [self.second])]
         if len({type(column) for column in columns}) > 1:
-            raise OptionError(f"columns are {shown(columns)}", fix="give all of them names, or all of them numbers")
+            raise OptionError(
+                f"columns are {shown(columns)}", fix="use either names for all of them or numbers for all of them"
+            )
         if len(set(columns)) < len(columns):
             raise OptionError(f"columns are {shown(columns)}", fix="first, second and label must be different columns")
 
@@ -117,7 +121,7 @@ class ExamplesConfig:
         changed = [name for name in own if getattr(self, name) != default[name]]
         if changed:
             raise IdleOptionError(
-                f"{changed[0]} has no effect: glue = {self.glue!r} says it",
+                f"{changed[0]} has no effect: glue = {self.glue!r} sets it",
                 fix="remove it",
                 idle=changed[0],
                 beside=("glue",),
@@ -170,11 +174,13 @@ def read_test(path: Path, config: ExamplesConfig) -> ExampleFile:
 def _paths(config: ExamplesConfig) -> dict[Part, Path]:
     if config.glue is not None:
         if config.folder is None:
-            raise OptionError(f"where GLUE's {config.glue} is, is not said", where="examples", fix="set examples.folder")
+            raise OptionError(f"the folder with GLUE's {config.glue} is not given", where="examples", fix="set examples.folder")
         return find_glue(config.glue, Path(config.folder))
     if config.train is None:
         raise OptionError(
-            "no examples are named", where="examples", fix="set examples.train: a .tsv or .jsonl file; or examples.glue"
+            "no training examples are given",
+            where="examples",
+            fix="set examples.train: a .tsv or .jsonl file; or examples.glue",
         )
     given: dict[Part, str | None] = {"train": config.train, "valid": config.valid, "test": config.test}
     return {part: Path(path) for part, path in given.items() if path is not None}
@@ -187,9 +193,9 @@ def _check_first_line(part: ExampleFile, columns: Columns) -> None:
     others = [count for label, count in counts.items() if label != name]
     if isinstance(columns.first, int) and counts[name] == 1 and len(others) > 1 and min(others) > 1:
         raise InputError(
-            f"the first line is the only one of the class {shown(name)}, as if it named the columns",
+            f"the first line is the only one with the class {shown(name)}, and looks like a header",
             where=f"{part.path}, line {part.examples[0].line}",
-            fix="give the columns by their names; or, if it is an example, list examples.classes",
+            fix="name the columns instead of numbering them; or, if it is an example, list examples.classes",
         )
 
 
@@ -198,13 +204,15 @@ def _classes_of(part: ExampleFile) -> tuple[str, ...]:
     names = {str(example.label) for example in part.examples}
     if len(names) < 2:
         raise InputError(
-            f"all training examples have the label {shown(names.pop())}", where=str(part.path), fix="give some of another class"
+            f"all training examples have the label {shown(names.pop())}",
+            where=str(part.path),
+            fix="add examples of another class",
         )
     if len(names) > MOST_CLASSES:
         raise InputError(
             f"the training examples have {len(names):,} different labels",
             where=str(part.path),
-            fix='numbers are learned with examples.kind = "number"; else check examples.label',
+            fix='to predict numbers, set examples.kind = "number"; otherwise check examples.label',
         )
     if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -217,9 +225,9 @@ def _check_classes(part: ExampleFile, classes: Sequence[str]) -> None:
         if example.label is not None and example.label not in known:
             shortened = [*map(shown, classes[:20]), *(["..."] if len(classes) > 20 else [])]
             raise InputError(
-                f"no class has the name {shown(example.label)}",
+                f"there is no class {shown(example.label)}",
                 where=f"{part.path}, line {example.line}",
-                fix=f"classes: {', '.join(shortened)}; name others in examples.classes",
+                fix=f"classes: {', '.join(shortened)}; list others in examples.classes",
             )
 
 
@@ -229,7 +237,7 @@ def _check_numbers(part: ExampleFile) -> None:
         raise InputError(
             f"all examples have the label {part.examples[0].label}",
             where=str(part.path),
-            fix="give some with another: no correlation is defined with one number alone",
+            fix="add examples with other labels: a correlation is not defined for a single value",
         )
 
 

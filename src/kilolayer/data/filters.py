@@ -19,11 +19,12 @@ class FilterConfig:
     """`[data.filters]`: what is left out of the training text. Validation and test text is never filtered."""
 
     max_tokens: int = bounded(256, least=1, most=2**24)
-    """Longest side in tokens; a pair with a longer one is left out, and counted."""
+    """Maximum number of tokens per side; pairs with a longer side are left out, and counted."""
     max_ratio: float = bounded(9.0, least=0, most=1e9)
-    """Most tokens of one side for each of the other (9: the default of Moses' clean-corpus-n). 0 for any ratio."""
+    """Maximum ratio of the number of tokens of the longer side to that of the shorter (9: the default of Moses'
+    clean-corpus-n). 0: any ratio."""
     duplicates: bool = False
-    """Keep pairs that occurred before in the same corpus."""
+    """Keep pairs that have already occurred in the same corpus."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -83,7 +84,9 @@ class Seen:
         _, first = np.unique(hashes, return_index=True)
         self._room -= len(pairs)
         if self._room < 0:
-            raise InputError("the text has more pairs than were counted", fix="leave the files alone while they are read")
+            raise InputError(
+                "the text has more pairs than when it was counted", fix="do not change the files while they are read"
+            )
         new = np.zeros(len(pairs), dtype=bool)
         new[first] = self._insert(hashes[first])
         return new

@@ -47,11 +47,11 @@ def read_marian_pieces(folder: Path) -> MarianPieces:
             raise InputError(
                 "source and target number their pieces differently",
                 where=str(folder / TARGET_NUMBERS),
-                fix="the model can be imported, kl.from_huggingface, but no run starts from it",
+                fix="the model can be imported with kl.from_huggingface, but no run can start from it",
             )
         numbers |= target
     if len({*numbers.values()}) < len(numbers):
-        raise InputError("two pieces have one id", where=str(folder / NUMBERS), fix=FIX)
+        raise InputError("two pieces have the same id", where=str(folder / NUMBERS), fix=FIX)
     for name in ("<unk>", "</s>"):
         if name not in numbers:
             raise InputError(f"the vocabulary has no {name}", where=str(folder / NUMBERS), fix=FIX)
@@ -63,7 +63,7 @@ def read_marian_pieces(folder: Path) -> MarianPieces:
 def _numbers(path: Path) -> dict[str, int]:
     found = read_json(path)
     if not isinstance(found, dict) or not all(type(token) is int and token >= 0 for token in found.values()):
-        raise InputError("the file is no table from pieces to ids", where=str(path), fix=FIX)
+        raise InputError("the file does not map pieces to ids", where=str(path), fix=FIX)
     return found
 
 

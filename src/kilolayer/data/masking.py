@@ -29,13 +29,14 @@ class MaskingConfig:
     """`[masking]`: what is hidden of each row."""
 
     rate: float = bounded(0.15, above=0, most=0.9)
-    """Share of the tokens that is hidden, start, end and padding not counted."""
+    """Fraction of the tokens to predict; start, end and padding are not counted."""
     span: float = bounded(1.0, least=1, most=5)
-    """Mean length of what is hidden together. 1: single tokens; above: spans of at most 10 tokens, of geometric length."""
+    """Mean length of a masked span. 1: single tokens; above 1: geometrically distributed lengths of at most 10 tokens."""
     keep: float = bounded(0.0, least=0, most=1)
-    """Share of the hidden tokens that stays in sight and is predicted all the same; BERT's is 0.1."""
+    """Fraction of the tokens to predict that are left unchanged in the input; BERT uses 0.1."""
     random: float = bounded(0.0, least=0, most=1)
-    """Share that another token, any of the vocabulary, stands for; BERT's is 0.1. The mask stands for the rest."""
+    """Fraction of the tokens to predict that are replaced by a random token of the vocabulary; BERT uses 0.1. The rest are
+    replaced by the mask."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -35,7 +35,7 @@ class Mixture:
     def __init__(self, parts: Sequence[Part], temperature: float = 1.0) -> None:
         sizes = [len(part.pairs) for part in parts]
         if not parts or not all(sizes):
-            raise InputError("a corpus has no pairs", where="in a mixture", fix="leave out empty corpora")
+            raise InputError("a corpus has no pairs", where="in a mixture", fix="remove empty corpora")
         if sum(sizes) >= 1 << 31:
             raise InputError(f"{sum(sizes):,} pairs are too many", where="in a mixture", fix="at most 2,147,483,647 pairs")
         self.parts = list(parts)

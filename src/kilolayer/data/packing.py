@@ -204,7 +204,7 @@ class PackedText:
         padding = 1 - (plan.lengths + EDGES).sum() / (batches.size * self.length)
         pieces = len(plan.lengths) / plan.rows
         return (
-            f"{self.documents.text}; batches of {self.rows} x {self.length}, {pieces:.1f} pieces a row, {padding:.1%} padding"
+            f"{self.documents.text}; batches of {self.rows} x {self.length}, {pieces:.1f} pieces per row, {padding:.1%} padding"
         )
 
     def state(self) -> dict[str, int | str]:

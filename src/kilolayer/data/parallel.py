@@ -35,7 +35,7 @@ class Direction:
         if len(sides) != 2 or not all(LANGUAGE.fullmatch(side) for side in sides) or sides[0] == sides[1]:
             raise OptionError(
                 f"{shown(text)} is not a direction",
-                fix='write two languages, "en-de"; a name has letters, digits and _: "pt_BR"',
+                fix='write two languages, "en-de"; names consist of letters, digits and _: "pt_BR"',
             )
         return cls(*sides)
 
@@ -85,7 +85,7 @@ def count_filled(path: Path) -> int:
     """The lines of a file that may not be empty."""
     lines = count_lines(path)
     if not lines:
-        raise InputError("the file is empty", where=str(path), fix="give a file with one sentence a line")
+        raise InputError("the file is empty", where=str(path), fix="give a file with one sentence per line")
     return lines
 
 
@@ -94,7 +94,7 @@ def misaligned(source: Path, lines: int, target: Path, others: int) -> InputErro
     return InputError(
         f"the two sides are not aligned: {counted(lines, 'line')} and {counted(others, 'line')}",
         where=f"{source} and {target}",
-        fix="line n of one file must translate line n of the other: find where they part",
+        fix="line n of one file must translate line n of the other: find where they diverge",
     )
 
 
@@ -113,7 +113,7 @@ def _columns(path: Path, count: int) -> Iterator[list[str]]:
         if len(cells) != count:
             kinds = 'two texts with data.columns = ["en", "de"], or language, language, text, text'
             raise InputError(
-                f"{counted(len(cells), 'column')}, and not {count}", where=f"{path}, line {number}", fix=f"a line has {kinds}"
+                f"{counted(len(cells), 'column')}, not {count}", where=f"{path}, line {number}", fix=f"a line has {kinds}"
             )
         yield cells
 
@@ -165,7 +165,7 @@ def _languages(path: Path) -> Iterator[tuple[str, list[str]]]:
                 raise InputError(
                     f"{shown(language)} is not a language",
                     where=f"{path}, line {number}",
-                    fix="a name has letters, digits and _",
+                    fix="names consist of letters, digits and _",
                 )
         yield unordered(*cells[:2]), cells
 
@@ -180,5 +180,5 @@ def blank_side(text: ParallelText) -> InputError | None:
     return InputError(
         f"every {' and every '.join(sides)} is empty",
         where=" and ".join(map(str, files)),
-        fix="fill in the text: one sentence a line",
+        fix="fill in the text: one sentence per line",
     )

@@ -59,9 +59,9 @@ def train_pieces(
     if answer[:1] == FAULT:
         raise UntrainableError(answer[1:].decode(errors="replace"))
     raise KilolayerError(
-        f"the training of the vocabulary was ended from outside: exit code {code}",
+        f"the process that trains the vocabulary was killed: exit code {code}",
         where="tokenizer",
-        fix="it may have taken too much memory: lower tokenizer.sentences",
+        fix="it may have used too much memory: lower tokenizer.sentences",
     )
 
 

@@ -20,9 +20,10 @@ class BatchConfig:
     """`[batches]`: how many tokens a step reads, and in which shapes."""
 
     tokens: int = bounded(4096, least=2, most=2**31)
-    """Most tokens of a batch: source and target, padding included; 4096 is usual for one GPU."""
+    """Maximum number of tokens in a batch, source and target, padding included; 4096 is usual for one GPU."""
     shapes: int = bounded(12, least=1, most=255)
-    """Most shapes (rows, source length, target length) that batches have. More: less padding, more to compile."""
+    """Maximum number of different batch shapes (rows, source length, target length). More shapes mean less padding, but more to
+    compile."""
 
     def __post_init__(self) -> None:
         check(self)

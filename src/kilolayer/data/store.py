@@ -187,4 +187,6 @@ class KeptFile:
 
 def damaged(folder: Path, name: str) -> InputError:
     """The error for token files that are not as they were written."""
-    return InputError(f"the token files are damaged: {name}", where=str(folder), fix="delete the folder; it is made anew")
+    return InputError(
+        f"the token files are damaged: {name}", where=str(folder), fix="delete the folder; it will be created again"
+    )

@@ -44,7 +44,7 @@ def byte_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
             _refuse_utf_16(line, name)
         if len(line) > LONGEST_LINE:
             raise InputError(
-                f"the line has more than {LONGEST_LINE:,} bytes", where=f"{name}, line {number}", fix="break it into sentences"
+                f"the line has more than {LONGEST_LINE:,} bytes", where=f"{name}, line {number}", fix="split it into sentences"
             )
         yield line
 
@@ -72,7 +72,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
                 yield cast("BinaryIO", io.BufferedReader(unpacked, CHUNK))
         except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
             raise InputError(
-                f"the file cannot be decompressed: {error}", where=str(path), fix="fetch or compress it again"
+                f"the file cannot be decompressed: {error}", where=str(path), fix="download or compress it again"
             ) from None
 
 
@@ -87,7 +87,7 @@ def _refuse_utf_16(start: bytes, name: str) -> None:
     if kind is not None:
         file = name if name != "standard input" else "FILE"
         raise InputError(
-            "the text is UTF-16, and text is read as UTF-8",
+            "the text is UTF-16, but must be UTF-8",
             where=name,
             fix=f"convert it: iconv -f {kind} -t UTF-8 {file} > NEW",
         )

@@ -46,30 +46,32 @@ class TokenizerConfig:
     """`[tokenizer]`: how text is cut into tokens."""
 
     path: str | None = None
-    """A SentencePiece model to use, or the folder of a Marian model's; with kind = "byte_bpe", a tokenizer.json, or the folder
-    of a vocab.json and a merges.txt; with "wordpiece", a tokenizer.json, or the folder of a vocab.txt. Absent: one is trained
-    on the training text."""
+    """An existing tokenizer: a SentencePiece model, or the folder of a Marian model; with kind = "byte_bpe", a tokenizer.json,
+    or a folder with vocab.json and merges.txt; with "wordpiece", a tokenizer.json, or a folder with vocab.txt. Absent: one is
+    trained on the training text."""
     kind: Literal["unigram", "bpe", "byte_bpe", "wordpiece", "bytes"] = "unigram"
-    """How the pieces are chosen: SentencePiece's unigram or bpe, or, for language models, GPT-2's byte_bpe, or bytes: each byte
-    is a token. wordpiece is BERT's, for encoders, and is read from a path alone."""
+    """SentencePiece's unigram or bpe; for language models also GPT-2's byte_bpe, or bytes, where each byte is a token.
+    wordpiece is BERT's, for encoders, and can only be loaded from path."""
     vocab_size: int = bounded(8000, least=8, most=2**24)
-    """Pieces in the vocabulary, special tokens and tags included; 8000 suits tens of thousands of pairs."""
+    """Number of tokens in the vocabulary, including special tokens and tags; 8000 suits tens of thousands of pairs."""
     byte_fallback: bool = True
-    """Spell characters outside the vocabulary in bytes, so that nothing is unknown."""
+    """Encode characters outside the vocabulary as bytes, so that there are no unknown tokens."""
     shared: bool = True
-    """One vocabulary for source and target; false makes two, for one direction, and a table of embeddings for each."""
+    """One vocabulary for source and target. False: two vocabularies, for a single direction, each with its own embedding
+    table."""
     character_coverage: float = bounded(0.9995, least=0.9, most=1)
-    """Share of the text's characters that get pieces of their own."""
+    """Fraction of the text's characters that the vocabulary covers."""
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = "nmt_nfkc"
-    """What is made equal before cutting: Unicode NFKC and white space, NFKC alone, or nothing, as language models need it."""
+    """Normalization before the text is split: Unicode NFKC and white space, NFKC only, or none, as language models need."""
     sentences: int = bounded(2_000_000, least=1, most=10**9)
-    """Most sentences to train on; of more, every n-th is taken. data.temperature levels the languages."""
+    """Maximum number of sentences to train the tokenizer on; if there are more, every n-th is used. data.temperature balances
+    the languages."""
 
     def __post_init__(self) -> None:
         check(self)
         byte_bpe, word_pieces = self.kind == "byte_bpe", self.kind == "wordpiece"
         if word_pieces and self.path is None:
-            raise OptionError("WordPiece vocabularies are not trained here", fix="set tokenizer.path to one that exists")
+            raise OptionError("WordPiece vocabularies cannot be trained", fix="set tokenizer.path to an existing one")
         # Byte-level BPE is what normalization = "identity" asks for.
         trained = {"kind", "path", "vocab_size", "sentences"} | (
             {"normalization"} if self.normalization == "identity" else set()
@@ -378,4 +380,4 @@ def _untrainable(message: str, config: TokenizerConfig) -> OptionError:
         fix = f"set tokenizer.vocab_size to {low[1]} or more, or lower character_coverage"
     else:
         fix = f"SentencePiece says: {' '.join(message.split())}"
-    return OptionError(f"no vocabulary of {config.vocab_size} pieces can be made of this text", where="tokenizer", fix=fix)
+    return OptionError(f"a vocabulary of {config.vocab_size} pieces cannot be made from this text", where="tokenizer", fix=fix)

@@ -103,7 +103,7 @@ class PieceVocabulary:
         self._space = np.array([tokenizer.byte_id(byte) for byte in SPACE.encode()], np.int64)
         ids = self.encode(PROBE.encode())
         if self.decode(ids.tolist()) != PROBE or self.byte_lengths[ids].sum() != len(PROBE.encode()):
-            raise InputError("the vocabulary does not give text back as it was", where=where, fix=fix)
+            raise InputError("decoding with this vocabulary does not restore the text exactly", where=where, fix=fix)
 
     @classmethod
     def load(cls, path: Path, fix: str) -> PieceVocabulary:
@@ -143,7 +143,9 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
         return WordPieceVocabulary.load(Path(config.path))
     if config.path is not None:
         if Path(config.path).suffix == ".json" or kind_of(Path(config.path)) == "folder":
-            raise OptionError(f"{config.path} is no SentencePiece model", where="tokenizer.path", fix='set kind = "byte_bpe"')
+            raise OptionError(
+                f"{config.path} is not a SentencePiece model", where="tokenizer.path", fix='set kind = "byte_bpe"'
+            )
         options = "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"
         fix = f"train it with {options} --byte_fallback, or let it be trained here: remove tokenizer.path"
         return PieceVocabulary.load(Path(config.path), fix)
@@ -162,7 +164,7 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
         (draft / SHARED_FILE).write_bytes(model if Tokenizer(model).has_space else train(" "))
 
     folder = built(cache / f"tokenizer-{content_key(settings, text.files)}", build)
-    return PieceVocabulary.load(folder / SHARED_FILE, f"delete {folder}; it is made anew")
+    return PieceVocabulary.load(folder / SHARED_FILE, f"delete {folder}; it will be created again")
 
 
 def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:

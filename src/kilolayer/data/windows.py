@@ -52,7 +52,7 @@ class Windows:
         self._count = (len(text) - length) // length
         if self._count < rows:
             raise InputError(
-                f"a batch takes {counted(rows, 'window')} of {length} tokens, and the training text has {max(self._count, 0)}",
+                f"a batch needs {counted(rows, 'window')} of {length} tokens, but the training text has {max(self._count, 0)}",
                 where=str(text),
                 fix="give more text, or lower batches.tokens or text.length",
             )

@@ -76,18 +76,18 @@ def _table_of(vocabulary: dict[str, int], options: dict[str, Any]) -> dict[str, 
 def _renumbered(table: Any, where: str) -> WordPieces:
     model = table.get("model") if isinstance(table, dict) else None
     if not isinstance(model, dict) or model.get("type") != "WordPiece" or not isinstance(model.get("vocab"), dict):
-        raise InputError("the file holds no WordPiece vocabulary", where=where, fix=FIX)
+        raise InputError("the file does not hold a WordPiece vocabulary", where=where, fix=FIX)
     splitter = table.get("pre_tokenizer") or {}
     if splitter.get("type") not in SPLITTERS:
         raise InputError(
-            f"its pre_tokenizer is {shown(splitter.get('type'))}", where=where, fix=f"known: {', '.join(SPLITTERS)}"
+            f"its pre_tokenizer is {shown(splitter.get('type'))}", where=where, fix=f"supported: {', '.join(SPLITTERS)}"
         )
     added = [each for each in table.get("added_tokens") or [] if isinstance(each, dict)]
     if texts := [each.get("content") for each in added if not each.get("special")]:
-        raise InputError(f"it adds tokens for ordinary text, as {shown(texts[0])}", where=where, fix=FIX)
+        raise InputError(f"it adds tokens for ordinary text, such as {shown(texts[0])}", where=where, fix=FIX)
     known = {**{str(each.get("content")): each.get("id") for each in added}, **model["vocab"]}
     if not all(type(token) is int and token >= 0 for token in known.values()) or len({*known.values()}) < len(known):
-        raise InputError("the vocabulary is no table from pieces to ids", where=where, fix=FIX)
+        raise InputError("the vocabulary does not map pieces to ids", where=where, fix=FIX)
     if missing := [name for name in (*FIRST, MASK) if name not in known]:
         raise InputError(f"the vocabulary has no {missing[0]}", where=where, fix=FIX)
     rest = sorted(known.keys() - {*FIRST, MASK}, key=known.__getitem__)

@@ -115,7 +115,7 @@ def bleu_by_length(
 def _spans(edges: Sequence[int]) -> list[tuple[int, int | None]]:
     """First and last value of each bucket: edges 1, 5 make 0 to 0, 1 to 4, and 5 onwards."""
     if not edges or edges[0] < 1 or any(a >= b for a, b in pairwise(edges)):
-        raise OptionError(f"the edges of the buckets are {list(edges)}", fix="give whole numbers above 0 that rise")
+        raise OptionError(f"the edges of the buckets are {list(edges)}", fix="give increasing whole numbers above 0")
     lows = [0, *edges]
     highs = [edge - 1 for edge in edges]
     return list(zip(lows, [*highs, None], strict=True))

@@ -40,7 +40,7 @@ class LabelMetric:
         found, true = np.asarray(predictions), np.asarray(labels)
         if found.shape != true.shape or found.ndim != 1 or not len(found):
             raise InputError(
-                f"{found.size} predictions stand against {true.size} labels", fix="give one label for each, and at least one"
+                f"{found.size} predictions for {true.size} labels", fix="give one label for each, and at least one"
             )
         require_packages()
         value = 100 * float(self.compute(found, true, classes))

@@ -39,7 +39,7 @@ class LogFit:
 def fit_log(depths: Sequence[float], scores: Sequence[float]) -> LogFit:
     """The law of at least two different depths, each with a score."""
     if len(depths) != len(scores):
-        raise InputError(f"{len(depths)} depths for {len(scores)} scores", fix="give each depth its score")
+        raise InputError(f"{len(depths)} depths for {len(scores)} scores", fix="give one score per depth")
     depth, score = np.asarray(depths, dtype=float), np.asarray(scores, dtype=float)
     if not (np.isfinite(score).all() and np.isfinite(depth).all() and (depth > 0).all()):
         raise InputError("a law of depth needs positive depths and finite scores", fix="leave out runs that diverged")

@@ -330,9 +330,9 @@ def check_tokenised(references: Lines, where: str = "") -> None:
     joined = [line for line in ends if len(line) > 1 and not line[-2].isspace()]
     if 2 * len(joined) > len(ends):
         raise InputError(
-            f"the references are not tokenised: {len(joined)} of {len(ends)} final marks stand on a word",
+            f"the references are not tokenised: {len(joined)} of {len(ends)} final punctuation marks are attached to a word",
             where=where,
-            fix="leave tokenised BLEU out, or train on and test with tokenised text",
+            fix="leave out tokenised BLEU, or train and test on tokenised text",
         )
 
 

@@ -21,7 +21,7 @@ from kilolayer.version import VERSION
 def card(source: Source, name: str, why: str, use: str) -> str:
     """name: the class, or the software; why: this one; use: Python that runs in the folder above."""
     config = source.run.config.model
-    unfinished = "" if source.finished else " The run has not finished."
+    unfinished = "" if source.finished else " The run is not finished."
     title = source.run.registration.title
     what = f"{config.depths.title}, {config.widths}, recipe {config.recipe.title}. Weights of {source.weights}.{unfinished}"
     lines = [

@@ -70,7 +70,7 @@ def _check(source: Source, model: AnyModel) -> None:
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
         raise InputError(
-            "CTranslate2 does not compute what this model computes",
+            "CTranslate2 does not support this model",
             where=f"{source.run.folder}: {'; '.join(found)}",
             fix="export it with --to huggingface",
         )

@@ -36,11 +36,14 @@ class Export:
 
 
 def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
-    """Write a run's trained model, its vocabulary and its search into a new folder.
+    """Export a run's trained model, vocabulary and search settings to a new folder.
 
-    run: a run's folder, or an object with a `folder`. to: "huggingface", for Transformers' Auto classes, or "ctranslate2".
-    out: a folder that is not there, or empty. The class is chosen by what the model computes; one that no class of
-    Transformers computes goes to a class of Kilolayer's own, and to CTranslate2 it raises with the reason.
+    run: a run folder, or an object with a `folder`.
+    to: "huggingface", for the Auto classes of Transformers, or "ctranslate2".
+    out: a folder that does not exist yet, or is empty.
+
+    The target class is chosen by what the model computes. A model that no class of Transformers can represent is exported to a
+    class of Kilolayer's own; to CTranslate2 it raises an error with the reason.
     """
     if to not in get_args(Target):
         raise unknown(str(to), get_args(Target), kind="format", where="to")

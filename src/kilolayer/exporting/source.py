@@ -39,9 +39,9 @@ class Source:
         folder = getattr(run, "folder", run)
         if not isinstance(folder, str | Path):
             raise InputError(
-                f"an object of the class {type(run).__name__} is no run",
+                f"an object of the class {type(run).__name__} is not a run",
                 where="export",
-                fix="give a run's folder, or a run that was loaded",
+                fix="give a run folder, or a loaded run",
             )
         opened = Run.open(Path(folder))
         chosen = choose(opened.checkpoints, opened.config.train)

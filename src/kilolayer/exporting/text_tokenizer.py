@@ -39,7 +39,7 @@ def text_files(vocabulary: TextVocabulary, config: CausalLMConfig, left_out: int
         case PieceVocabulary():
             special, table = PIECE_SPECIAL, _of_pieces(vocabulary.tokenizer)
         case _:
-            raise InputError(f"a vocabulary of the kind {shown(type(vocabulary).__name__)} has no form elsewhere")
+            raise InputError(f"a vocabulary of the kind {shown(type(vocabulary).__name__)} cannot be exported")
     pad, unknown, start, end = (special[END] if token < left_out else name for token, name in enumerate(special))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -20,7 +20,7 @@ def resolve(path: Path) -> Path:
         return path.resolve()
     except RuntimeError:
         raise InputError(
-            "the path is a circle of symbolic links", where=str(path), fix="remove the link that points at itself"
+            "the path is a loop of symbolic links", where=str(path), fix="remove the link that points to itself"
         ) from None
     except (OSError, ValueError) as error:
         reason, fix = file_fault(error)
@@ -34,7 +34,7 @@ def storable(path: Path) -> Path:
         str(found).encode()
     except UnicodeEncodeError:
         raise InputError(
-            "the path is not UTF-8, and config.toml could not hold it",
+            "the path is not UTF-8, and cannot be written in config.toml",
             where=str(found),
             fix="rename the file or folder, or one above it",
         ) from None
@@ -46,7 +46,7 @@ def as_path(value: Any, what: str) -> Path:
     try:
         return Path(value)
     except TypeError:
-        raise InputError(f"{what} is {shown(value)}, and no path", fix='give a text, as "runs/mine", or a Path') from None
+        raise InputError(f"{what} is {shown(value)}, not a path", fix='give a string such as "runs/mine", or a Path') from None
 
 
 def did_you_mean(path: Path) -> str:

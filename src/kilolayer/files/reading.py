@@ -46,7 +46,7 @@ def open_descriptor(path: Path) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
-    raise InputError("this is not a regular file", where=str(path), fix="put a plain file in its place")
+    raise InputError("this is not a regular file", where=str(path), fix="put a regular file in its place")
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
@@ -56,7 +56,7 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
         data = file.read(most + 1) if size <= most else b""
         if size > most or len(data) > most:
             raise InputError(
-                f"the file has {max(size, len(data)):,} bytes, and {most:,} are the most that is read here",
+                f"the file has {max(size, len(data)):,} bytes, and at most {most:,} are read here",
                 where=str(path),
                 fix="this is not a file that Kilolayer wrote: put the right one in its place",
             )

@@ -88,7 +88,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         if path.is_symlink():
             raise WriteError(
-                "this folder is a symbolic link, and what is written would land elsewhere",
+                "this folder is a symbolic link, and files would be written elsewhere",
                 where=str(path),
                 fix="remove the link; to keep a run on another disk, link the whole run folder, or name it with --run",
             )

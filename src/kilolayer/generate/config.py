@@ -22,32 +22,33 @@ class SearchConfig:
     """The method, its options, and how much is read and decoded at once."""
 
     method: Method = "beam"
-    """greedy: the best token at each step; beam: the best of several hypotheses; sample: drawn at random.
-    Absent: the method whose options are given, or beam."""
+    """greedy: the most probable token at each step; beam: beam search; sample: random sampling. Absent: the method whose
+    options are set, or beam."""
     beam: int | None = bounded(None, least=1, most=10_000)
-    """Hypotheses that a beam search keeps open for each sentence. Absent: 5."""
+    """Beam size. Absent: 5."""
     length_penalty: float | None = bounded(None, least=0, most=1000)
-    """A beam search ranks by log-probability / length^this, the end counted in the length. Absent: 1."""
+    """Beam search ranks hypotheses by log-probability / length^length_penalty; the length includes the end token. Absent: 1."""
     temperature: float | None = bounded(None, above=0, most=1e6)
-    """Sampling divides the scores by this: below 1 safer, above 1 more varied; for 0, use greedy. Absent: 1."""
+    """Sampling divides the logits by this: below 1 is safer, above 1 more varied; instead of 0, use greedy. Absent: 1."""
     top_k: int | None = bounded(None, least=1, most=2**24)
-    """Sampling draws from this many most probable tokens. Absent: from all."""
+    """Sample from this many of the most probable tokens. Absent: from all."""
     top_p: float | None = bounded(None, above=0, most=1)
-    """Sampling draws from the fewest most probable tokens that have this probability together. Absent: from all."""
+    """Sample from the smallest set of most probable tokens whose total probability reaches this. Absent: from all."""
     seed: int | None = bounded(None, least=0, most=2**63 - 1)
-    """Sampling draws the same for the same seed and line, whatever is decoded beside it. Absent: 0."""
+    """Seed for sampling: the same seed and line give the same result, whatever else is in the batch. Absent: 0."""
     n_best: int = bounded(1, least=1, most=10_000)
-    """Hypotheses to return: the best of a beam, best first, or so many samples, in the order drawn."""
+    """Number of hypotheses to return per line: the best of a beam, best first, or this many samples, in the order drawn."""
     max_length_factor: float = bounded(2.0, least=0, most=1000)
-    """A hypothesis is cut at max_length_factor x source length + max_length_extra tokens."""
+    """A hypothesis has at most max_length_factor x source length + max_length_extra tokens."""
     max_length_extra: int = bounded(16, least=0, most=10**6)
     """See max_length_factor."""
     max_source_length: int = bounded(1024, least=1, most=10**6)
-    """Longer lines are cut to so many tokens, and counted."""
+    """Maximum number of tokens in a source line; longer lines are truncated, and counted."""
     batch_tokens: int = bounded(8192, least=1, most=10**9)
-    """Most source tokens decoded at once, padding and hypotheses counted; one sentence is decoded in any case."""
+    """Maximum number of source tokens decoded at once, counting padding and hypotheses; at least one sentence is always
+    decoded."""
     window: int = bounded(1024, least=1, most=10**7)
-    """Lines read ahead and sorted by length before they are decoded; 1 answers line by line."""
+    """Number of lines read ahead and sorted by length before decoding; 1 answers line by line."""
 
     @classmethod
     def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -61,7 +62,7 @@ class SearchConfig:
         most = {"greedy": 1, "beam": self.width, "sample": self.n_best}[self.method]
         if self.n_best > most:
             raise OptionError(
-                f"n_best={self.n_best}, and method {self.method} finds {most}", fix="lower n_best, or use a larger beam"
+                f"n_best is {self.n_best}, but method {self.method} finds only {most}", fix="lower n_best, or use a larger beam"
             )
         if self.max_length_factor == 0 and self.max_length_extra == 0:
             raise OptionError("max_length_factor and max_length_extra are both 0", fix="allow at least one token")

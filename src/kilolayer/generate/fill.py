@@ -42,14 +42,16 @@ def masked_tokens(text: str, vocabulary: TextVocabulary, length: int, where: str
     """
     parts = split_at_masks(text, vocabulary)
     if len(parts) == 1:
-        raise InputError("the text has no mask", where=where, fix=f'write {MASK} where a token is wanted: "The {MASK} sings."')
+        raise InputError(
+            "the text has no mask", where=where, fix=f'write {MASK} where a token is to be predicted: "The {MASK} sings."'
+        )
     ids = [START]
     for part in parts:
         ids += [*vocabulary.encode(part.encode()).tolist(), vocabulary.vocab_size]
     ids[-1] = END
     if len(ids) > length:
         raise InputError(
-            f"the text has {len(ids) - 2:,} tokens, and the model reads {length - 2:,} at once", where=where, fix="shorten it"
+            f"the text has {len(ids) - 2:,} tokens, but the model reads {length - 2:,} at once", where=where, fix="shorten it"
         )
     return ids
 

@@ -27,4 +27,4 @@ class Hypothesis:
 def refuse_nan(log_probability: float) -> None:
     """Raise where a model has no answer to give."""
     if math.isnan(log_probability):
-        raise InputError("the model's scores are not numbers (NaN)", fix="its weights are broken: use an earlier checkpoint")
+        raise InputError("the model's scores are NaN", fix="its weights are broken: use an earlier checkpoint")

@@ -43,12 +43,12 @@ def generate(
     """
     if source.dim() != 2 or 0 in source.shape:
         raise InputError(
-            f"a source of shape {list(source.shape)}", fix="give int64 ids of shape [batch, length], at least 1 x 1"
+            f"the source has shape {list(source.shape)}", fix="give int64 ids of shape [batch, length], at least 1 x 1"
         )
     lengths = (source != PAD).sum(dim=1).tolist()
     if 0 in lengths:
         raise InputError(
-            f"row {lengths.index(0)} of the source is padding alone", fix="give each sentence at least its end token"
+            f"row {lengths.index(0)} of the source is only padding", fix="give each sentence at least its end token"
         )
     refuse_part(model)
     with in_mode(model, training=False):

@@ -71,8 +71,8 @@ class Cache:
         """Refuse a step of another batch, which could be broadcast to the rows of this one."""
         if self.length and self.rows not in (None, rows):
             raise InputError(
-                f"{rows} rows of new tokens, and the cache has read {self.rows}",
-                fix="give the next tokens of each row, or begin with a new cache: model.new_cache(capacity=...)",
+                f"{rows} rows of new tokens, but the cache has {self.rows}",
+                fix="give the next tokens of each row, or start with a new cache: model.new_cache(capacity=...)",
             )
         self.rows = rows
 
@@ -150,8 +150,8 @@ class Cache:
     def _check_room(self, length: int) -> None:
         if self.length + length > self.capacity:
             raise InputError(
-                f"the cache holds {self.capacity} positions, and {self.length} + {length} are needed",
-                fix="make it larger: model.new_cache(capacity=...)",
+                f"the cache holds {self.capacity} positions, but {self.length} + {length} are needed",
+                fix="create a larger one: model.new_cache(capacity=...)",
             )
 
 

@@ -51,13 +51,13 @@ class Embedding(nn.Module):
                 f"token ids are {ids.dtype} of shape {list(ids.shape)}", fix="give int64 ids of shape [batch, length]"
             )
         if 0 in ids.shape:
-            raise InputError(f"an empty batch of shape {list(ids.shape)}", fix="give at least one sequence of one token")
+            raise InputError(f"the batch is empty: shape {list(ids.shape)}", fix="give at least one sequence of one token")
         # Reading values back from an accelerator would stall it; there the embedding kernel itself asserts the range.
         if ids.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(bound) for bound in torch.aminmax(ids))
             if low < 0 or high >= self.weight.shape[0]:
                 raise InputError(
-                    f"token ids reach from {low} to {high}",
+                    f"token ids range from {low} to {high}",
                     fix=f"allowed: 0 to {self.weight.shape[0] - 1} (vocab_size={self.weight.shape[0]})",
                 )
 
@@ -107,7 +107,7 @@ class TokenTypes(nn.Module):
         if types.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(bound) for bound in torch.aminmax(types))
             if low < 0 or high >= len(self.weight):
-                raise InputError(f"types reach from {low} to {high}", fix=f"allowed: 0 to {len(self.weight) - 1}")
+                raise InputError(f"types range from {low} to {high}", fix=f"allowed: 0 to {len(self.weight) - 1}")
         return x + F.embedding(types, self.weight)
 
 

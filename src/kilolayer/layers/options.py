@@ -20,29 +20,30 @@ class LayerOptions:
     dim: int = bounded(512, least=1, most=2**20)
     """Width of the residual stream."""
     heads: int = bounded(8, least=1, most=2**20)
-    """Attention heads; they divide dim."""
+    """Number of attention heads; must divide dim."""
     kv_heads: int | None = bounded(None, least=1, most=2**20)
-    """Heads of keys and values (grouped-query attention); they divide heads. Absent: as many as heads."""
+    """Number of key and value heads (grouped-query attention); must divide heads. Absent: the same as heads."""
     ffn_dim: int = bounded(2048, least=1, most=2**24)
-    """Width inside the feed-forward network."""
+    """Hidden width of the feed-forward network."""
     activation: Activation = "relu"
-    """Function inside the feed-forward network; gelu_tanh is GPT-2's approximation of GELU, silu is also known as swish."""
+    """Activation of the feed-forward network; gelu_tanh is GPT-2's approximation of GELU, silu is also known as swish."""
     norm: Norm = "layer"
     """LayerNorm or RMSNorm, wherever the recipe puts a norm."""
     norm_eps: float = bounded(1e-5, above=0, most=1)
     """Added to the variance inside a norm."""
     positions: Positions = "sinusoidal"
-    """How order is told: at the input (sinusoidal, learned), in attention (rotary, xpos, t5), or not at all."""
+    """How positions are encoded: at the input (sinusoidal, learned), in attention (rotary, xpos, t5), or not at all."""
     max_length: int | None = bounded(None, least=1, most=2**24)
-    """Longest sequence; needed by learned positions, and only by them."""
+    """Maximum sequence length; required with learned positions, and only allowed with them."""
     dropout: float = bounded(0.0, least=0, below=1)
-    """Dropout on the embedded input and on each branch before it joins the residual."""
+    """Dropout on the embedded input and on each branch before it is added to the residual stream."""
     attention_dropout: float = bounded(0.0, least=0, below=1)
     """Dropout on attention weights."""
     activation_dropout: float = bounded(0.0, least=0, below=1)
-    """Dropout after the activation inside the feed-forward network."""
+    """Dropout after the activation of the feed-forward network."""
     drop_path: float = bounded(0.0, least=0, below=1)
-    """Chance that a sample skips a branch, rising linearly with depth to this value in the last layer."""
+    """Probability that a sample skips a branch (stochastic depth); rises linearly with depth to this value in the last
+    layer."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,7 +66,7 @@ class LayerOptions:
             near = sorted(sorted(divisors, key=lambda n: abs(n - self.heads))[:3])
             raise OptionError(
                 f"heads={self.heads} does not divide dim={self.dim}",
-                fix=f"near numbers of heads that do: {', '.join(map(str, near))}",
+                fix=f"numbers of heads nearby that do: {', '.join(map(str, near))}",
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise OptionError(
@@ -77,7 +78,7 @@ class LayerOptions:
         if self.positions == "learned":
             if self.max_length is None:
                 raise OptionError(
-                    "learned positions without max_length",
+                    "learned positions need max_length",
                     fix="set max_length to the longest sequence that the model will read",
                 )
         elif self.max_length is not None:

@@ -113,7 +113,7 @@ class Rotary(nn.Module):
     def forward(self, positions_BL: Tensor, dtype: torch.dtype) -> Rotation:
         angles = _angles(positions_BL, self.head_dim, dtype).repeat(1, 1, 2)[:, None]
         if self.decays and dtype == torch.float16:
-            raise OptionError("xPos grows keys beyond the range of fp16", fix="use bf16 or fp32, or rotary positions")
+            raise OptionError("xPos scales keys beyond the range of fp16", fix="use bf16 or fp32, or rotary positions")
         decay = self._decay(positions_BL, angles.dtype)[:, None].to(dtype) if self.decays else None
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), decay)
 
@@ -186,6 +186,6 @@ class Positions(nn.Module):
             length = int(length.max()) + 1 if length.device.type == "cpu" else 0
         if length > self.max_length:
             raise InputError(
-                f"a sequence of {length} positions is longer than the {self.max_length} that the model has learned",
+                f"a sequence of {length} positions is longer than the {self.max_length} learned positions of the model",
                 fix=f"cut it to {self.max_length}, or build the model with a larger max_length",
             )

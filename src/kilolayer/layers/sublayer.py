@@ -79,7 +79,7 @@ class Sublayer(nn.Module):
     def set_out_eps(self, eps: float) -> None:
         """Give the norm on the residual an eps of its own, as the first of a folded stack has."""
         if not isinstance(self.out_norm, nn.LayerNorm | nn.RMSNorm):
-            raise OptionError("an eps of its own has no effect where no norm stands on the residual", fix="remove it")
+            raise OptionError("an eps of its own has no effect where there is no norm on the residual", fix="remove it")
         self.out_norm.eps = eps
 
     def forward(self, x: Any, *seen: Any) -> Any:

@@ -23,10 +23,10 @@ def build_model(
     dtype: torch.dtype | None = None,
     seed: int | None = None,
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The model that `config` describes, with fresh weights; on the meta device, without memory.
+    """Build the model that `config` describes, with freshly initialized weights; on the meta device, without allocating memory.
 
-    config: or the table [model] of a configuration file, as a dict.
-    seed: fixes the weights; without it, one number is drawn from torch's default generator.
+    config: a ModelConfig, or the table [model] of a configuration file, as a dict.
+    seed: fixes the weights; without it, a seed is drawn from torch's default generator.
     """
     if not isinstance(config, ModelConfig):
         config = _read(config)
@@ -37,5 +37,5 @@ def _read(table: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(table, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"the configuration is {shown(table)}", fix="give a ModelConfig, or a dict of its options")
     if isinstance(table.get("model"), Mapping):
-        raise OptionError("this is the configuration of a run, and not of a model", fix='give its table: config["model"]')
+        raise OptionError("this is the configuration of a run, not of a model", fix='give its table: config["model"]')
     return build(ModelConfig, table)

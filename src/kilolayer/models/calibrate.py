@@ -36,13 +36,13 @@ class Calibration:
 
 @torch.no_grad()
 def calibrate(model: Model, batch: Batch) -> Calibration:
-    """Set the residual scales of `model` from one forward over `batch`, with dropout on.
+    """Set the residual scales of `model` from one forward pass over `batch`, with dropout on.
 
-    batch: what the model's forward takes: a tensor, a sequence of tensors, or a mapping of keywords; about `TOKENS` tokens
-    are enough. torch's random state is left as it was. Where the recipe needs no data, nothing happens, and a log line says so.
+    batch: what the model's forward takes: a tensor, a sequence of tensors, or a mapping of keywords; about `TOKENS` tokens are
+    enough. torch's random state is left unchanged. If the recipe needs no data, nothing happens, and a log line says so.
     """
     if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"{type(model).__name__} is no model of Kilolayer", fix="give the model itself, without what wraps it")
+        raise InputError(f"{type(model).__name__} is not a Kilolayer model", fix="give the model itself, not a wrapper")
     if not isinstance(batch, Tensor | Sequence | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"the batch is {shown(batch)}", fix="give what the model's forward takes: ids, or (source, target)")
     rule = model.config.recipe.calibration()

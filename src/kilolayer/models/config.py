@@ -27,10 +27,10 @@ DEFAULT_LAYERS = 18
 @strict_class
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(LayerOptions):
-    """Shape, depth, vocabulary and recipe of a model, besides the options of its layers.
+    """Shape, depth, vocabulary and recipe of a model, in addition to the options of its layers.
 
-    Each option also takes what TOML holds for it, `recipe="admin"`, `moe={"experts": 4}`, `pad_id="none"`, so that the table
-    [model] of a configuration file is read by `ModelConfig(**table)`.
+    Each option also accepts the form that it has in TOML, `recipe="admin"`, `moe={"experts": 4}`, `pad_id="none"`, so that
+    `ModelConfig(**table)` reads the table [model] of a configuration file.
     """
 
     replaces: ClassVar = {"layers": ("encoder_layers", "decoder_layers")}
@@ -38,47 +38,50 @@ class ModelConfig(LayerOptions):
     shape: Shape = "encoder_decoder"
     """Which stacks the model has."""
     layers: int | None = bounded(None, least=1, most=DEEPEST)
-    """Layers of each stack. Absent: 18."""
+    """Number of layers in each stack. Absent: 18."""
     encoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
-    """Layers of the encoder, where they differ from `layers`."""
+    """Number of encoder layers, if different from `layers`."""
     decoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
-    """Layers of the decoder, where they differ from `layers`."""
+    """Number of decoder layers, if different from `layers`."""
     vocab_size: int | None = bounded(32_000, least=1, most=2**24)
-    """Size of the vocabulary; absent in an encoder that reads embeddings alone."""
+    """Vocabulary size; absent for an encoder that only reads embeddings."""
     source_vocab_size: int | None = bounded(None, least=1, most=2**24)
-    """Size of the source's vocabulary, where it has its own."""
+    """Size of the source vocabulary, if the source has its own."""
     recipe: Recipe = field(
         default_factory=lambda: recipes.get(recipes.DEFAULT), metadata={"parse": recipes.parse, "table": Recipe.table}
     )
-    """How depth is made trainable: a name, or a table with `name` and its options."""
+    """The method that makes the depth trainable: a name, or a table with `name` and its options."""
     pad_id: int | None = bounded(0, least=0, below=2**24)
-    """The token id that is padding; absent where nothing is padded."""
+    """Token id of padding; absent if nothing is padded."""
     tie_embeddings: bool | Literal["output"] | None = None
-    """One table for input and output; in an encoder-decoder for source, target and output, or "output" for the last two.
-    Absent: true, but false in a decoder alone, which with one table begins by repeating what it reads."""
+    """Share one embedding table between input and output: in an encoder-decoder among source, target and output, or with
+    "output" between target and output only. Absent: true, but false for a decoder-only model, which with a shared table starts
+    out repeating its input."""
     scale_embeddings: bool = True
-    """Multiply embeddings by sqrt(dim) at the input."""
+    """Multiply the input embeddings by sqrt(dim)."""
     embedding_norm: bool = False
-    """A norm on the embedded input, positions included, as BERT has it."""
+    """Apply a norm to the embedded input, positions included, as BERT does."""
     token_types: int | None = bounded(None, least=1, most=2**16)
-    """Types of tokens, each with a learned vector at the input; BERT has 2, for the sentences of a pair. Absent: none."""
+    """Number of token types, each with a learned vector added at the input; BERT has 2, for the two sentences of a pair.
+    Absent: none."""
     output_transform: bool = False
-    """norm(activation(W x + b)) between an encoder and the scores of its vocabulary, as BERT has it."""
+    """Insert norm(activation(W x + b)) between the encoder and the output logits, as BERT does."""
     output_bias: bool = False
-    """A learned bias on the scores of the vocabulary."""
+    """Add a learned bias to the output logits."""
     final_norm: bool | None = None
-    """False leaves out the final norm of a recipe that has one. Absent: as the recipe says."""
+    """False omits the final norm of a recipe that has one. Absent: as the recipe specifies."""
     moe: MoE | None = None
-    """Experts in the place of feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
+    """Experts that replace feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
     head: Head | None = None
-    """What reads a whole sequence off an encoder: the table [model.head]. Absent: scores of the vocabulary at each position."""
+    """Scores whole sequences from an encoder's output: the table [model.head]. Absent: logits over the vocabulary at each
+    position."""
     first_predicted: int = bounded(0, least=0, below=2**24)
-    """The lowest token id that is predicted. Those below it, special tokens that the vocabulary of an imported model does not
-    have, get no probability."""
+    """Lowest token id that can be predicted. The ids below it, special tokens that an imported model's vocabulary does not
+    have, get probability 0."""
     encoder_first_eps: float | None = bounded(None, above=0, most=1e30)
-    """The eps of the encoder's first norm, where a folded model needs its own."""
+    """eps of the encoder's first norm, where a folded model needs a value of its own."""
     decoder_first_eps: float | None = bounded(None, above=0, most=1e30)
-    """The eps of the decoder's first norm, where a folded model needs its own."""
+    """eps of the decoder's first norm, where a folded model needs a value of its own."""
 
     def __post_init__(self) -> None:
         adopt(self)
@@ -165,23 +168,21 @@ class ModelConfig(LayerOptions):
     def _check_experts(self) -> None:
         if self.moe is not None and self.moe.every > (deepest := max(self.depths.encoder, self.depths.decoder)):
             raise OptionError(
-                f"experts in every {self.moe.every} layers have no place in {deepest}",
+                f"experts in one of every {self.moe.every} layers do not fit into {deepest} layers",
                 where="moe",
                 fix=f"every must be at most {deepest}",
             )
 
     def _check_head(self) -> None:
         if self.head is not None and self.shape != "encoder":
-            raise OptionError(f"the shape {self.shape!r} has no place for a head", where="head", fix='set shape = "encoder"')
+            raise OptionError(f"the shape {self.shape!r} cannot have a head", where="head", fix='set shape = "encoder"')
         if self.head is not None and not self.tie_embeddings:
-            raise OptionError(
-                "tie_embeddings has no effect: a head stands in the place of the output's table", fix="remove tie_embeddings"
-            )
+            raise OptionError("tie_embeddings has no effect: a head replaces the output table", fix="remove tie_embeddings")
 
     def _check_input(self) -> None:
         if self.embedding_norm and any(self.recipe.input_norm(side, self.depths) for side in self.depths.sides):
             raise OptionError(
-                f"embedding_norm has no effect: the recipe {self.recipe.name!r} has such a norm of its own", fix="remove it"
+                f"embedding_norm has no effect: the recipe {self.recipe.name!r} already has such a norm", fix="remove it"
             )
         if self.token_types is not None and self.shape != "encoder":
             raise OptionError(f"the shape {self.shape!r} has no token types", fix="remove token_types")
@@ -193,9 +194,11 @@ class ModelConfig(LayerOptions):
                 absent = "without a vocabulary" if self.vocab_size is None else "with a head"
                 raise OptionError(f"{name} has no effect on a model {absent}", fix="remove it")
         if self.output_transform and self.shape != "encoder":
-            raise OptionError(f"output_transform is for encoders, not for the shape {self.shape!r}", fix="remove it")
+            raise OptionError(f"output_transform applies to encoders, not to the shape {self.shape!r}", fix="remove it")
         if self.output_transform and self.activation == "swiglu":
-            raise OptionError("output_transform has no gate for swiglu", fix="remove it, or choose another activation")
+            raise OptionError(
+                "output_transform cannot be used with swiglu, which needs a gate", fix="remove it, or choose another activation"
+            )
         if self.vocab_size is not None and self.first_predicted >= self.vocab_size:
             raise OptionError(f"first_predicted is {self.first_predicted}", fix=f"allowed: 0 to {self.vocab_size - 1}")
 
@@ -207,14 +210,14 @@ class ModelConfig(LayerOptions):
         if about > MOST_PARAMETERS:
             raise OptionError(
                 f"the model has more than {about:.0e} parameters",
-                fix=f"lower dim, ffn_dim, layers, vocab_size or experts: {MOST_PARAMETERS:.0e} are the most",
+                fix=f"lower dim, ffn_dim, layers, vocab_size or experts: at most {MOST_PARAMETERS:.0e} are supported",
             )
 
     def _check_depth(self) -> None:
         open_sides = [side for side in self.depths.sides if getattr(self, f"{side}_layers") is None]
         if self.layers is not None and not open_sides:
             raise IdleOptionError(
-                f"layers={self.layers} has no effect: encoder_layers and decoder_layers say it all",
+                f"layers={self.layers} has no effect: encoder_layers and decoder_layers set both depths",
                 fix="remove layers, or set encoder_layers and decoder_layers instead",
                 idle="layers",
                 beside=("encoder_layers", "decoder_layers"),
@@ -241,11 +244,11 @@ class ModelConfig(LayerOptions):
             raise OptionError(f"pad_id is {self.pad_id}", fix=f"allowed: 0 to {min(sizes) - 1}, or None")
         if self.shape != "encoder_decoder":
             if self.source_vocab_size is not None:
-                raise OptionError("source_vocab_size has no effect on a single stack", fix="remove it")
+                raise OptionError("source_vocab_size has no effect on a model with a single stack", fix="remove it")
             if self.tie_embeddings == "output":
-                raise OptionError('tie_embeddings="output" is for an encoder-decoder', fix="use True or False")
+                raise OptionError('tie_embeddings="output" applies to an encoder-decoder only', fix="use True or False")
         elif self.tie_embeddings is True and self.source_vocab_size not in (None, self.vocab_size):
             raise OptionError(
-                f"one table cannot serve {self.source_vocab_size} source and {self.vocab_size} target tokens",
+                f"one table cannot hold {self.source_vocab_size} source and {self.vocab_size} target tokens",
                 fix='use tie_embeddings="output" or False with separate vocabularies',
             )

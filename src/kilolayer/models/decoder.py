@@ -17,7 +17,7 @@ from kilolayer.recipes.base import Recipe
 
 
 class Decoder(Model):
-    """Every position looks back, never ahead. The options are those of `ModelConfig`, where each is explained."""
+    """A stack with causal attention: no position sees those after it. The options are those of `ModelConfig`."""
 
     @strict
     def __init__(

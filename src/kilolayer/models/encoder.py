@@ -24,7 +24,7 @@ from kilolayer.recipes.base import Recipe
 
 
 class Encoder(Model):
-    """Every position looks at every other. The options are those of `ModelConfig`, where each is explained."""
+    """A stack in which every position attends to every other. The options are those of `ModelConfig`."""
 
     @strict
     def __init__(
@@ -115,13 +115,13 @@ class Encoder(Model):
         if places.device.type == "cpu" and not torch.compiler.is_compiling() and places.numel():
             low, high = (int(bound) for bound in torch.aminmax(places))
             if low < 0 or high >= states.shape[1]:
-                raise InputError(f"places reach from {low} to {high}", fix=f"allowed: 0 to {states.shape[1] - 1}")
+                raise InputError(f"places range from {low} to {high}", fix=f"allowed: 0 to {states.shape[1] - 1}")
 
     def _typed(self, inputs: Sequences, types: Tensor | None) -> Sequences:
         if self.token_types is not None:
             return replace(inputs, states=self.token_types(inputs.states, types))
         if types is not None:
-            raise InputError("this model has no token types", fix="leave types out, or build it with token_types=2")
+            raise InputError("this model has no token types", fix="remove types, or build it with token_types=2")
         return inputs
 
     def _scores(self, states: Tensor) -> Tensor | None:

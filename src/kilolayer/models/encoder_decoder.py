@@ -22,7 +22,7 @@ from kilolayer.recipes.base import Recipe
 
 
 class EncoderDecoder(Model):
-    """A decoder that looks back on the target and everywhere on the source. The options are those of `ModelConfig`."""
+    """An encoder, and a causal decoder that also attends to the encoder's output. The options are those of `ModelConfig`."""
 
     @strict
     def __init__(
@@ -94,7 +94,7 @@ class EncoderDecoder(Model):
         hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
         """
         if target is None:
-            raise InputError("there is no target", fix="call model(source, target), or model.encode(source)")
+            raise InputError("no target was given", fix="call model(source, target), or model.encode(source)")
         if (source_segments is None) != (target_segments is None):
             raise InputError("source_segments and target_segments belong together", fix="give both or neither")
         inputs = self._read(self.source_embedding or self.embedding, source, embeddings, source_mask, source_segments)
@@ -164,7 +164,7 @@ class EncoderDecoder(Model):
         inputs = self._read(self.embedding, target, None, mask, segments)
         if inputs.states.shape[0] != memory.states.shape[0]:
             raise InputError(
-                f"{inputs.states.shape[0]} targets for {memory.states.shape[0]} sources", fix="give as many of both"
+                f"{inputs.states.shape[0]} targets for {memory.states.shape[0]} sources", fix="give the same number of both"
             )
         out = self.decoder(inputs, memory=memory, cache=cache, hidden_states=hidden_states, attention_weights=attention_weights)
         return DecoderOutput(

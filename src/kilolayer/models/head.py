@@ -11,14 +11,14 @@ from kilolayer.config import bounded, check, strict_class
 @strict_class
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What reads a whole sequence off an encoder, in the place of a vocabulary's scores."""
+    """A head that scores a whole sequence from an encoder's output, instead of predicting tokens."""
 
     outputs: int = bounded(2, least=1, most=2**20)
-    """Scores of a sequence: one a class, or one number."""
+    """Number of outputs: one per class, or 1 if a number is predicted."""
     pool: Literal["first", "mean"] = "first"
-    """What stands for the sequence: the state of its first token, or the mean of all that are no padding."""
+    """What represents the sequence: the state of its first token, or the mean over all tokens that are not padding."""
     dropout: float = bounded(0.1, least=0, below=1)
-    """Dropout before the scores."""
+    """Dropout before the output layer."""
 
     def __post_init__(self) -> None:
         check(self)

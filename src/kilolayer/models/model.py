@@ -79,7 +79,7 @@ class Model(nn.Module):
     def materialise(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """Give a model that was built on the meta device its memory and its weights."""
         if not all(parameter.is_meta for parameter in self.parameters()):
-            raise InputError("this model has its weights already", fix="use .to(device), or initialise() to start anew")
+            raise InputError("this model already has its weights", fix="use .to(device), or initialise() to start again")
         check_place(device)
         if dtype is not None:
             check_dtype(dtype)
@@ -165,19 +165,19 @@ class Model(nn.Module):
         if self.may_lack_calibration and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._warn_uncalibrated()
         if (ids is None) == (embeddings is None):
-            raise InputError("give token ids or embeddings, one of the two")
+            raise InputError("give either token ids or embeddings")
         for name, given in (("token ids", ids), ("embeddings", embeddings), ("mask", mask), ("segments", segments)):
             if given is not None and not isinstance(given, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InputError(f"{name}: {shown(given)} is no tensor", fix="make it one: torch.tensor(...)")
+                raise InputError(f"{name}: {shown(given)} is not a tensor", fix="convert it: torch.tensor(...)")
         if embeddings is not None:
             if not embeddings.is_floating_point():
-                raise InputError(f"embeddings are {embeddings.dtype}", fix="give vectors of floating point, or ids as tokens")
+                raise InputError(f"embeddings are {embeddings.dtype}", fix="give floating-point vectors, or ids as tokens")
             if embeddings.dim() != 3 or embeddings.shape[-1] != self.config.dim:
                 raise InputError(
                     f"embeddings have shape {list(embeddings.shape)}", fix=f"allowed: [batch, length, {self.config.dim}]"
                 )
             if 0 in embeddings.shape:
-                raise InputError(f"an empty batch of shape {list(embeddings.shape)}", fix="give at least one position")
+                raise InputError(f"the batch is empty: shape {list(embeddings.shape)}", fix="give at least one position")
             states = embeddings
         elif embedding is None:
             raise InputError("this model has no vocabulary", fix="give embeddings=, or build it with vocab_size")

@@ -25,6 +25,6 @@ def check_place(device: Any) -> torch.device:
 def check_dtype(dtype: Any) -> None:
     """Refuse what weights cannot be held in: the name of a dtype, whole numbers, 8 bits."""
     if not isinstance(dtype, torch.dtype):
-        raise OptionError(f"dtype is {shown(dtype)}", fix="give a dtype of torch, as torch.bfloat16")
+        raise OptionError(f"dtype is {shown(dtype)}", fix="give a torch dtype, such as torch.bfloat16")
     if dtype not in DTYPES:
         raise OptionError(f"dtype is {dtype}", fix=f"allowed: {', '.join(map(str, DTYPES))}")

@@ -33,10 +33,10 @@ DRAFTS = f".*{WEIGHTS}.*{PART}"
 
 
 def save(model: Model, folder: str | PathLike[str]) -> Path:
-    """Write a model into a new or empty folder, or over one that was saved before; return the folder.
+    """Save a model to a new or empty folder, or over a model saved before; return the folder.
 
-    Each tensor is written once, as it is, in its own dtype: parameters, and buffers such as Admin's calibrated scales. Whoever
-    looks, also after a kill, finds the old model, the new one, or a folder without weights.
+    Each tensor is written once, in its own dtype: parameters, and buffers such as Admin's calibrated scales. At any time, even
+    after a kill, the folder holds the old model, the new one, or no weights at all.
     """
     config, folder = configuration.dump(_table_of(model)), as_path(folder, "the folder of the model")
     _check_place(folder)
@@ -56,7 +56,7 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
 def load_model(
     folder: str | PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The model that `save` wrote, to the bit, in evaluation mode. dtype: of all its weights, where not as they were saved."""
+    """Load the model that `save` wrote, bit for bit, in evaluation mode. dtype: of all its weights, if not as saved."""
     folder, place = as_path(folder, "the folder of the model"), check_place(device or "cpu")
     if dtype is not None:
         check_dtype(dtype)
@@ -65,16 +65,16 @@ def load_model(
     path = folder / WEIGHTS
     if kind_of(path) is None:
         raise InputError(
-            f"the model is not whole: there is no {WEIGHTS}",
+            f"the model is incomplete: there is no {WEIGHTS}",
             where=str(folder),
-            fix="put the file back; where saving was interrupted, save the model again",
+            fix="restore the file; if saving was interrupted, save the model again",
         )
     tensors = load_tensors(path, str(place), fix="the file is damaged: save the model again")
     if misfit := find_misfit(_tensors_of(model), tensors):
         raise InputError(
             f"the weights do not fit the configuration: {misfit}",
             where=str(path),
-            fix=f"put the {CONFIG} and the {WEIGHTS} of one model together",
+            fix=f"use the {CONFIG} and the {WEIGHTS} of the same model",
         )
     for name, tensor in tensors.items():
         _put(model, name, tensor)
@@ -95,7 +95,7 @@ def _table_of(model: Model) -> configuration.Table:
     """What config.toml holds; a model that could not be made of it again is refused."""
     if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
-            f"{type(model).__name__} is no model of Kilolayer",
+            f"{type(model).__name__} is not a Kilolayer model",
             where="kl.save",
             fix="give an Encoder, a Decoder or an EncoderDecoder, and then the folder; a run's is kl.load(folder).model",
         )
@@ -162,7 +162,7 @@ def _read_config(folder: Path) -> tuple[ModelConfig, torch.dtype | None]:
     states = table.pop("states_dtype", None)
     if set(table) != {"model"} or not isinstance(table["model"], dict):
         raise InputError(
-            "this is not a saved model: its configuration is of something else",
+            "this is not a saved model: its configuration is not a model's",
             where=str(path),
             fix="a run's model is kl.load(folder).model",
         )
@@ -173,5 +173,5 @@ def _read_config(folder: Path) -> tuple[ModelConfig, torch.dtype | None]:
     known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     dtypes = {None: None, **{str(dtype).removeprefix("torch."): dtype for dtype in known}}
     if not isinstance(states, str | None) or states not in dtypes:
-        raise InputError(f"states_dtype is {states!r}", where=str(path), fix="put the file back that kl.save wrote")
+        raise InputError(f"states_dtype is {states!r}", where=str(path), fix="restore the file that kl.save wrote")
     return config, dtypes[states]

@@ -77,7 +77,7 @@ def update_balance(model: nn.Module, loads: Sequence[Tensor]) -> None:
         assert router.selection_bias is not None
         if not isinstance(load, Tensor) or load.shape != router.selection_bias.shape:
             raise InputError(
-                f"a load that is not {router.moe.experts} numbers, one for each expert",
+                f"a load does not have {router.moe.experts} numbers, one for each expert",
                 fix="give the load of each record in the forward's `routing`",
             )
         counts = load.to(router.selection_bias.dtype)

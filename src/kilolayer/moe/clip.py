@@ -38,13 +38,13 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") 
     model that `fully_shard` has sharded it is the norm of the whole gradient too: call it on all processes.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(
-            "what is clipped is not a model", fix="give the model, not its parameters: clip_grad_norm_(model, 1.0)"
-        )
+        raise InputError("clip_grad_norm_ needs a model", fix="give the model, not its parameters: clip_grad_norm_(model, 1.0)")
     if kind not in get_args(Clipping):
         raise unknown(str(kind), get_args(Clipping), kind="kind of clipping")
     if math.isnan(max_norm) or max_norm < 0:
-        raise OptionError(f"max_norm is {max_norm}", fix="it must be at least 0; infinity measures and clips nothing")
+        raise OptionError(
+            f"max_norm is {max_norm}", fix="it must be at least 0; with infinity, the norm is measured but nothing is clipped"
+        )
     experts = next((layer.moe.experts for layer in sparse_layers(model).values()), 0)
     if kind == "sparse" and not experts:
         warnings.warn("this model has no experts: its gradients are clipped by their plain norm", stacklevel=2)

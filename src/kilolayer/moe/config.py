@@ -16,34 +16,35 @@ BALANCE = 0.01
 @strict_class
 @dataclass(frozen=True, kw_only=True)
 class MoE:
-    """Experts in the place of feed-forward networks, and how tokens find them."""
+    """Experts that replace feed-forward networks, and how tokens are routed to them."""
 
     experts: int = bounded(64, least=1, most=2**16)
-    """Experts of each sparse layer; each is as wide as the feed-forward network that it replaces."""
+    """Number of experts in each sparse layer; each is as wide as the feed-forward network that it replaces."""
     top_k: int = bounded(2, least=1, most=2**16)
-    """Experts that serve a token."""
+    """Number of experts that each token is sent to."""
     every: int = bounded(2, least=1, most=10_000)
-    """Every how many layers experts stand; 2: in the layers 2, 4, 6, ..."""
+    """One layer in this many has experts; 2: layers 2, 4, 6, ..."""
     router: Literal["xmoe", "linear"] = "xmoe"
-    """How tokens and experts are matched: by the cosine in a low dimension (X-MoE), or by a linear map."""
+    """How tokens are matched to experts: by cosine similarity in a low dimension (X-MoE), or by a linear map."""
     gate: Literal["softmax", "sigmoid"] = "softmax"
-    """What turns X-MoE's scores into weights; a linear router has softmax."""
+    """Turns X-MoE's scores into weights; a linear router always uses softmax."""
     router_dim: int | None = bounded(None, least=1, most=2**20)
-    """Dimension in which X-MoE compares. Absent: half the number of experts, at least 2: in one dimension
-    a cosine is 1 or -1, and nothing could be learned."""
+    """Dimension in which X-MoE compares tokens and experts. Absent: half the number of experts, at least 2 (in one dimension a
+    cosine is 1 or -1, and nothing could be learned)."""
     temperature: float | None = bounded(None, least=SMALLEST_TEMPERATURE, most=1e6)
-    """What X-MoE's learned temperature starts at. Absent: 0.3, or 0.07 with the sigmoid gate."""
+    """Initial value of X-MoE's learned temperature. Absent: 0.3, or 0.07 with the sigmoid gate."""
     second: Literal["all", "random", "sampling"] = "all"
-    """Which tokens get their second expert in training: all; at random, more likely the larger its weight; or all, the expert
-    drawn by its probability."""
+    """Which tokens are sent to their second expert in training: all; random: with a probability that grows with the expert's
+    weight; sampling: all, but the second expert is drawn by its probability."""
     capacity: float | None = bounded(None, above=0, most=1e6)
-    """Most choices that an expert takes in training, as a factor of an even share; the rest passes by. Absent: no limit."""
+    """Maximum number of assignments that an expert accepts in training, as a multiple of an even share; the rest are dropped.
+    Absent: no limit."""
     balance: float | None = bounded(None, least=0, most=1e6)
-    """Weight of the loss that evens out the experts' loads. Absent: 0.01, or 0 with loss_free."""
+    """Weight of the load-balancing loss. Absent: 0.01, or 0 with loss_free."""
     z_loss: float = bounded(0.0, least=0, most=1e6)
-    """Weight of the loss that keeps the router's scores small; 1e-3 is usual."""
+    """Weight of the router z-loss, which keeps the router's logits small; 1e-3 is usual."""
     loss_free: float = bounded(0.0, least=0, below=1)
-    """How far each step moves the biases that even out the loads without a loss; 1e-3 is usual, 0 leaves them out."""
+    """Step size of the router biases that balance the load without a loss; 1e-3 is usual, 0 turns them off."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -84,7 +85,9 @@ class MoE:
     def _check_choice(self) -> None:
         if self.top_k > self.experts:
             raise OptionError(
-                f"top_k={self.top_k} of {self.experts} experts", where="moe", fix=f"top_k must be at most {self.experts}"
+                f"top_k={self.top_k}, but there are {self.experts} experts",
+                where="moe",
+                fix=f"top_k must be at most {self.experts}",
             )
         if self.second != "all" and self.top_k != 2:
             raise IdleOptionError(
@@ -96,7 +99,7 @@ class MoE:
             )
         if self.second == "sampling" and self.loss_free:
             raise IdleOptionError(
-                'second="sampling" draws experts whatever biases loss_free gives them',
+                'second="sampling" ignores the biases of loss_free',
                 where="moe",
                 fix='choose second="all" or "random", or remove loss_free',
                 idle="loss_free",

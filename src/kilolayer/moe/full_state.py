@@ -15,7 +15,7 @@ from kilolayer.parallel.group import ExpertGroup
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the whole model, on the CPU; called on all processes, it is empty on all but the first."""
+    """The state dict of the whole model, on the CPU. Call it on all processes; it is empty on all but the first."""
     return {name: tensor.cpu() for name, tensor in join_state(model, model.state_dict()).items()}
 
 
@@ -46,15 +46,15 @@ def own_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
 
 @torch.no_grad()
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give `model` the weights and buffers of a whole model; of experts that processes share, each takes its own.
+    """Load the weights and buffers of a whole model into `model`; if processes share the experts, each takes its own.
 
-    state: tensors by name. They are asked for one by one, so that a mapping that reads from a file need not hold them all.
+    state: tensors by name. They are requested one by one, so that a mapping that reads from a file need not hold them all.
     """
     group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
     ours = model.state_dict()
     if different := sorted(set(ours) ^ set(state)):
         raise InputError(
-            f"the state does not fit the model: {different[0]!r} is in one of them alone",
+            f"the state does not fit the model: {different[0]!r} is in only one of them",
             fix="build the model with the configuration that the state was saved with",
         )
     for name, tensor in ours.items():

@@ -104,9 +104,9 @@ def idle_parameters(model: nn.Module, moe: MoE | None) -> int:
 
 
 def freeze_experts(model: nn.Module) -> None:
-    """Leave routers and experts as they are in the training that follows, as fine-tuning does.
+    """Exclude routers and experts from the training that follows, as in fine-tuning.
 
-    The balance loss keeps its meaning: its gradient goes into the layers below, which make the tokens that are routed.
+    The balance loss still has an effect: its gradient flows into the layers below, which produce the tokens that are routed.
     """
     for layer in need_sparse_layers(model).values():
         layer.requires_grad_(False)

@@ -30,7 +30,7 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, 
     """
     group, layers = ExpertGroup.of(processes), need_sparse_layers(model)
     if expert_group(model) is not None:
-        raise InputError("the experts of this model are shared already", fix="shard them once")
+        raise InputError("the experts of this model are already shared", fix="shard them once")
     parts = {layer.moe.experts: group.part(layer.moe.experts) for layer in layers.values()}
     _check_equal(model, group)
     for layer in layers.values():
@@ -54,12 +54,13 @@ def refuse_part(model: nn.Module) -> None:
     if expert_group(model) is not None:
         raise InputError(
             "this process has only its own part of the experts",
-            fix="load full_state_dict(model) into a whole model, and take that",
+            fix="load full_state_dict(model) into a whole model, and use that",
         )
 
 
 def reduce_gradients(model: nn.Module) -> None:
-    """Sum the gradients of all but the experts over the processes that share these; call it after the step's last backward."""
+    """Sum the gradients of everything but the experts over the processes that share them; call it after the last backward of a
+    step."""
     group = expert_group(model)
     if group is None:
         raise InputError("no other process shares the experts of this model", fix="call kilolayer.shard_experts first")

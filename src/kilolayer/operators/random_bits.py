@@ -67,7 +67,7 @@ def random_words(seed: Tensor, position: Tensor) -> Tensor:
 def threshold(p: float) -> int:
     """The smallest word of an element that is kept."""
     if not 0 <= p < 1:
-        raise OptionError(f"dropout is {p}", fix="give a probability from 0 to below 1")
+        raise OptionError(f"dropout is {p}", fix="give a probability of at least 0 and below 1")
     return min(round(p * 2**32), LOW)
 
 

@@ -32,7 +32,7 @@ class ExpertGroup:
         assert chosen is not None
         rank = dist.get_rank(chosen)
         if rank < 0:
-            raise InputError("this process is not in the group", fix="call it on the processes of the group alone")
+            raise InputError("this process is not in the group", fix="call it only on the processes of the group")
         return cls(chosen, rank, dist.get_world_size(chosen))
 
     @property

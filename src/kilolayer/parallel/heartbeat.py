@@ -84,9 +84,9 @@ class _Watch(threading.Thread):
         speaker = next(rank for rank in range(len(self.keys)) if rank not in behind)
         if self.rank == speaker:
             for rank, step in behind.items():
-                say(f"kilolayer: process {rank} has stood still since step {step}")
-            say(f"  the others have waited for {self.timeout:.0f} seconds, as train.timeout says")
-            say("  see what holds it up, then go on with --resume; where steps take as long as that, raise train.timeout")
+                say(f"kilolayer: process {rank} has made no progress since step {step}")
+            say(f"  the others have waited for {self.timeout:.0f} seconds (train.timeout)")
+            say("  find out what blocks it, then continue with --resume; if steps really take that long, raise train.timeout")
         else:
             time.sleep(2 * POLL_SECONDS)  # torchrun ends all when the first one ends
         os._exit(1)

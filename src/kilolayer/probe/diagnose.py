@@ -53,30 +53,33 @@ def diagnose(
     at: int | None = None,
     device: str = "auto",
 ) -> Diagnosis:
-    """What depth does to `source`, measured on one batch, and what to change.
+    """Measure on one batch what depth does to `source`, and suggest what to change.
 
     source: a model; a run, as `kl.load` returns it, or its folder, whose newest checkpoint is measured; or a configuration or
-    its TOML file, whose model is measured as it starts. loss: of a batch, computed from the model; needed with a model, a
-    task's else.
-    settings: how a model is to be trained, Adam's usual ones else. steps: of a configuration, train so many and measure how far
-    they move the output. at: the step of the run's checkpoint. device: auto is the configuration's own, and of a run the GPU
-    where there is one. torch's random state and number of threads are afterwards as they were.
+    its TOML file, whose model is measured at initialization.
+    loss: a function that computes the loss of a batch from the model; required with a model, otherwise that of the task.
+    settings: how the model will be trained; by default Adam with its usual settings.
+    steps: for a configuration, train this many steps and measure how far they move the output.
+    at: the step of the run's checkpoint.
+    device: "auto" is the configuration's own, and for a run the GPU if there is one.
+
+    The random state and the number of threads of torch are restored afterwards.
     """
     if isinstance(source, str | Path):
         source = _open(Path(source))
     elif not isinstance(source, Model | Run | RunConfig):
         source = Run.open(_folder_of(source))
     if steps < 0:
-        raise InputError(f"steps is {steps}", fix="give how many to train, or leave it out")
+        raise InputError(f"steps is {steps}", fix="give the number of steps to train, or remove it")
     if isinstance(source, Model):
         if loss is None or steps or at is not None:
-            raise InputError("a model is diagnosed with a loss, at its present weights", fix="diagnose(model, loss)")
+            raise InputError("a model is diagnosed with a loss, at its current weights", fix="diagnose(model, loss)")
         return judge(measure(source, loss, settings or Settings()))
     if loss is not None or settings is not None:
-        raise InputError("loss and settings are those of the run", fix="give them with a model alone")
+        raise InputError("loss and settings are those of the run", fix="give them only with a model")
     if isinstance(source, Run):
         if steps:
-            raise InputError("steps are of a configuration: a run has its checkpoints", fix="remove steps")
+            raise InputError("steps applies to a configuration: a run has its checkpoints", fix="remove steps")
         return _of_run(source, at, device)
     if at is not None:
         raise InputError("a configuration has no checkpoints", fix="remove at, or name a run")
@@ -123,7 +126,7 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     known = [checkpoint.step_of(path) for path in paths]
     if not known or (at is not None and at not in known):
         has = f"it has those of step {', '.join(map(str, known))}" if known else "train it first, or diagnose its configuration"
-        what = "the run has no whole checkpoint" if at is None else f"the run has no whole checkpoint of step {at}"
+        what = "the run has no complete checkpoint" if at is None else f"the run has no complete checkpoint of step {at}"
         raise InputError(what, where=str(run.checkpoints), fix=has)
     step = known[-1] if at is None else at
     loss = training_loss(task, run.config.train.seed, 1, of="total")
@@ -137,7 +140,7 @@ def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.d
     try:
         start = starting_model(run.config, task, device)
     except InputError as error:
-        logger.warning("the change since the start is left out, since the start is not known: %s", error.what)
+        logger.warning("the change since the start is left out, because the initial weights are not known: %s", error.what)
         return []
     return change_over_checkpoints(start, loss, _weights(run, task, steps))
 

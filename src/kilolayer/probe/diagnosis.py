@@ -106,7 +106,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Measurements and what is wrong by them; healthy where nothing is."""
+    """The measurements, and the findings that follow from them; healthy if there are none."""
 
     measured: Measurements
     findings: tuple[Finding, ...] = field(default=())
@@ -180,7 +180,7 @@ def _praise(measured: Measurements) -> str:
     step = measured.updates
     moved = f"one step of Adam at {step.adam_lr:g} moves the output by {step.adam_all:.2g} of itself."
     if measured.output_at_zero:
-        said.append("the output table is 0, so that layers get a gradient from the second step on")
+        said.append("the output table is 0, so that the layers receive a gradient only from the second step on")
     return f"{', '.join(said)}; {moved}" if said else moved
 
 

@@ -94,7 +94,7 @@ def forecast(
     for name, given in (("rates", rates), ("warmups", warmups)):
         if given is not None and not all(isinstance(value, int | float) and value >= 0 for value in given):
             raise OptionError(
-                f"{name} has a value below 0, or one that is no number",
+                f"{name} has a value that is not a number, or below 0",
                 where=name,
                 fix="give rates above 0 and whole numbers of steps",
             )

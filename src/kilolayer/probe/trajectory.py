@@ -80,7 +80,7 @@ class Saved:
             saved = [file.get_tensor(name) for file in self.files]
         except safetensors.SafetensorError as error:
             where = str(self.paths[0].parent)
-            raise InputError(f"a checkpoint is of another model: {error}", where=where, fix="use the run's own") from None
+            raise InputError(f"a checkpoint belongs to another model: {error}", where=where, fix="use the run's own") from None
         return saved if self.start is None else [self.start[name], *saved]
 
 
@@ -123,7 +123,7 @@ def principal_plane(trajectory: Trajectory, names: Sequence[str]) -> Plane:
     total = float(values.sum())
     # What is below the rounding of the sums is no direction.
     if values[-2] <= 1e-12 * total:
-        raise InputError("the path does not span a plane: its points lie on one line")
+        raise InputError("the path does not span a plane: its points are on one line")
     sizes, vectors = values[[-1, -2]].sqrt(), vectors[:, [-1, -2]]
     path = (vectors - vectors[-1]) * sizes
     signs = torch.where(path[0] > 0, -1.0, 1.0)

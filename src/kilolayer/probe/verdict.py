@@ -39,7 +39,7 @@ def judge(measured: Measurements) -> Diagnosis:
 
 
 def not_finite(measured: Measurements) -> Iterator[Finding]:
-    """The loss or the gradient is no number."""
+    """The loss or the gradient is not finite."""
     if not (math.isfinite(measured.loss) and math.isfinite(measured.gradients.total)):
         text = f"The loss is {measured.loss:g} and the norm of its gradient {measured.gradients.total:g}."
         # Before the first step, no option of training is the cause.
@@ -57,7 +57,7 @@ def dead_stack(measured: Measurements) -> Iterator[Finding]:
             continue
         since = f" since step {known[side].step:,}" if side in known else ""
         if reached < REACHED:
-            beside = " A decoder beside it models its own language and does not read the source."
+            beside = " Its decoder then models only the target language and does not read the source."
             why = (
                 f"the gradient of its first layers is {_ratio(reached)} of the largest layer's ({first:.1e} of {largest:.1e})."
             )
@@ -74,7 +74,7 @@ def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
     trained = measured.gradients.trained
     waiting = measured.output_at_zero and measured.gradients.total > 0  # for the first step of the output table
     if trained and not measured.gradients.largest and not waiting:
-        text = "No layer gets a gradient: the loss does not depend on them, or all that follows them is 0."
+        text = "No layer receives a gradient: the loss does not depend on the layers, or everything after them is 0."
         yield Finding("no gradient", "", text, 0.0, 0.0)
     for side, norms in trained.items():
         share, least = first_share(norms), min(norms)
@@ -122,8 +122,8 @@ def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
             smaller = 10.0 ** math.floor(math.log10(ratio * typed / 10))
             gradient = measured.gradients.per_parameter[side][ratios.index(ratio)]
             text = (
-                f"Adam's eps hides the gradient of the {side}: it is {gradient:.1e} a parameter where least, "
-                f"eps is {gradient / ratio:.2g} there."
+                f"Adam's eps hides the gradient of the {side}: at its smallest it is {gradient:.1e} per parameter, "
+                f"where eps is {gradient / ratio:.2g}."
             )
             yield Finding("eps", side, text, ratio, MOVED, (f"--train.eps {smaller:.0e}",))
 
@@ -138,28 +138,28 @@ def grown_residual(measured: Measurements) -> Iterator[Finding]:
 
 
 def collapsed(measured: Measurements) -> Iterator[Finding]:
-    """All places of a sequence have one state."""
+    """All positions of a sequence have nearly the same state."""
     for side, cosines in measured.rank.cosine.items():
         rank = measured.rank.effective[side][-1]
         if cosines[-1] > ALIKE and rank < FLAT:
             text = (
-                f"The states of the {side} have collapsed: the mean cosine of two places is {cosines[-1]:.3f} after the last "
-                f"layer, their effective rank {rank:.1f} of {measured.width}."
+                f"The states of the {side} have collapsed: the mean cosine of two positions is {cosines[-1]:.3f} after the "
+                f"last layer, their effective rank {rank:.1f} of {measured.width}."
             )
             options = _calmer(measured) if measured.settings.step else _other_recipe(measured)
             yield Finding("collapsed states", side, text, cosines[-1], ALIKE, options)
 
 
 def narrow_attention(measured: Measurements) -> Iterator[Finding]:
-    """Attention that looks at one place."""
+    """Attention that attends to a single position."""
     for side, kinds in measured.entropy.items():
         for kind, values in kinds.items():
             known = _numbers(values)
             narrow = [value for value in known if value < NARROW]
             if len(narrow) > len(known) / 2:
                 text = (
-                    f"{_title(kind)} of the {side} looks at single places in {len(narrow)} of {len(known)} layers: entropy "
-                    f"below {NARROW:g} of an even one."
+                    f"{_title(kind)} of the {side} attends to single positions in {len(narrow)} of {len(known)} layers: "
+                    f"entropy below {NARROW:g} of that of uniform attention."
                 )
                 yield Finding("narrow attention", side, text, min(narrow), NARROW, _calmer(measured))
 

@@ -294,7 +294,7 @@ class Recipe:
         own = (str(kind) for kind in inspect.get_annotations(cls).values())
         if "__dataclass_fields__" not in vars(cls) and any("ClassVar" not in kind for kind in own):
             raise InputError(
-                f"the fields of {cls.__name__} are no options yet",
+                f"the fields of {cls.__name__} are not options yet",
                 where="recipe",
                 fix="write @kilolayer.recipes.register above the class",
             )

@@ -55,7 +55,7 @@ class CompleteP(Recipe):
     def check_embeddings(self, scaled: bool) -> None:
         if not scaled:
             raise OptionError(
-                "scale_embeddings=False makes the input of a wider model smaller, which CompleteP's rules do not foresee",
+                "scale_embeddings=False makes the input of a wider model smaller, which CompleteP's rules do not cover",
                 where="recipe complete_p",
                 fix="remove scale_embeddings",
             )

@@ -77,14 +77,14 @@ def parse(value: Any) -> Recipe:
 
 
 def _checked(cls: Any, path: Any) -> Any:
-    """The class, a frozen dataclass; refused where it is no recipe."""
+    """The class, a frozen dataclass; refused where it is not a recipe."""
     if not (isinstance(cls, type) and issubclass(cls, Recipe)):
         raise InputError(
-            f"{shown(path)} is no recipe", where="recipe", fix="name a class that extends kilolayer.recipes.Recipe"
+            f"{shown(path)} is not a recipe", where="recipe", fix="name a class that extends kilolayer.recipes.Recipe"
         )
     if cls.plan is Recipe.plan:
         raise InputError(
-            f"the recipe {shown(path)} has no plan",
+            f"the recipe {shown(path)} has no plan method",
             where="recipe",
             fix="write `def plan(self, place)` in it, which returns a kilolayer.recipes.Plan",
         )

@@ -43,7 +43,7 @@ def vanished_gradients(entries: Sequence[Entry]) -> list[str]:
             found.append(f"Nor did it at {first}: choose a recipe for this depth, such as deepnorm.")
         else:
             found.append(
-                f"At {first} it reached all: begin anew with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
+                f"At {first} it reached all: start again with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
             )
     return found
 

@@ -61,12 +61,12 @@ class Record:
 def read_record(run: Path) -> Record:
     """The record of a run folder; raises where the folder is none."""
     if kind_of(run) != "folder":
-        raise InputError("the run folder does not exist", where=str(run), fix="give a folder that `kilolayer train` made")
+        raise InputError("the run folder does not exist", where=str(run), fix="give a folder that `kilolayer train` created")
     if not any(kind_of(run / name) == "file" for name in ("config.toml", "metrics.jsonl", "scores.json")):
         raise InputError(
             "not a run folder: it has neither config.toml, metrics.jsonl nor scores.json",
             where=str(run),
-            fix="give a folder that `kilolayer train` made",
+            fix="give a folder that `kilolayer train` created",
         )
     notes: list[str] = []
     config_text = _text(run / "config.toml", notes)

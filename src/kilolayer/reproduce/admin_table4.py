@@ -57,9 +57,9 @@ class Table4(Reproduction):
         (backward,) = lab.compare("back-translator", back, {"layers": (layers,), "train.seed": (1,)})
         if backward["outcome"] in ("waiting", "unfinished"):
             raise InputError(
-                "the time was over before the model that translates back was trained",
+                "the time ran out before the back-translation model was trained",
                 where=backward["folder"],
-                fix="give the same command again: it goes on",
+                fix="run the same command again to continue",
             )
         self._translate(text, Path(backward["folder"]), 60 if lab.tiny else MONOLINGUAL)
         found: Found = {}

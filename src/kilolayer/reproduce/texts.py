@@ -89,7 +89,7 @@ def known(data: Path | None, name: str) -> Path | None:
         return None
     if not (data / name).exists():
         raise InputError(
-            f"{name} is missing", where=str(data), fix="let KILOLAYER_DATA name a folder that holds it, or give --tiny"
+            f"{name} is missing", where=str(data), fix="set KILOLAYER_DATA to a folder that contains it, or give --tiny"
         )
     return data / name
 

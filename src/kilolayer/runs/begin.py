@@ -66,9 +66,9 @@ def data_of(run: Run, processes: Processes) -> Task | None:
     if (run.folder / "scores.json").exists():
         if processes.first:
             gone = all_deleted(run.checkpoints)
-            longer = f"--train.steps {2 * run.config.train.steps} makes it longer"
-            anew = f"a new run begins with its weights: --train.start_from {run.folder}"
-            say(f"{run.folder} is finished: nothing to do; {f'{longer}, and {anew}' if gone is None else gone.what}")
+            longer = f"--train.steps {2 * run.config.train.steps} trains it longer"
+            anew = f"--train.start_from {run.folder} starts a new run from its weights"
+            say(f"{run.folder} is finished, there is nothing to do: {f'{longer}, and {anew}' if gone is None else gone.what}")
         return None
     _check_means(run.config, processes)
     return run.task(cache_folder())
@@ -82,9 +82,9 @@ def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
     there, here = (0 if each.moe is None else each.moe.experts for each in (start.model, config.model))
     if there != here:
         raise InputError(
-            f"the run to start from has {there or 'no'} experts in a layer, and this one {here or 'none'}",
+            f"the run to start from has {there or 'no'} experts per layer, but this one has {here or 'none'}",
             where=str(start.folder),
-            fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model is not made sparse",
+            fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model cannot be made sparse",
         )
     theirs, ours = (build_model(each, device="meta", seed=0) for each in (start.model, config.model))
     check_fit(ours, task.adopt(theirs.state_dict(), ours.state_dict()), start.folder)

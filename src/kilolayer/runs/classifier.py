@@ -66,7 +66,7 @@ class Classifier(TrainedRun):
         if len(sentences) != self.sentences:
             wanted = "one sentence" if self.sentences == 1 else "two sentences, with a tab between them,"
             raise InputError(
-                f"the run reads {wanted} of a line, and this one has {len(sentences)}", where=where, fix="mend the line"
+                f"the run expects {wanted} per line, but this line has {len(sentences)}", where=where, fix="correct the line"
             )
         if not all(sentences):
             raise InputError("a sentence is empty", where=where, fix="fill it in, or remove the line")

@@ -31,7 +31,7 @@ def new_folder(config: Source, run: str | PathLike[str] | None) -> Path:
         return Path("runs") / registry.EMBEDDED.stem
     if isinstance(config, str | PathLike):
         return Path("runs") / Path(config).stem
-    raise OptionError("the run has no folder", fix='name one: run="runs/mine"')
+    raise OptionError("no run folder is given", fix='name one: run="runs/mine"')
 
 
 def read_given(config: Source, over: Table) -> Given:

@@ -21,7 +21,7 @@ from kilolayer.training.changes import PLACES, Change, changes_between, check_ch
 from kilolayer.training.last_saved import all_deleted, last_saved
 from kilolayer.training.run import Run, settled
 
-TYPED = "in the typed options"
+TYPED = "in the options that are given"
 
 
 @contextmanager
@@ -60,7 +60,9 @@ def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
     if config.train.steps < step:
         where = TYPED if config.train.steps != run.config.train.steps else str(folder / "config.toml")
         raise InputError(
-            f"train.steps is {config.train.steps:,}, and the run has taken {step:,}", where=where, fix=f"set more than {step:,}"
+            f"train.steps is {config.train.steps:,}, but the run has already taken {step:,}",
+            where=where,
+            fix=f"set it to more than {step:,}",
         )
     waited = _waited(state) >= config.train.patience > 0
     more = step < config.train.steps and not waited and gone is None
@@ -71,7 +73,7 @@ def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
         ended = max(step, last_saved(run.checkpoints) or 0)
         aside = folder / f"scores.step-{ended:08d}.json"
         move(folder / "scores.json", aside)
-        say(f"{folder} was finished at step {ended:,} and goes on; its scores so far are kept in {aside.name}")
+        say(f"{folder} was finished at step {ended:,} and continues; its previous scores are kept in {aside.name}")
     if typed:
         write(folder / "config.toml", dump(config.table()))
     return replace(run, config=config), aside
@@ -83,7 +85,7 @@ def _go_back(folder: Path, config: bytes, aside: Path | None) -> None:
         write(folder / "config.toml", config)
     if aside is not None:
         move(aside, folder / "scores.json")
-        say(f"{folder} does not go on: it is finished, as it was")
+        say(f"{folder} is not continued: it stays finished")
 
 
 def _size(path: Path) -> int:
@@ -143,12 +145,12 @@ def _waited(state: dict[str, Any]) -> int:
 def _nothing_more(run: Run, step: int, waited: bool) -> InputError:
     if waited:
         return InputError(
-            f"the run has stopped at step {step:,}: no validation was better in the {run.config.train.patience} after the best",
+            f"the run has stopped at step {step:,}: the {run.config.train.patience} validations after the best were no better",
             where=str(run.folder),
-            fix=f"let it wait longer: --train.patience 0, or more than {run.config.train.patience}",
+            fix=f"raise its patience: --train.patience 0, or more than {run.config.train.patience}",
         )
     return InputError(
-        f"the run is finished at step {step:,}, and these options leave it nothing to do",
+        f"the run is finished at step {step:,}, and there is nothing left to do with these options",
         where=str(run.folder),
         fix=f"give it more steps: --train.steps {2 * step}; or score another text: kilolayer evaluate --help",
     )

@@ -70,7 +70,7 @@ class LanguageModel(TrainedRun):
         config = self.search(max_tokens=max_tokens, greedy=greedy, **sampling)
         if config.n_best > 1:
             raise OptionError(
-                f"samples={config.n_best}, and generate gives one text a prompt",
+                f"samples={config.n_best}, but generate returns one text per prompt",
                 fix="use .continuations(prompts, run.search(samples=...))",
             )
         found = [each.continuations[0].text for each in self.continuations(as_texts(prompts, "prompt"), config)]

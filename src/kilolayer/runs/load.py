@@ -12,9 +12,9 @@ from kilolayer.training.run import Precision, Run
 
 
 def load(folder: str | PathLike[str], *, device: str | torch.device = "auto", precision: Precision = "fp32") -> TrainedRun:
-    """The run in a folder, of the class of its task: `kl.load("runs/mine").translate(["A dog."])`.
+    """Load the run in a folder, as the class of its task: `kl.load("runs/mine").translate(["A dog."])`.
 
-    device, precision: where its model runs and how its products are computed, as the command's flags of these names.
+    device, precision: where the model runs and in which precision, as for the command-line flags of these names.
     """
     run = Run.open(folder)
     return run_class(run)(run, device=device, precision=precision)
@@ -25,6 +25,6 @@ def run_class(run: Run) -> type[TrainedRun]:
     found = run.registration.load_run()
     if not (isinstance(found, type) and issubclass(found, TrainedRun)):
         raise InputError(
-            f"{run.registration.run} is no class of runs", where=f"task {run.config.task}", fix="let it extend kl.TrainedRun"
+            f"{run.registration.run} is not a class of runs", where=f"task {run.config.task}", fix="let it extend kl.TrainedRun"
         )
     return found

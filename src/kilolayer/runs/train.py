@@ -37,12 +37,14 @@ def train(
 ) -> TrainedRun:
     """Train a run as `kilolayer train` does, and return it as `kl.load` does: `kl.train("my.toml", train={"steps": 500})`.
 
-    config: a TOML file, a dict of tables, a configuration, or None for the embedded default. tables: what is laid over it,
-    `model={"recipe": "sub_ln"}`. run: the new folder; without it, runs/NAME of the file. resume: the folder of a run to go on
-    with, in the place of config and run; one that is finished is returned. trackers: objects that follow the run.
+    config: a TOML file, a dict of tables, a configuration, or None for the embedded default.
+    tables: values that override it, `model={"recipe": "sub_ln"}`.
+    run: the new run folder; by default runs/NAME, after the file.
+    resume: the folder of a run to resume, instead of config and run; a finished run is returned.
+    trackers: objects that receive the run's metrics.
 
-    An interrupt leaves a checkpoint and raises KeyboardInterrupt; a second one does not wait for it. In other threads than the
-    main one no signal is handled. torch's random state and number of threads are afterwards as they were.
+    An interrupt saves a checkpoint and raises KeyboardInterrupt; a second one does not wait for the checkpoint. Signals are
+    handled only in the main thread. The random state and the number of threads of torch are restored afterwards.
     """
     from kilolayer.runs.begin import new_run, old_run
     from kilolayer.runs.load import load
@@ -55,7 +57,7 @@ def train(
     for number, tracker in enumerate(trackers, 1):
         check_tracker(tracker, f"trackers, number {number}")
     if resume is not None and (config is not None or run is not None):
-        raise OptionError("resume takes no configuration and no run", fix="the run's folder holds them: remove them")
+        raise OptionError("resume takes no configuration and no run", fix="the run folder has its own: remove them")
     given = None if resume is not None else read_given(config, over)
     folder = new_folder(config, run) if resume is None else as_path(resume, "resume")
 
@@ -141,5 +143,5 @@ def _leave(trackers: Sequence[Tracker]) -> None:
 
 def _how_to_go_on(folder: Path) -> str:
     if (folder / "config.toml").exists():
-        return f"stopped by a signal; go on with: {command()} train --resume {folder}"
-    return "stopped by a signal: nothing was begun that could be resumed; the same command starts anew"
+        return f"stopped by a signal; continue with: {command()} train --resume {folder}"
+    return "stopped by a signal before there was anything to resume; the same command starts again"

@@ -31,9 +31,9 @@ class MissingMethodError(KilolayerError, AttributeError):
 
 
 class TrainedRun:
-    """A run that was trained, as `kl.load` and `kl.train` return it. What reads the model is loaded when it is first asked for.
+    """A trained run, as `kl.load` and `kl.train` return it. The model is loaded when it is first needed.
 
-    Its weights are those that the command's verbs use: the mean of the last checkpoints where the run averages, else the best.
+    Its weights are those that the command line uses: the average of the last checkpoints if the run averages, else the best.
     """
 
     def __init__(self, run: Run, *, device: str | torch.device = "auto", precision: Precision = "fp32") -> None:
@@ -76,13 +76,14 @@ class TrainedRun:
         reference: Path | str | None = None,
         direction: str | None = None,
     ) -> dict[str, Any]:
-        """What `kilolayer evaluate` prints: the scores of each test part by its name, and what explains them.
+        """What `kilolayer evaluate` prints: the scores of each test set by its name, and how they were computed.
 
-        `scores()["test"]["bleu"]["value"]`, `["signature"]`. The test part is scored now where it has not been. test: another
-        text in its place, as the run's option `test` could name it: a set, files, folders. source, reference: two aligned files
-        for a translator; direction: of one with several. The scores of another text are kept nowhere.
+        `scores()["test"]["bleu"]["value"]`, `["signature"]`. The test set is scored now if it has not been yet.
+        test: another text to score instead, in the form of the run's option `test`: a set, files or folders.
+        source, reference: two aligned files, for a translator.
+        direction: that of the text, for a translator with several. The scores of another text are not saved.
 
-        All scores are of the model in fp32, as the command's are, also where the run was loaded in another `precision`.
+        All scores are those of the model in fp32, as on the command line, even if the run was loaded with another `precision`.
         """
         if not test and source is None and reference is None and direction is None:
             return self._run.scores(self.device)
@@ -92,13 +93,13 @@ class TrainedRun:
         return score_text(self._run, text, loaded=(self._chosen, self._precise_reader))
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl so far; kind: "train", "valid", "layers", "event", ..., those of this kind alone."""
+        """The rows of metrics.jsonl so far; kind: only those of this kind, "train", "valid", "layers", "event", ..."""
         if kind is not None and kind not in KINDS:
             raise unknown(str(kind), KINDS, kind="kind of metrics", where=str(self.folder / "metrics.jsonl"))
         return [row for row in read_metrics(self.folder) if kind in (None, row["kind"])]
 
     def report(self) -> Path:
-        """Write the run's page anew, and return where it is."""
+        """Write the run's report again, and return its path."""
         return write_report(self.folder).path
 
     @cached_property
@@ -121,7 +122,7 @@ class TrainedRun:
             raise AttributeError(name)
         methods = [each for each in dir(type(self)) if not each.startswith("_")]
         raise MissingMethodError(
-            f"this run is {self.registration.title}, and has no {name!r}",
+            f"this run is {self.registration.title} and has no {name!r}",
             where=str(self.folder),
             fix=f"it has: {', '.join(methods)}",
         )
@@ -138,11 +139,11 @@ def as_texts(given: str | Iterable[str], kind: str) -> list[str]:
 def check_text(text: Any, where: str) -> None:
     """Refuse what is no text, and text that no file could hold."""
     if not isinstance(text, str):
-        raise InputError(f"this is {shown(text)}, and no text", where=where, fix="give str")
+        raise InputError(f"this is {shown(text)}, not a text", where=where, fix="give str")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"this text is no Unicode: {shown(text)}", where=where, fix="decode bytes as UTF-8") from None
+        raise InputError(f"this text is not valid Unicode: {shown(text)}", where=where, fix="decode bytes as UTF-8") from None
 
 
 def as_list(given: Any, kind: str) -> list[Any]:

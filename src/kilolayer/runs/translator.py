@@ -41,7 +41,7 @@ class Translator(TrainedRun):
         config = self.search(**search)
         if config.n_best > 1:
             raise OptionError(
-                f"n_best={config.n_best}, and translate gives one translation a line",
+                f"n_best={config.n_best}, but translate returns one translation per line",
                 fix="use .translations(lines, run.search(n_best=...))",
             )
         found = [each.text for each in self.translations(as_texts(lines, "line"), config, direction=direction)]
@@ -76,6 +76,6 @@ class Translator(TrainedRun):
         if direction is None:
             first = directions[0]
             raise OptionError(
-                "the run has several directions", fix=f'say which: --direction {first}, or in Python direction="{first}"'
+                "the run has several directions", fix=f'choose one: --direction {first}, or in Python direction="{first}"'
             )
         return [self._tokenizers.source.tag_id(Direction.parse(direction).target)]

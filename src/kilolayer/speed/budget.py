@@ -127,7 +127,7 @@ def budget(config: ModelConfig, work: Work) -> Budget:
     experts = 1 if config.moe is None else config.moe.top_k
     if work.batch * work.length * width * experts > LARGEST_TENSOR:
         raise OptionError(
-            f"a batch of {work.batch:,} x {work.length:,} tokens makes a tensor of this model too large to count its bytes",
+            f"a batch of {work.batch:,} x {work.length:,} tokens makes a tensor of this model too large to compute its size",
             fix="lower the batch or the length",
         )
     # The collector would look through all modules of a deep model again and again, and find nothing: half of the time.

@@ -25,12 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none") -> AnyModule:  # noqa: A002, as in torch
-    """A form of `model` that runs its own parameters faster: nothing is copied, and the state dict is the same.
+    """A faster form of `model` that shares its parameters: nothing is copied, and the state dict is the same.
 
-    model: an Encoder, Decoder or EncoderDecoder, or a module that holds one, on the device where it will run. compile: compile
-    the layers for training, once a kind, at their first step; on a GPU alone. recompute: keep less of each layer for the
-    backward pass and compute the rest again: "selective", or "layer" for its input alone.
-    Layers that hold modules of your own, or that a hook is registered on, run as they are; a log line says so once.
+    model: an Encoder, Decoder or EncoderDecoder, or a module that contains one, on the device where it will run.
+    compile: compile the layers for training, once per kind of layer, at the first step; only on a GPU.
+    recompute: keep less of each layer for the backward pass and recompute the rest: "selective", or "layer" to keep only its
+    input.
+    Layers that contain modules of your own, or have a hook, run unchanged; this is logged once.
     """
     if recompute not in tuple(BUDGETS):
         raise unknown(str(recompute), BUDGETS, kind="recompute")

@@ -36,7 +36,9 @@ def record(step: Callable[..., Any], model: nn.Module, optimizer: Optimizer) -> 
         ("optimizer", isinstance(optimizer, Optimizer)),  # pyright: ignore[reportUnnecessaryIsInstance]
     ):
         if not fits:
-            raise InputError(f"what is given as {what} is none", fix="call it so: kilolayer.record(step, model, optimizer)")
+            raise InputError(
+                f"what is given as {what} is not one", fix="call it like this: kilolayer.record(step, model, optimizer)"
+            )
     device = next(model.parameters()).device
     if device.type == "cuda":
         for group in optimizer.param_groups:
@@ -49,7 +51,7 @@ def _pool(model: nn.Module, device: torch.device) -> GraphPool | None:
     if device.type != "cuda":
         return None
     if expert_group(model) is not None:
-        logger.warning("steps run one operation at a time, because processes share experts")
+        logger.warning("steps run in eager mode, because several processes share the experts")
         return None
     torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
     return GraphPool(device)
@@ -74,14 +76,14 @@ class RecordedStep:
 
     def __call__(self, *inputs: Tensor) -> Any:
         if not all(isinstance(each, Tensor) for each in inputs):
-            raise InputError("a recorded step takes tensors alone", fix="make tensors of numbers that change between steps")
+            raise InputError("a recorded step takes only tensors", fix="turn numbers that change between steps into tensors")
         self._follow()
         self._updated = False
         piece = Piece((self.model.training, *(each.dtype for each in inputs)), self.step, inputs)
         is_warm = piece.key in self.recorder.warm
         found = self.recorder.run([piece], gradients=True, restart=self._restart, around_capture=self._around_capture)
         if not (is_warm or self._updated):
-            raise InputError("the step makes no update", fix="call optimizer.step() and optimizer.zero_grad() inside of it")
+            raise InputError("the step makes no update", fix="call optimizer.step() and optimizer.zero_grad() inside it")
         return tree_map(lambda each: each.detach().clone() if isinstance(each, Tensor) else each, found)
 
     def _follow(self) -> None:
@@ -92,7 +94,7 @@ class RecordedStep:
         now = (tuple(map(Tensor.data_ptr, self.tensors)), repr(values))
         if now != self._followed:
             if self.recorder.recordings:
-                logger.warning("steps are recorded anew, because weights moved or an option of the optimizer changed")
+                logger.warning("steps are recorded again, because weights moved or an option of the optimizer changed")
             self._forget()
             self._followed = now
 

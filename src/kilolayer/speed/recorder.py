@@ -142,7 +142,7 @@ class Recorder:
             return False
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            self.say(f"{self.subject} one operation at a time, because recording failed: {reason}")
+            self.say(f"{self.subject} in eager mode, because recording failed: {reason}")
             self.pool = None
             self.forget_all()
             if restart is not None:

@@ -30,13 +30,13 @@ def training_form(
 def _compile(form: Model, say: Callable[[str], None]) -> bool:
     """Whether steps can be recorded then."""
     if (reason := why_no_kernels()) is not None:
-        say(f"steps run one operation at a time, because {reason}")
+        say(f"steps run in eager mode, because {reason}")
         return False
     for text in unfused_residuals(form):
         say(text)
     compile_layers(form)
     if expert_group(form) is not None:
-        say("layers with experts run one operation at a time, because processes share these")
+        say("layers with experts run in eager mode, because several processes share the experts")
         return False
     torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
     return True

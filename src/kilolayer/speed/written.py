@@ -63,7 +63,7 @@ def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
     """
     if int8 and not (_is_known(model) and model.embedding.weight.dtype == torch.float32):
         raise OptionError(
-            "this model cannot be computed in int8", fix="use fp32: int8 knows dense fp32 models on the CPU alone"
+            "this model cannot be computed in int8", fix="use fp32: int8 supports only dense fp32 models on the CPU"
         )
     if int8 and (reason := why_not_int8()) is not None:
         raise OptionError(f"int8 cannot be used, because {reason}", fix="use fp32")

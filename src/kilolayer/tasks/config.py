@@ -37,7 +37,7 @@ class RunConfig:
     """Of the models that the task trains; None: of any."""
 
     task: str = registry.DEFAULT
-    """What is learned: one of the tasks below, or a class of your own, my_module:MyTask."""
+    """What the model learns: one of the tasks below, or a class of your own, my_module:MyTask."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Shape, depth and recipe."""
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -75,9 +75,9 @@ class RunConfig:
             raise OptionError('freeze = "experts" has no effect on a model without experts', where="train", fix="remove it")
         if self.train.freeze == "experts" and self.train.start_from is None:
             raise OptionError(
-                'freeze = "experts" keeps experts that have learned nothing',
+                'freeze = "experts" would freeze untrained experts',
                 where="train",
-                fix="name their run: train.start_from",
+                fix="name a trained run: train.start_from",
             )
         title, shape = registry.get(self.task).title, self.model.shape
         if self.shape is not None and shape != self.shape:

@@ -24,9 +24,9 @@ class OtherText:
             raise OptionError("a test set and a source or reference are both given", fix="remove one of them")
         if (self.source is None) != (self.reference is None):
             one, other = ("source", "reference") if self.reference is None else ("reference", "source")
-            raise OptionError(f"a {one} is given without a {other}", fix=f"name the {other} too: its lines are the {one}'s")
+            raise OptionError(f"a {one} is given without a {other}", fix=f"name the {other} too: their lines must correspond")
         if not self.test and self.source is None:
-            raise OptionError("no text is named", fix="name a test set, or a source and its reference")
+            raise OptionError("no text is given", fix="name a test set, or a source and its reference")
 
     def files(self, title: str) -> tuple[str, ...]:
         """What a task takes that reads no pairs of files; title: what its runs are."""

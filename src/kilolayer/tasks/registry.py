@@ -136,7 +136,7 @@ def _of_class(cls: Any, path: str) -> Registration:
     found = getattr(cls, "registration", None)
     if not isinstance(found, Registration):
         raise InputError(
-            f"{shown(path)} is no task",
+            f"{shown(path)} is not a task",
             where="task",
             fix="name a class that extends kilolayer.tasks.Task, with `registration = kilolayer.tasks.Registration(...)`",
         )

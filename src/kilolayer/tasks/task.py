@@ -158,7 +158,7 @@ class Task(ABC, Generic[Config]):
         The scores are tables as in scores.json, one for each part of the text, and nothing is written.
         """
         title = registry.get(config.task).title
-        raise InputError(f"{title} is scored on its own test part alone", where="--test", fix="give its task read_text")
+        raise InputError(f"{title} is scored on its own test set only", where="--test", fix="give its task read_text")
 
     @property
     @abstractmethod

@@ -38,7 +38,7 @@ class TextRunConfig(RunConfig):
         yield from vocabulary_faults(model, self.tokenizer, self.more_rows)
         yield (
             model.max_length is not None and model.max_length < text.length,
-            f"the model has {model.max_length} positions, and a window {text.length} tokens",
+            f"the model has {model.max_length} positions, but a window has {text.length} tokens",
             "text",
             "lower text.length, or raise model.max_length",
         )
@@ -50,7 +50,7 @@ class TextRunConfig(RunConfig):
         )
         yield (
             bool(self.train.patience) and not text.valid and not text.valid_share,
-            "patience has no effect without a validation part",
+            "patience has no effect without a validation set",
             "train",
             "set text.valid or text.valid_share",
         )

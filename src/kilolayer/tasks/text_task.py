@@ -50,7 +50,7 @@ class TextTask(Task[Config], Generic[Config]):
         title = registry.get(config.task).title
         if min(_place(cls, "score"), _place(cls, "test_scores")) < _place(cls, "scores_of"):
             # It tests its models in its own way: the scores of the task that it extends would be numbers without meaning.
-            raise InputError(f"{title} is scored on its own test part alone", where="--test", fix="give its task scores_of")
+            raise InputError(f"{title} is scored on its own test set only", where="--test", fix="give its task scores_of")
         files = text_files(text.files(title), "--test")
         tokens = encode_documents(TextPart(files), vocabulary, cache)
 

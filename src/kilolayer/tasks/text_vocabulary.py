@@ -33,7 +33,7 @@ def vocabulary_faults(model: ModelConfig, tokenizer: TokenizerConfig, more: int 
     loses = trained and (not tokenizer.byte_fallback or tokenizer.normalization != "identity")
     yield (
         tokenizer.path is None and model.vocab_size != known,
-        f"vocab_size is {model.vocab_size}, and the vocabulary has {known} tokens",
+        f"vocab_size is {model.vocab_size}, but the vocabulary has {known} tokens",
         "model",
         "remove model.vocab_size",
     )

@@ -27,88 +27,96 @@ class TrainConfig:
     }
 
     steps: int = bounded(100_000, least=1, most=10**12)
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     epochs: float | None = bounded(None, above=0, most=10**6)
-    """Passes over the training data, in the place of steps: the run keeps the steps that they are."""
+    """Passes over the training data, instead of steps; converted to steps when the run is created."""
     start_from: str | None = None
-    """A run, or a folder of Hugging Face with BERT, GPT-2, Marian or OPT, whose weights and vocabulary are the start, as in
-    fine-tuning; same model and [tokenizer]. Or a folder by kl.save, of weights alone. Absent: as the recipe says."""
+    """Start from these weights and this vocabulary, as in fine-tuning: a run, or a Hugging Face folder with BERT, GPT-2, Marian
+    or OPT; [model] and [tokenizer] must be the same. Or a folder written by kl.save, which has only weights. Absent:
+    initialized as the recipe specifies."""
     freeze: Literal["none", "experts"] = "none"
-    """What stays as it starts: nothing, or experts and their routers; the balance loss still counts."""
+    """Weights that are not trained: none, or the experts and their routers; the balance loss still applies."""
     accumulate: int = bounded(1, least=1, most=10**6)
-    """Batches a step; the loss is averaged over all their target tokens."""
+    """Batches per optimizer step; the loss is averaged over all their target tokens."""
     seed: int = bounded(1, least=0, most=2**63 - 1)
-    """Fixes the weights, the order of the data and the dropout."""
+    """Seed of the initial weights, the order of the data and the dropout."""
     optimizer: Literal["adam", "adamw", "radam"] = "adam"
-    """AdamW and RAdam decay weights apart from the gradient, Adam as a part of it."""
+    """AdamW and RAdam use decoupled weight decay; Adam adds the decay to the gradient."""
     lr: float = bounded(7e-4, above=0, most=1000)
-    """Highest learning rate."""
+    """Peak learning rate."""
     layer_decay: float = bounded(1.0, above=0, most=1)
-    """What the learning rate is multiplied by from each layer to the one below it; the top layer and a head have all of it."""
+    """Factor applied to the learning rate from each layer to the one below it; the top layer and the head train at the full
+    rate."""
     beta1: float = bounded(0.9, least=0, below=1)
-    """Decay of the gradient's mean."""
+    """Decay rate of Adam's running mean of the gradient."""
     beta2: float = bounded(0.98, least=0, below=1)
-    """Decay of the gradient's second moment."""
+    """Decay rate of Adam's running mean of the squared gradient."""
     eps: float = bounded(1e-8, above=0, most=1000)
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: float = bounded(0.0, least=0, most=1000)
-    """Decay of matrices and tables; biases, norms and scales are not decayed."""
+    """Weight decay of matrices and embeddings; biases, norms and scales are not decayed."""
     schedule: Schedule = "inverse_sqrt"
-    """How the learning rate falls after the warm-up."""
+    """How the learning rate decays after the warm-up."""
     warmup_steps: int = bounded(4000, least=0, most=10**12)
-    """Steps in which the learning rate rises linearly from 0."""
+    """Steps over which the learning rate rises linearly from 0."""
     warmup_share: float | None = bounded(None, least=0, most=1)
-    """Share of all steps in which it rises, in the place of warmup_steps: the run keeps the steps that it is."""
+    """Length of the warm-up as a fraction of all steps, instead of warmup_steps; converted to steps when the run is created."""
     decay_steps: int = bounded(0, least=0, most=10**12)
-    """Length of the fall at the end of warmup_stable_decay."""
+    """Number of final steps over which warmup_stable_decay lowers the learning rate."""
     min_lr: float = bounded(0.0, least=0, most=1000)
-    """Where cosine, linear and warmup_stable_decay end."""
+    """Learning rate at the end of cosine, linear and warmup_stable_decay."""
     label_smoothing: float = bounded(0.1, least=0, below=1)
-    """Share of the target's probability spread over all others. In a language model, absent: 0."""
+    """Probability that is taken from the target and spread evenly over the whole vocabulary, or over all classes. Absent: 0 in
+    language models and classifiers."""
     clip_norm: float = bounded(0.0, least=0, most=1e30)
-    """Largest gradient norm; 0: no clipping."""
+    """Maximum gradient norm; 0: no clipping."""
     clip: Literal["auto", "plain", "sparse"] = "auto"
-    """What the norm counts: sparse weighs the gradient of E experts by 1 / sqrt(E) (SparseClip); auto: sparse with experts."""
+    """How the norm is computed: sparse multiplies the gradient of E experts by 1 / sqrt(E) (SparseClip); auto: sparse if the
+    model has experts."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of the matrix products, and of the matrices; the optimizer keeps these in fp32 too. fp16 scales the loss; auto: bf16 on a
-    GPU that computes in it, else fp32."""
+    """Precision of the matrices and their products; the optimizer also keeps an fp32 copy. fp16 uses loss scaling. auto: bf16
+    on a GPU that supports it, else fp32."""
     residual: Literal["fp32", "bf16"] = "fp32"
-    """Of the states between layers when precision is bf16: fp32 is exact at any depth, bf16 is faster."""
+    """Precision of the residual stream between layers when precision is bf16: fp32 is exact at any depth, bf16 is faster."""
     recompute: Literal["none", "selective", "layer"] = "none"
-    """What the backward pass computes again to save memory: nothing, what is cheap, or each layer from its input."""
+    """What the backward pass recomputes to save memory (activation checkpointing): nothing, cheap operations, or each layer
+    from its input."""
     eager: bool = False
-    """Run one operation at a time on a GPU too, without compiled layers and recorded steps: slow, for debugging."""
+    """On a GPU, run without compiled layers and CUDA graphs: slow, for debugging."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto: the GPU where there is one."""
+    """Device to train on; auto: the GPU if there is one."""
     threads: int = bounded(0, least=0, most=4096)
-    """Processor threads of torch; 0: torch's own choice."""
+    """CPU threads that torch uses; 0: torch's default."""
     log_every: int = bounded(50, least=1, most=10**12)
-    """Steps between lines of metrics."""
+    """Steps between log lines."""
     layers_every: int | Literal["auto"] = bounded("auto", least=0, most=10**12)
-    """Steps between measurements of gradient, update and residual norms by layer; 0: never; auto: a hundredth of all steps, and
-    at least 10."""
+    """Steps between measurements of the gradient, update and residual norms of each layer; 0: never; auto: a hundredth of all
+    steps, at least 10."""
     valid_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
-    """Steps between validations; one more at the end. auto: 1,000, or an epoch where epochs are given."""
+    """Steps between validations; there is always one at the end. auto: 1,000, or one epoch if epochs is set."""
     valid_sentences: int = bounded(2000, least=1, most=10**9)
-    """At most this many validation pairs a direction, windows of a text, or examples."""
+    """Maximum number of validation pairs per direction, windows of text, or examples."""
     patience: int = bounded(0, least=0, most=10**9)
-    """Stop after this many validations without a better loss, or score where one is measured; 0: never."""
+    """Stop after this many validations without an improvement of the loss, or of the score if one is measured; 0: never."""
     stop_when_dead: bool = False
-    """End the run where a stack is found dead, without a test; else it is told, and the run goes on."""
+    """End the run, without a test, when a stack is found dead (its first layers no longer learn). If false, only warn, and
+    continue."""
     save_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
-    """Steps between checkpoints; one more at the end. auto: 1,000, or an epoch where epochs are given."""
+    """Steps between checkpoints; there is always one at the end. auto: 1,000, or one epoch if epochs is set."""
     save_best: bool = True
-    """Also write a checkpoint after each validation that is the best so far; without, the newest one is tested and used."""
+    """Also save a checkpoint after each validation that is the best so far. If false, the newest checkpoint is tested and
+    used."""
     keep: int = bounded(3, least=1, most=10**6)
-    """Newest checkpoints that stay on disk; the best stays too."""
+    """Number of newest checkpoints to keep on disk; the best one is kept as well."""
     average: int = bounded(0, least=0, most=10**6)
-    """Checkpoints, the newest ones, whose mean is tested after training; 0: the best one."""
+    """Test the average of this many of the newest checkpoints after training; 0: the best checkpoint."""
     timeout: float = bounded(600.0, above=0, most=10**7)
-    """Of several processes: seconds after which one that stands still ends the run. Its longest step must be shorter."""
+    """With several processes: the run ends if one of them makes no progress for this many seconds. Must be longer than the
+    longest step."""
     tensorboard: bool = False
     """Also write TensorBoard files; needs the package tensorboard."""
     trackers: list[str] = field(default_factory=list)
-    """Classes of yours that are given all metrics, each by its place: ["my_module:MyTracker"]."""
+    """Your own classes that receive all metrics, each as module:class: ["my_module:MyTracker"]."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -123,21 +131,23 @@ class TrainConfig:
             )
         if self.clip != "auto" and not self.clip_norm:
             raise IdleOptionError(
-                f"clip = {self.clip!r} has no effect without a limit",
+                f"clip = {self.clip!r} has no effect without clip_norm",
                 fix="set clip_norm, such as 1.0",
                 idle="clip",
                 beside=("clip_norm",),
             )
         if self.patience and not self.save_best:
             raise IdleOptionError(
-                "patience waits for a better validation than one that is not saved",
+                "patience needs the best checkpoint, which is not saved",
                 fix="leave save_best on",
                 idle="patience",
                 beside=("save_best",),
                 either=True,
             )
         if self.average > self.keep:
-            raise OptionError(f"average is {self.average}, and of checkpoints the newest {self.keep} stay", fix="raise keep")
+            raise OptionError(
+                f"average is {self.average}, but only the newest {self.keep} checkpoints are kept", fix="raise keep"
+            )
         for place in self.trackers:
             if not CLASS_PATH.fullmatch(place):
                 raise OptionError(f"a tracker is {shown(place)}", fix="name its module and class: my_module:MyTracker")

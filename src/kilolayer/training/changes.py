@@ -15,37 +15,37 @@ from kilolayer.training.schedule import learning_rate
 
 PLACES = ("data.folder", "data.manifest", "text.train", "text.valid", "text.test")
 PLACES += ("examples.train", "examples.valid", "examples.test", "examples.folder")
-"""Where files lie. That the text in them is still the same is told by its content."""
+"""Paths of files. Whether the text in them is still the same is checked by its content."""
 SCHEDULE = ("train.steps", "train.lr", "train.min_lr", "train.schedule", "train.warmup_steps", "train.decay_steps")
 MAY_CHANGE: dict[str, tuple[str, ...]] = {
     "how long it trains, and at which learning rate": (*SCHEDULE, "train.patience", "train.stop_when_dead"),
     "how many batches make a step": ("train.accumulate",),
-    "what is measured, told and kept": (
+    "what is measured, logged and kept": (
         *("train.log_every", "train.layers_every", "train.valid_every", "train.save_every", "train.save_best"),
         *("train.keep", "train.average", "train.tensorboard", "train.trackers"),
     ),
     "where and how it computes": ("train.device", "train.threads", "train.recompute", "train.eager", "train.timeout"),
-    "where its files lie": PLACES,
+    "where its files are": PLACES,
     "how it is tested": ("search", "text.stride"),
 }
 """The options that may change when a run goes on; a table stands for all that is in it."""
 BREAKS = {
     "task": "a run learns one task",
-    "model": "its weights and the state of its optimizer are of this model",
-    "tokenizer": "the rows of its tables stand for these tokens",
-    "data": "its place in the data would be one in other batches",
-    "text": "its place in the data would be one in other batches",
-    "examples": "its place in the data would be one in other batches",
-    "batches": "its place in the data would be one in other batches",
-    "masking": "its place in the data would be one in other batches",
-    "train.seed": "the order of the data comes from it",
+    "model": "its weights and its optimizer state belong to this model",
+    "tokenizer": "the rows of its embedding tables belong to these tokens",
+    "data": "its position in the data would refer to different batches",
+    "text": "its position in the data would refer to different batches",
+    "examples": "its position in the data would refer to different batches",
+    "batches": "its position in the data would refer to different batches",
+    "masking": "its position in the data would refer to different batches",
+    "train.seed": "it determines the order of the data",
     "train.epochs": "a run that has begun counts steps: set train.steps",
     "train.warmup_share": "a run that has begun counts steps: set train.warmup_steps",
-    "train.start_from": "its weights have been trained since",
-    "train.freeze": "the state of its optimizer is of the weights that were trained",
-    "train.optimizer": "the state of its optimizer is of the other one",
-    "train.valid_sentences": "the best validation so far was measured on others",
-    "train.valid_bleu": "the best validation so far was measured otherwise",
+    "train.start_from": "its weights have already been trained further",
+    "train.freeze": "its optimizer state covers only the weights that were trained",
+    "train.optimizer": "its optimizer state belongs to the other optimizer",
+    "train.valid_sentences": "the best validation so far was measured on a different number",
+    "train.valid_bleu": "the best validation so far was measured differently",
 }
 OTHERWISE = "its steps so far were taken with the other value"
 
@@ -70,7 +70,7 @@ class Change:
 
     def __str__(self) -> str:
         now, before = ("absent" if value is None else shown(value) for value in (self.now, self.before))
-        return f"{self.place} is {now}, and was {before}"
+        return f"{self.place} is {now} (was {before})"
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
@@ -88,7 +88,7 @@ def check_changes(changes: Sequence[Change], where: str, folder: str) -> None:
         raise InputError(
             f"{names} cannot change in a run that has begun: {refused[0].breaks}",
             where=f"{where}: {'; '.join(map(str, refused))}",
-            fix=f"leave it as it was; a new run can begin with the weights of this one: --train.start_from {folder}",
+            fix=f"leave it as it was; a new run can start from the weights of this one: --train.start_from {folder}",
         )
 
 
@@ -112,10 +112,9 @@ def check_validation(state: Mapping[str, Any], now: HeldOut, folder: str) -> Non
     validated = isinstance(best, dict) and best.get("step") is not None
     if validated and "validation" in _other_parts(state, now):
         raise InputError(
-            "the validation part belongs to other data: the best validation so far was measured on another one",
+            "the validation set has changed: the best validation so far was measured on the old one",
             where=f"the saved state of {folder}",
-            fix="put its files back as they were; a new run can begin with the weights of this one: --train.start_from "
-            f"{folder}",
+            fix=f"restore its files; a new run can start from the weights of this one: --train.start_from {folder}",
         )
 
 
@@ -124,8 +123,8 @@ def announce_held_out(state: Mapping[str, Any], now: HeldOut, step: int) -> str 
     parts = _other_parts(state, now)
     if not parts:
         return None
-    named = f"{parts[0]} part is" if len(parts) == 1 else f"{' and the '.join(parts)} part are"
-    return f"from step {step + 1:,} on the {named} of other data: the text in the files has changed"
+    named = f"{parts[0]} set has" if len(parts) == 1 else f"{' and '.join(parts)} sets have"
+    return f"from step {step + 1:,} on, the {named} changed: the text in the files is different"
 
 
 def _other_parts(state: Mapping[str, Any], now: HeldOut) -> list[str]:
@@ -141,7 +140,7 @@ def announce(before: RunConfig, now: RunConfig, step: int) -> str | None:
     changes = changes_between(before, now)
     if not changes:
         return None
-    said = f"from step {step + 1:,} on {'; '.join(map(str, changes))}"
+    said = f"from step {step + 1:,} on, {'; '.join(map(str, changes))}"
     if any(change.place in SCHEDULE for change in changes) and step < now.train.steps:
         said += f"; {_rates(before.train, now.train, step + 1)}"
     return said
@@ -151,7 +150,7 @@ def _rates(before: TrainConfig, now: TrainConfig, step: int) -> str:
     old, new = (learning_rate(each, step) for each in (before, now))
     if old == new:
         return f"the learning rate stays what it would have been, {new:.3g} at step {step:,}"
-    return f"the learning rate of step {step:,} is {new:.3g} ({now.schedule} over {now.steps:,} steps), and would be {old:.3g}"
+    return f"the learning rate of step {step:,} is {new:.3g} ({now.schedule} over {now.steps:,} steps), instead of {old:.3g}"
 
 
 def _flat(table: Table, above: str = "") -> Iterator[tuple[str, Any]]:

@@ -50,7 +50,7 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
         if (gone := all_deleted(folder)) is not None:
             raise gone
         _warn(faults, "there is no other")
-        raise InputError("the run has no whole checkpoint", where=str(folder), fix="train it first")
+        raise InputError("the run has no complete checkpoint", where=str(folder), fix="train it first")
     if (step := deleted(folder)) is not None and step > checkpoint.step_of(newest):
         faults[step] = "missing, and it is the newest"
     if config.average:
@@ -60,7 +60,7 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
     else:
         why, used = _choose_one(newest, config, faults)
     found = Chosen(why, [checkpoint.step_of(path) for path in used], sorted(faults))
-    _warn(faults, f"in its place the weights of step {', '.join(map(str, found.steps))} are used")
+    _warn(faults, f"the weights of step {', '.join(map(str, found.steps))} are used instead")
     return found
 
 
@@ -87,7 +87,7 @@ def _find_missing(newest: Path, regular: list[Path], count: int, faults: dict[in
         if before is None or found >= count:
             return
         if not os.path.lexists(checkpoint.path_of(path.parent, before)):
-            faults[before] = "missing, and it belongs to the mean"
+            faults[before] = "missing from the average"
         found += before in faults
 
 

@@ -110,7 +110,7 @@ class StackWatch:
             raise DeadStackError(
                 f"the {' and the '.join(dead)} no longer learn{'s' * (len(dead) == 1)}, and train.stop_when_dead ends the run",
                 where=f"step {step}",
-                fix="begin anew as the log says, or go on with --train.stop_when_dead false",
+                fix="start a new run as the log advises, or resume with --train.stop_when_dead false",
             )
 
     def state(self) -> dict[str, dict[str, float | int | None]]:
@@ -172,8 +172,6 @@ class StackWatch:
 
     def _remedy(self, pulse: StackPulse) -> str:
         if pulse.moved < MOVED:
-            return "begin anew with a smaller train.eps"
-        beside = (
-            "the decoder beside it no longer reads the source; " if pulse.side == "encoder" and "decoder" in self.told else ""
-        )
-        return f"{beside}begin anew with a lower train.lr, more train.warmup_steps, train.eps = 1e-4, or another recipe"
+            return "start again with a smaller train.eps"
+        beside = "the decoder no longer reads the source; " if pulse.side == "encoder" and "decoder" in self.told else ""
+        return f"{beside}start again with a lower train.lr, more train.warmup_steps, train.eps = 1e-4, or another recipe"

@@ -52,9 +52,9 @@ class ForeignVocabulary:
         sizes: dict[str, Any] = {"vocab_size": len(self.rows), "pad_id": PAD if config.shape == "encoder_decoder" else None}
         if config.source_vocab_size is not None:
             raise InputError(
-                "source and target have vocabularies of their own",
+                "source and target have separate vocabularies",
                 where=str(self.folder),
-                fix="the model can be imported, kl.from_huggingface, but no run starts from it",
+                fix="the model can be imported with kl.from_huggingface, but no run can start from it",
             )
         return replace(config, **sizes, first_predicted=0 if config.head else self.rows.count(None))
 

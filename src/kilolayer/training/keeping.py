@@ -43,7 +43,7 @@ class Inspector:
             fault = f"cannot be used ({error.where}: {error.what})"
         if path not in self.told:
             self.told.add(path)
-            logger.warning("checkpoint of step %d %s: it is neither counted nor deleted", checkpoint.step_of(path), fault)
+            logger.warning("checkpoint of step %d %s: it is not counted and not deleted", checkpoint.step_of(path), fault)
         return None
 
 

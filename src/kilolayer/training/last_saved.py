@@ -50,7 +50,7 @@ def all_deleted(checkpoints: Path) -> InputError | None:
     reached = "the run is finished" if step is None else f"the last one was of step {step}"
     anew = f"kilolayer train {checkpoints.parent / 'config.toml'} --run runs/NAME"
     return InputError(
-        f"the checkpoints of this run are gone; {reached}",
+        f"the checkpoints of this run have been deleted; {reached}",
         where=str(checkpoints),
-        fix=f"put them back, or train anew in another folder: {anew}",
+        fix=f"restore them, or train again in another folder: {anew}",
     )

@@ -83,7 +83,7 @@ def train(
             progress.close()
         stopped = processes.largest(stop.signal)
     if stopped:
-        progress.say(f"stopped by a signal at step {trainer.step}; go on with: {command()} train --resume {run.folder}")
+        progress.say(f"stopped by a signal at step {trainer.step}; continue with: {command()} train --resume {run.folder}")
         return 128 + stopped
     return 0
 
@@ -100,11 +100,11 @@ def _lost(run: Run, saved: Checkpoint | None) -> str | None:
     if saved is None:
         reached = max((row["step"] for row in read_metrics(run.folder)), default=0)
         before = f", though it had reached step {reached:,}" if reached else ""
-        return f"there is no whole checkpoint: the run starts from the beginning{before}"
+        return f"there is no complete checkpoint: the run starts from the beginning{before}"
     gone = deleted(run.checkpoints)
     if gone is None or gone <= saved.step:
         return None
-    return f"warning: the checkpoint of step {gone:,} is gone: the run goes on from that of step {saved.step:,}"
+    return f"warning: the checkpoint of step {gone:,} has been deleted: the run continues from that of step {saved.step:,}"
 
 
 def _tell_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
@@ -208,7 +208,7 @@ def _introduce(trainer: Trainer, progress: Progress) -> None:
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
-        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} a step")
+        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step")
     if (warning := warmup_warning(trainer.config)) is not None:
         progress.say(warning)
     if trainer.step:
@@ -248,7 +248,7 @@ def _validate_and_save(
                 raise
             stop.heed()
             trainer.set_random_state(random)
-            progress.say(f"step {trainer.step}: its validation was ended by a signal; a resumed run begins with it")
+            progress.say(f"step {trainer.step}: the validation was interrupted by a signal; a resumed run starts with it")
             return
     if (improved and trainer.config.save_best) or (trainer.step and trainer.config.saves(trainer.step)):
         _save(trainer, saver)

@@ -52,9 +52,9 @@ def read_rows(path: Path) -> Rows:
         size = os.fstat(file.fileno()).st_size
         if size > MOST:
             raise InputError(
-                f"the file has {size:,} bytes, and {MOST:,} are the most that is read here",
+                f"the file has {size:,} bytes, and at most {MOST:,} are read here",
                 where=str(path),
-                fix="move it away: the run goes on, and its curves begin anew",
+                fix="move it away: the run continues, and its curves start again",
             )
         for number, line in enumerate(_lines(file), 1):
             if not line.strip():

@@ -135,7 +135,7 @@ def _check_shape(origin: Origin, task: Registration, what: str) -> None:
         raise InputError(
             f"{task.title} cannot start from {what} of the shape {shape!r}",
             where=f"train.start_from: {origin.folder}",
-            fix=f"name one of the shape {trained!r}, or choose another task",
+            fix=f"name one with the shape {trained!r}, or choose another task",
         )
 
 
@@ -167,7 +167,7 @@ class ForeignOrigin:
         _check_shape(self, task, f"a model of the type {self.imported.form.model_type!r},")
         if task.name == "masked_lm" and self.imported.config.head is not None:
             raise InputError(
-                f"{task.title} cannot start from a classifier: it scores no tokens",
+                f"{task.title} cannot start from a classifier: it has no token scores",
                 where=f"train.start_from: {self.folder}",
                 fix="name a BertForMaskedLM",
             )

@@ -74,5 +74,5 @@ def parameter_groups(
                 groups[key]["eps"] = (USUAL_EPS if eps is None else eps) * factors.eps
         groups[key]["params"].append(weight)
     if not groups:
-        raise InputError("this model has no weight to train", fix="let some have requires_grad=True")
+        raise InputError("this model has no trainable weights", fix="set requires_grad=True on some")
     return list(groups.values())

@@ -79,13 +79,13 @@ class Run:
             raise InputError(
                 f"this is not a run{absent}",
                 where=str(folder),
-                fix="name a folder that `kilolayer train` made: it holds config.toml",
+                fix="name a folder that `kilolayer train` created: it contains config.toml",
             )
         if is_saved(folder):
             raise InputError(
                 "this is a model without a run",
                 where=str(folder),
-                fix="load it with kl.load_model, or begin a run with its weights: train.start_from",
+                fix="load it with kl.load_model, or start a run from its weights: train.start_from",
             )
         try:
             run = cls(folder, configuration.build(RunConfig, configuration.load(path)))
@@ -93,7 +93,9 @@ class Run:
             raise error.at(f"in {path}") from None
         if tasks and run.registration.name not in tasks:
             title, usage = run.registration.title, run.registration.usage
-            raise InputError(f"this run is {title}", where=str(folder), fix=f"use it so: kilolayer {usage.format(folder)}")
+            raise InputError(
+                f"this run is {title}", where=str(folder), fix=f"use it like this: kilolayer {usage.format(folder)}"
+            )
         return run
 
     @property
@@ -129,7 +131,7 @@ class Run:
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
         """The trained model for inference: in its plain form where the recipe has one, its products in `precision`."""
         if precision == "int8" and device.type != "cpu":
-            raise OptionError("int8 is for the CPU alone", where="--precision", fix="use bf16, or add --device cpu")
+            raise OptionError("int8 runs only on the CPU", where="--precision", fix="use bf16, or add --device cpu")
         model = self.load_model(device, chosen)
         assert isinstance(model, AnyModel)
         with suppress(FoldError):
@@ -207,7 +209,7 @@ def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
         raise InputError(
             "the vocabulary is not the one that the checkpoint was trained with",
             where=str(where),
-            fix="put the run's own tokenizer files back",
+            fix="restore the run's own tokenizer files",
         )
 
 
@@ -229,7 +231,7 @@ def check_new(folder: Path) -> None:
     # What a start that was killed leaves behind is no hindrance.
     if any(not UNFINISHED.fullmatch(name) for name in names):
         raise InputError(
-            "the run folder is not empty", where=str(folder), fix="choose another with --run, or go on with --resume"
+            "the run folder is not empty", where=str(folder), fix="choose another with --run, or resume it with --resume"
         )
 
 

@@ -57,5 +57,5 @@ def _misfit(what: str, path: Path) -> InputError:
     return InputError(
         f"the saved state does not fit the run: {what}",
         where=str(path),
-        fix="use a checkpoint of this run, or move this one away to go on from the one before",
+        fix="use a checkpoint of this run, or move this one away to resume from the one before",
     )

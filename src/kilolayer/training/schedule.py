@@ -35,7 +35,7 @@ def warmup_warning(config: TrainConfig) -> str | None:
         return None
     falls = config.schedule != "constant"
     if warmup == steps:
-        return f"warning: the warm-up takes all {steps:,} steps, and the {config.schedule} fall never begins" if falls else None
+        return f"warning: the warm-up takes all {steps:,} steps: the {config.schedule} decay never starts" if falls else None
     return (
         f"warning: the warm-up of {warmup:,} steps is longer than the run of {steps:,}: the learning rate ends at "
         f"{learning_rate(config, steps):.3g} and never reaches train.lr, {config.lr:g}; lower train.warmup_steps"

@@ -64,7 +64,7 @@ def other_vocabulary(start: Origin) -> InputError:
     return InputError(
         f"the vocabulary is not that of the {'run' if isinstance(start, RunOrigin) else 'model'} to start from",
         where="tokenizer",
-        fix=f"remove [tokenizer]{written}: the run then takes that vocabulary",
+        fix=f"remove [tokenizer]{written}: the run then uses that vocabulary",
     )
 
 

@@ -190,5 +190,5 @@ class Stepper:
 def _counted_experts(model: Model, config: TrainConfig, say: Callable[[str], None]) -> int:
     """As how many experts SparseClip counts them; with 1 the norm is the plain one."""
     if model.config.moe is None and config.clip == "sparse":
-        say('train.clip = "sparse" clips a model without experts like any other')
+        say('train.clip = "sparse" has no effect on a model without experts')
     return 1 if model.config.moe is None or config.clip == "plain" else model.config.moe.experts

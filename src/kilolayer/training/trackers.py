@@ -90,7 +90,7 @@ class Guarded:
                 raise
             place = traceback.extract_tb(error.__traceback__)[-1]
             logger.warning(
-                "the tracker %s failed in `%s` and is left out; training goes on: %s: %s (%s, line %s)",
+                "the tracker %s failed in `%s` and is left out; training continues: %s: %s (%s, line %s)",
                 *(self.name, method, type(error).__name__, error, place.filename, place.lineno),
             )
 
@@ -120,7 +120,7 @@ def _made(place: str, make: Callable[[], Any]) -> Tracker:
         tracker = make()
     except Exception as error:
         raise InputError(
-            f"the tracker cannot be made: {type(error).__name__}: {error}",
+            f"the tracker cannot be created: {type(error).__name__}: {error}",
             where=f"train.trackers: {place}",
             fix="a tracker's class is called without arguments",
         ) from error
@@ -133,7 +133,7 @@ def check_tracker(tracker: Any, where: str) -> None:
     absent = [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]
     if absent or isinstance(tracker, type):
         raise InputError(
-            f"this is no tracker: it {f'has no {absent[0]}' if absent else 'is a class'}: {shown(tracker)}",
+            f"this is not a tracker: it {f'has no {absent[0]}' if absent else 'is a class'}: {shown(tracker)}",
             where=where,
             fix="give an object with start(folder, config, step), log(row) and finish(scores)",
         )

@@ -222,7 +222,7 @@ class Trainer:
         try:
             self.set_random_state(tensors)
         except RuntimeError as error:
-            raise InputError(f"its random state is none: {error}", where=str(path), fix="use another checkpoint") from None
+            raise InputError(f"its random state is not valid: {error}", where=str(path), fix="use another checkpoint") from None
 
     @property
     def finished(self) -> bool:

@@ -112,8 +112,8 @@ def test_the_report_says_what_was_changed() -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: "bert-base-uncased", "this is no model: 'bert-base-uncased'"),
-        (lambda: nn.Linear(2, 2), "known: nn.Transformer, nn.TransformerEncoder"),
+        (lambda: "bert-base-uncased", "this is not a model: 'bert-base-uncased'"),
+        (lambda: nn.Linear(2, 2), "supported: nn.Transformer, nn.TransformerEncoder"),
         (lambda: nn.ModuleList([torch_encoder(), torch_encoder()]), "2 encoders"),
         (lambda: bert(is_decoder=True, add_cross_attention=True), "cross-attention"),
         (lambda: bart("BartForCausalLM"), "without its encoder"),
@@ -141,7 +141,7 @@ def test_a_layer_with_a_forward_of_its_own_is_not_known() -> None:
 def test_a_recipe_is_given_once() -> None:
     model = bert()
     kl.adapt(model, "deepnorm")
-    with pytest.raises(InputError, match="a recipe already"):
+    with pytest.raises(InputError, match="already has a recipe"):
         kl.adapt(model, "deepnorm")
 
 

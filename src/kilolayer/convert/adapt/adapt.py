@@ -45,7 +45,7 @@ class Adaptation:
         for side, count in self.sublayers.items():
             numbers = "".join(f", {name} {value:.4g}" for name, value in self.constants[side].items())
             lines.append(f"  {side}: {self.depths.of(side)} layers, {count} sublayers{numbers}")
-        lines.append("  weights left as they were" if self.seed is None else f"  weights started anew from seed {self.seed}")
+        lines.append("  weights left as they were" if self.seed is None else f"  weights initialized from seed {self.seed}")
         if self.added:
             lines.append(f"  {len(self.added)} tensors added: {self.added[0]}{', ...' if len(self.added) > 1 else ''}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
@@ -58,12 +58,12 @@ def adapt(
 ) -> Adaptation:
     """Give a model of torch or of Hugging Face's Transformers a recipe, in place.
 
-    Its layers are found by their class. Their weights start as the recipe says (projections by role, biases 0, norms 1), and
-    hooks change the residual; what the model is called with and returns stays the same. A class that is not known, and a
-    recipe that the class cannot take, raise before anything is changed.
+    Its layers are found by their class. Their weights are initialized as the recipe specifies (projections by role, biases 0,
+    norms 1), and hooks change the residual; inputs and outputs of the model stay the same. An unsupported class, or a recipe
+    that does not fit the class, raises an error before anything is changed.
 
-    start: False leaves the weights as they are: to load what was saved under the same recipe.
-    seed: fixes the weights; without it, one number is drawn from torch's default generator.
+    start: False leaves the weights as they are, to load what was saved with the same recipe.
+    seed: fixes the weights; without it, a seed is drawn from torch's default generator.
     """
     recipe = recipes.parse(recipe)
     found = find(model)
@@ -114,7 +114,10 @@ def is_adapted(stack: ForeignStack) -> bool:
 
 def _check(model: nn.Module, found: ForeignModel, recipe: Recipe) -> None:
     if any(map(is_adapted, found.stacks)):
-        raise InputError("this model has a recipe already", fix="build it anew, or write the recipe into it by kl.bake first")
+        raise InputError(
+            "this model already has a recipe",
+            fix="build the model again, or merge the recipe into its weights with kl.bake first",
+        )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("this model is on the meta device", fix="give it memory first: model.to_empty(device=...)")
     recipe.check_depths(found.depths)

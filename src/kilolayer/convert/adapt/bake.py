@@ -37,22 +37,24 @@ class Baked:
 
     def __str__(self) -> str:
         own = "".join(f"\n  {name} has an eps of its own: {eps:.3g}" for name, eps in self.own_eps.items())
-        return f"{self.sublayers} sublayers written into plain weights; train no further, or with the recipe given anew{own}"
+        return (
+            f"{self.sublayers} sublayers merged into plain weights; do not train further, or apply the recipe again first{own}"
+        )
 
     __repr__ = __str__
 
 
 @torch.no_grad()
 def bake(model: nn.Module) -> Baked:
-    """Write the recipe of an adapted model into its weights, in place, and remove the hooks: the function stays the same.
+    """Merge the recipe of an adapted model into its weights, in place, and remove the hooks: the function stays the same.
 
-    What is left is a plain model of its own library, to run, save and share. Further training differs from training under
-    the recipe, because the weights are scaled. Norms inside the sublayers have no plain form, and raise.
+    The result is a plain model of its own library, to run, save and share. Training it further differs from training with the
+    recipe, because the weights are scaled. Norms inside the sublayers have no plain form; with them it raises an error.
     """
     stacks = find(model).stacks
     parts = [[*_parts(stack)] for stack in stacks]
     if not any(parts):
-        raise InputError("this model has no recipe", fix="kl.bake takes what kl.adapt has changed")
+        raise InputError("this model has no recipe", fix="kl.bake takes a model that kl.adapt has changed")
     for stack, own in zip(stacks, parts, strict=True):
         _check(stack, own)
     names = {module: name for name, module in model.named_modules()}

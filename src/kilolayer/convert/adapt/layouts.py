@@ -156,7 +156,7 @@ def _vit(layer: Any) -> list[ForeignSublayer]:
 def _refuse_cross_attention(layer: Any, title: str) -> None:
     if hasattr(layer, "crossattention"):
         raise InputError(
-            f"{title} with cross-attention is not known",
+            f"{title} with cross-attention is not supported",
             fix="adapt a model without add_cross_attention, or use BART, Marian, T5 or nn.Transformer",
         )
 

@@ -61,20 +61,20 @@ class ForeignModel:
 def find(model: nn.Module) -> ForeignModel:
     """The stacks of `model`; raises where it has no layer of a known class, or more than recipes are defined for."""
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"this is no model: {shown(model)}", fix="give a module of torch, as from_pretrained returns it")
+        raise InputError(f"this is not a model: {shown(model)}", fix="give a torch module, such as from_pretrained returns")
     lists: dict[str, list[nn.Module]] = {}
     for name, module in model.named_modules():
         if layout_of(module) is not None:
             lists.setdefault(name.rpartition(".")[0], []).append(module)
     if not lists:
-        raise InputError(f"{type(model).__name__} holds no layer of a class that is known", fix=f"known: {', '.join(KNOWN)}")
+        raise InputError(f"{type(model).__name__} has no layer of a supported class", fix=f"supported: {', '.join(KNOWN)}")
     stacks = tuple(_stack(model, name, layers) for name, layers in lists.items())
     for side in ("encoder", "decoder"):
         names = [stack.name or type(model).__name__ for stack in stacks if stack.side == side]
         if len(names) > 1:
-            raise InputError(f"{len(names)} {side}s: {', '.join(names)}", fix="adapt each on its own")
+            raise InputError(f"{len(names)} {side}s: {', '.join(names)}", fix="adapt each one separately")
     if len({stack.norm_first for stack in stacks}) > 1:
-        raise InputError("one stack is Pre-LN and the other Post-LN", fix="adapt each on its own")
+        raise InputError("one stack is Pre-LN and the other Post-LN", fix="adapt each one separately")
     stacks = tuple(sorted(stacks, key=lambda stack: stack.side == "decoder"))
     width = next(stacks[0].sublayers())[2].width
     return ForeignModel(_title(model, stacks), stacks, _depths(stacks), width)

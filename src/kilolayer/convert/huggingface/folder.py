@@ -29,7 +29,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     found = read_json(folder / CONFIG)
     if not isinstance(found, dict):
-        raise InputError("the file is no table", where=str(folder / CONFIG), fix="put the model's own config.json in its place")
+        raise InputError(
+            "the file does not hold a table", where=str(folder / CONFIG), fix="put the model's own config.json in its place"
+        )
     return found
 
 
@@ -44,9 +46,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         return found
     if any(kind_of(folder / name) == "file" for name in PICKLED):
         raise InputError(
-            f"the weights are pickled, and no pickle is read: it could run any program; there is no {WEIGHTS}",
+            f"the weights are pickled, and pickles are not read because they can run any program; there is no {WEIGHTS}",
             where=str(folder),
-            fix="where you trust it, convert it with Transformers: AutoModel.from_pretrained(folder).save_pretrained(folder)",
+            fix="if you trust it, convert it with Transformers: AutoModel.from_pretrained(folder).save_pretrained(folder)",
         )
     raise InputError(f"the folder has no {WEIGHTS}", where=str(folder), fix="write it with save_pretrained of Transformers")
 
@@ -56,10 +58,14 @@ def _parts(index: Path) -> list[str]:
     table = read_json(index)
     names = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(names, dict) or not names:
-        raise InputError("the index names no files", where=str(index), fix="write it with save_pretrained of Transformers")
+        raise InputError(
+            "the index does not name any files", where=str(index), fix="write it with save_pretrained of Transformers"
+        )
     for name in names.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise InputError(f"{shown(name)} is no name of a file beside the index", where=str(index), fix="correct the index")
+            raise InputError(
+                f"{shown(name)} is not the name of a file next to the index", where=str(index), fix="correct the index"
+            )
     return sorted(set(names.values()))
 
 

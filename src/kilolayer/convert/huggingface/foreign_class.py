@@ -71,7 +71,9 @@ class ForeignClass(ABC):
                 continue
             if any(value != values[0] for value in values):
                 raise InputError(
-                    f"{' and '.join(names)} are {', '.join(map(shown, values))}", where="config.json", fix=f"we have one {ours}"
+                    f"{' and '.join(names)} are {', '.join(map(shown, values))}",
+                    where="config.json",
+                    fix=f"Kilolayer has a single {ours}",
                 )
             found[ours] = self._own(ours, values[0])
         return found
@@ -95,7 +97,7 @@ class ForeignClass(ABC):
         known = {theirs: mine for mine, theirs in ACTIVATIONS.items()} | OTHER_NAMES
         if not isinstance(value, str) or value not in known:
             raise InputError(
-                f"the activation is {shown(value)}", where="config.json", fix=f"we have {', '.join(sorted(known))} of theirs"
+                f"the activation is {shown(value)}", where="config.json", fix=f"supported: {', '.join(sorted(known))}"
             )
         return known[value]
 

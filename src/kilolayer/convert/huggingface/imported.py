@@ -48,7 +48,7 @@ class Imported:
         kind = theirs.get("model_type")
         if not isinstance(kind, str) or kind not in FORMS:
             raise InputError(
-                f"the model is of the type {shown(kind)}", where=str(folder / CONFIG), fix=f"known: {', '.join(sorted(FORMS))}"
+                f"the model type is {shown(kind)}", where=str(folder / CONFIG), fix=f"known: {', '.join(sorted(FORMS))}"
             )
         form = FORMS[kind]
         found = cls(folder, {**form.defaults, **theirs}, form)
@@ -59,15 +59,13 @@ class Imported:
         where = str(self.folder / CONFIG)
         for name, value in self.form.required.items():
             if self.theirs.get(name, value) != value:
-                raise InputError(
-                    f"{name} is {shown(self.theirs[name])}", where=where, fix=f"a model of ours has {shown(value)} alone"
-                )
+                raise InputError(f"{name} is {shown(self.theirs[name])}", where=where, fix=f"only {shown(value)} is supported")
         for name in self.theirs.get("architectures") or ():
             if name not in self.form.readable:
                 raise InputError(
                     f"the architecture is {shown(name)}",
                     where=where,
-                    fix=f"known: {', '.join(self.form.readable)}; its base model can be saved alone: "
+                    fix=f"known: {', '.join(self.form.readable)}; or save only its base model: "
                     "model.base_model.save_pretrained(folder)",
                 )
 
@@ -92,7 +90,7 @@ class Imported:
             raise error.at(str(self.folder / CONFIG)) from None
         except (TypeError, KeyError):
             raise InputError(
-                "a number or text is missing, or has another type", where=str(self.folder / CONFIG), fix="correct the file"
+                "a value is missing, or has the wrong type", where=str(self.folder / CONFIG), fix="correct the file"
             ) from None
 
     def weights(self) -> dict[str, Tensor]:
@@ -123,7 +121,7 @@ class Imported:
                 raise InputError(
                     f"{name} has the shape {list(weights[name].shape)} in the weights and {list(tensor.shape)} by {CONFIG}",
                     where=str(self.folder),
-                    fix="the two files do not belong together: fetch both again",
+                    fix="the two files do not belong together: download both again",
                 )
         return weights
 
@@ -131,10 +129,11 @@ class Imported:
 def from_huggingface(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The model in a folder that `save_pretrained` of Transformers wrote, as one of ours, for evaluation.
+    """Load the model in a folder written by Transformers' `save_pretrained` as a Kilolayer model, in evaluation mode.
 
-    BERT (alone, with the head of masked tokens or with a classifier), GPT-2, Marian and OPT, from safetensors; nothing is
-    unpickled, nothing is fetched, and Transformers is not needed. Token ids are those of the folder's own tokenizer.
+    Supports BERT (the base model, with the masked-language-model head, or with a classifier), GPT-2, Marian and OPT, from
+    safetensors. Nothing is unpickled or downloaded, and Transformers is not needed. Token ids are those of the folder's own
+    tokenizer.
     """
     place = check_place(device)
     check_dtype(dtype)

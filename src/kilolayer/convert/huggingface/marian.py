@@ -96,7 +96,7 @@ class Marian(ForeignClass):
             raise InputError(
                 "source and target share a table that the output does not",
                 where="config.json",
-                fix="our models share one table for all three, or for target and output, or none",
+                fix="supported: one table for all three, one for target and output, or none",
             )
         return {
             "scale_embeddings": False,  # theirs where config.json says nothing

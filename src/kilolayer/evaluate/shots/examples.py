@@ -75,13 +75,13 @@ class Examples:
 def read_examples(questions: QuestionSet, folder: Path) -> Examples:
     """A set's files in a folder, every line of them checked."""
     if kind_of(folder) != "folder":
-        raise InputError("there is no such folder of questions", where=str(folder), fix="check --examples")
+        raise InputError("the folder of questions does not exist", where=str(folder), fix="check --examples")
     paths = {part: path for part in (*PARTS, TRAIN) if (path := _find(folder, questions.name, part)) is not None}
     first = next((part for part in PARTS if part in paths), None)
     if first is None:
         name, columns = questions.name, ", ".join(questions.columns)
         raise InputError(
-            f"there are no questions of {name}",
+            f"there are no questions for {name}",
             where=str(folder),
             fix=f"put {name}.val.jsonl there (plain, .gz or .xz), lines of JSON with {columns}; see docs/few-shot.md",
         )
@@ -105,5 +105,5 @@ def _read(path: Path, name: str, questions: QuestionSet) -> Part:
             raise row.error("an answer is empty: it has no likelihood")
         found.append(question)
     if not found:
-        raise InputError("the file holds no questions", where=str(path), fix="put the right one in its place")
+        raise InputError("the file does not hold any questions", where=str(path), fix="put the right one in its place")
     return Part(name, found, digest.hexdigest()[:8])

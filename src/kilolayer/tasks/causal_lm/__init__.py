@@ -5,18 +5,18 @@ from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, regi
 register(
     Registration(
         name="causal_lm",
-        summary="a language model of running text, by a decoder",
+        summary="a language model of running text (decoder)",
         title="a language model",
         usage='generate {} --prompt "..."',
         config="kilolayer.tasks.causal_lm.config:CausalLMConfig",
         task="kilolayer.tasks.causal_lm.task:CausalLMTask",
         run="kilolayer.runs.language_model:LanguageModel",
-        verbs={"generate": Verb("a language model continues prompts", "kilolayer.cli.generate")},
+        verbs={"generate": Verb("continue prompts with a language model", "kilolayer.cli.generate")},
         evaluation="kilolayer.cli.evaluate_text",
         headline=Headline("bits_per_byte", "bits per byte", 4, larger_is_better=False),
         samples=Samples(
             "Sample continuations",
-            {"prompt": "prompt", "text": "how the text goes on", "continuation": "how the model goes on"},
+            {"prompt": "prompt", "text": "how the text continues", "continuation": "how the model continues"},
             "{prompt}[{continuation}]\n",
         ),
     )

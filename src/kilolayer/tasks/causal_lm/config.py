@@ -26,6 +26,6 @@ class CausalLMConfig(TextRunConfig):
     def faults(self) -> Iterator[Fault]:
         full = "pad_id has no effect: a language model's batches are full"
         yield self.model.pad_id is not None, full, "model", "remove it"
-        lossy = "WordPiece does not give text back as it was, as a language model's vocabulary must"
+        lossy = "WordPiece does not restore text exactly, as a language model's vocabulary must"
         yield self.tokenizer.kind == "wordpiece", lossy, "tokenizer", "choose another kind"
         yield from super().faults()

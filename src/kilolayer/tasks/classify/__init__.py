@@ -5,13 +5,13 @@ from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, regi
 register(
     Registration(
         name="classify",
-        summary="the class of one or two sentences, or a number, by an encoder with a head",
+        summary="a class or a number for one or two sentences (encoder with a head)",
         title="a classifier",
         usage="predict {} < sentences.tsv",
         config="kilolayer.tasks.classify.config:ClassifyConfig",
         task="kilolayer.tasks.classify.task:ClassifyTask",
         run="kilolayer.runs.classifier:Classifier",
-        verbs={"predict": Verb("a classifier labels the sentences of each line", "kilolayer.cli.predict")},
+        verbs={"predict": Verb("label the sentences of each line with a classifier", "kilolayer.cli.predict")},
         headline=Headline("metric", "metric", 2),
         unit="example",
         samples=Samples(

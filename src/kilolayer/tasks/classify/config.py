@@ -66,7 +66,7 @@ class ClassifyConfig(RunConfig):
         yield from vocabulary_faults(model, self.tokenizer, self.row_of_mask)
         yield (
             model.max_length is not None and model.max_length < self.examples.length,
-            f"the model has {model.max_length} positions, and an example up to {self.examples.length} tokens",
+            f"the model has {model.max_length} positions, but an example has up to {self.examples.length} tokens",
             "examples",
             "lower examples.length, or raise model.max_length",
         )
@@ -78,7 +78,7 @@ class ClassifyConfig(RunConfig):
         )
         yield (
             bool(train.patience) and self.examples.valid is None and self.examples.glue is None,
-            "patience has no effect without a validation part",
+            "patience has no effect without a validation set",
             "train",
             "set examples.valid",
         )
@@ -95,9 +95,9 @@ class ClassifyConfig(RunConfig):
         named = len(classes) if self.examples.layout_kind == "class" else 1
         if outputs != named:
             raise InputError(
-                f"the model has {counted(outputs, 'output')}, and examples.classes names {named}",
+                f"the model has {counted(outputs, 'output')}, but examples.classes lists {named}",
                 where="the run's config.toml",
-                fix="put the classes that it was trained with back",
+                fix="restore the classes that it was trained with",
             )
         return tuple(classes)
 

@@ -51,7 +51,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         given = config.model.head
         if given is not None and given.outputs not in (outputs, Head.outputs):
             raise OptionError(
-                f"outputs is {given.outputs}, and the labels need {outputs}",
+                f"outputs is {given.outputs}, but the labels need {outputs}",
                 where="model.head",
                 fix="remove model.head.outputs",
             )
@@ -169,7 +169,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         """Leave the scores of the test part and samples in a run's folder.
 
         Of a test part without labels the predictions are left, in the form that GLUE takes; the scores are then those of the
-        validation part, and so they are without a test part. `metric` is the one that the best checkpoint was chosen by.
+        validation part, and so they are without a test set. `metric` is the one that the best checkpoint was chosen by.
         """
         scores: dict[str, Any] = {}
         samples: list[dict[str, str]] = []
@@ -179,7 +179,7 @@ class ClassifyTask(Task[ClassifyConfig]):
             write(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
             assert self.parts.test is not None
             column = self.config.examples.columns("test").label
-            say(f"{self.parts.test.path} has no column {shown(column)}: it is not scored; predictions: {folder / PREDICTIONS}")
+            say(f"{self.parts.test.path} has no column {shown(column)}: not scored; predictions: {folder / PREDICTIONS}")
         tested = self.test is not None and self.test.labels is not None
         encoded, part = (self.test, self.parts.test) if tested else (self.valid, self.parts.valid)
         if encoded is not None and part is not None:

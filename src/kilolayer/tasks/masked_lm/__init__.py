@@ -5,13 +5,13 @@ from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, regi
 register(
     Registration(
         name="masked_lm",
-        summary="a masked language model of running text, by an encoder",
+        summary="a masked language model of running text (encoder)",
         title="a masked language model",
         usage='fill {} "a <mask> text"',
         config="kilolayer.tasks.masked_lm.config:MaskedLMConfig",
         task="kilolayer.tasks.masked_lm.task:MaskedLMTask",
         run="kilolayer.runs.masked_language_model:MaskedLanguageModel",
-        verbs={"fill": Verb("a masked language model fills the masks of a text", "kilolayer.cli.fill")},
+        verbs={"fill": Verb("fill the masks in a text with a masked language model", "kilolayer.cli.fill")},
         headline=Headline("accuracy", "accuracy of masked tokens, %", 2),
         unit="masked token",
         samples=Samples(

@@ -28,11 +28,11 @@ class MaskedLMConfig(TextRunConfig):
 
     def faults(self) -> Iterator[Fault]:
         # So that the model knows of batches without padding, most of them: attention is quickest there.
-        told = "pad_id has no effect: the batches of a masked language model tell their padding"
+        told = "pad_id has no effect: the batches of a masked language model carry a padding mask"
         yield self.model.pad_id is not None, told, "model", "remove it"
-        yield self.model.head is not None, "a head scores whole sequences, and not hidden tokens", "model", "remove head"
+        yield self.model.head is not None, "a head scores whole sequences, not masked tokens", "model", "remove head"
         yield from super().faults()
-        short = f"a row of {self.text.length} tokens has no room for one between start and end"
+        short = f"a row of {self.text.length} tokens has no room for a token between start and end"
         yield self.text.length <= EDGES, short, "text", f"raise text.length to {EDGES + 1} or more"
 
     def usual_batch(self, length: int | None) -> UsualBatch:

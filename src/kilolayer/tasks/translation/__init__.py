@@ -5,13 +5,13 @@ from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, regi
 register(
     Registration(
         name="translation",
-        summary="translation between languages, by an encoder-decoder",
+        summary="translation between languages (encoder-decoder)",
         title="a translator",
         usage='translate {} <<< "a sentence"',
         config="kilolayer.tasks.translation.config:TranslationConfig",
         task="kilolayer.tasks.translation.task:TranslationTask",
         run="kilolayer.runs.translator:Translator",
-        verbs={"translate": Verb("lines in, lines out, in order", "kilolayer.cli.translate")},
+        verbs={"translate": Verb("translate the lines of standard input, in order", "kilolayer.cli.translate")},
         evaluation="kilolayer.cli.evaluate_translation",
         headline=Headline("bleu", "BLEU", 1),
         samples=Samples(

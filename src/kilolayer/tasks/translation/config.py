@@ -22,7 +22,7 @@ class TranslationTrainConfig(TrainConfig):
     """`[train]`, with what translators alone have."""
 
     valid_bleu: bool = False
-    """Translate the validation part at each validation and score it by BLEU."""
+    """Translate the validation set at each validation and compute BLEU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,10 @@ class TranslationConfig(RunConfig):
 
     def faults(self) -> Iterator[Fault]:
         patient, unvalidated = bool(self.train.patience), self.data.folder is not None and self.data.valid is None
-        yield patient and unvalidated, "patience has no effect without a validation part", "train", "set data.valid"
-        yield self.tokenizer.of_bytes, "a translator's tokens are not bytes", "tokenizer", 'set kind = "unigram" or "bpe"'
+        yield patient and unvalidated, "patience has no effect without a validation set", "train", "set data.valid"
+        yield self.tokenizer.of_bytes, "a translator cannot use bytes as tokens", "tokenizer", 'set kind = "unigram" or "bpe"'
         for kind, name in (("byte_bpe", "byte-level BPE"), ("wordpiece", "WordPiece")):
-            yield self.tokenizer.kind == kind, f"a translator has no {name}", "tokenizer", 'set kind = "unigram" or "bpe"'
+            yield self.tokenizer.kind == kind, f"a translator cannot use {name}", "tokenizer", 'set kind = "unigram" or "bpe"'
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         length = length or 64
@@ -70,5 +70,5 @@ class TranslationConfig(RunConfig):
             raise OptionError(
                 "nothing can be translated while several processes share the experts",
                 where="train.valid_bleu",
-                fix="set it to false, or train by one process, without torchrun",
+                fix="set it to false, or train with one process, without torchrun",
             )

@@ -130,7 +130,9 @@ class TranslationTask(Task[TranslationConfig]):
         sizes = {"vocab_size": target} if one else {"vocab_size": target, "source_vocab_size": source}
         if not one and config.model.tie_embeddings is True:
             raise OptionError(
-                "one table cannot serve two vocabularies", where="model.tie_embeddings", fix='set it to "output" or false'
+                "one embedding table cannot be shared by two vocabularies",
+                where="model.tie_embeddings",
+                fix='set it to "output" or false',
             )
         directions = [direction.name for direction in self.corpora.directions]
         data = replace(_absolute(config.data), directions=directions, languages=[])
@@ -234,7 +236,7 @@ def find_tests(config: TranslationConfig, text: OtherText, cache: Path) -> list[
     if text.source is None or text.reference is None:
         return find_test(config.data, text.test, directions, cache)
     if len(directions) > 1:
-        raise OptionError("the run has several directions", fix=f"say which: --direction {names[0]}")
+        raise OptionError("the run has several directions", fix=f"choose one: --direction {names[0]}")
     return [aligned_text(Path(text.source), Path(text.reference), directions[0])]
 
 
