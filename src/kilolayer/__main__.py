@@ -1,4 +1,4 @@
-"""python -m kilolayer: the same as the command `kilolayer`."""
+"""`python -m kilolayer` is the same as the command `kilolayer`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Configuration: dataclasses that check themselves, TOML files with `extends`, overrides from the command line.
+"""Configuration: dataclasses that check themselves, TOML files with `extends`, and overrides from the command line.
 
-A value takes one way in, whatever its source: a plain table of names and values, then `build`, then `check`.
+Every value takes the same path, whatever its source: a plain table of names and values, then `build`, then `check`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from kilolayer.files.reading import check_depth, read_text
 
 Table = dict[str, Any]
 
-# tomllib's time grows with the square of a name's parts.
+# tomllib's time is quadratic in the number of parts of a dotted name.
 MANY_DOTS = re.compile(r"(?<![^\s=.\[\]])(?:[^\s=.\[\]]++\s*+\.\s*+){50}")
 LARGEST_FILE = 1 << 20
-"""Bytes of a configuration file."""
+"""Maximum size of a configuration file, in bytes."""
 DEEPEST = 20
-"""Tables and lists inside one another; the options need four."""
+"""Maximum nesting of tables and lists; the options need four levels."""
 MOST_FILES = 100
-"""That `extends` may chain."""
-UNWRITABLE = re.compile("[\x00\ud800-\udfff]")  # in no file name, or in no UTF-8 text
+"""Maximum number of files that `extends` may chain."""
+UNWRITABLE = re.compile("[\x00\ud800-\udfff]")  # not allowed in file names, or in UTF-8 text
 
 
 class DataclassInstance(Protocol):
@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that an option may be. `above` and `below` are outside of it."""
+    """The range of numbers that an option accepts; `above` and `below` are exclusive bounds."""
 
     least: float | None = None
     above: float | None = None
@@ -67,7 +67,7 @@ class Range:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a number is inside; whole numbers of any size are compared exactly."""
+        """Whether a number is in the range; integers of any size are compared exactly."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -81,7 +81,7 @@ class Range:
 
     @property
     def short(self) -> str:
-        """For a list of options."""
+        """The range in short form, for a list of options."""
         if self.least is not None and self.most is not None:
             return f"{_plain(self.least)} to {_plain(self.most)}"
         return str(self)
@@ -91,7 +91,7 @@ ANY_NUMBER = Range(least=-(2**63), most=2**63 - 1)
 
 
 def bounded(default: Any, **ends: float) -> Any:
-    """The default of an option that is a number, with the ends of its `Range`, which `check` holds it to."""
+    """The default of a numeric option, with the bounds of its `Range`, which `check` enforces."""
     return dataclasses.field(default=default, metadata={"range": Range(**ends)})
 
 
@@ -144,7 +144,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
 
 
 def adopt(config: DataclassInstance) -> None:
-    """Put what a constructor was given as TOML holds it, a table or "none", into the form of its field: before `check`."""
+    """Convert constructor arguments in TOML form, a table or "none", to the types of their fields; call it before `check`."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -153,7 +153,7 @@ def adopt(config: DataclassInstance) -> None:
 
 
 def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) -> Any:
-    """The value of a field, from the value of a table."""
+    """The value of a field, converted from the value in a table."""
     if parse := field.metadata.get("parse"):
         return parse(value)
     if value == "none" and type(None) in _alternatives(hint):
@@ -166,7 +166,7 @@ def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) 
 
 
 def option_places(cls: type[DataclassInstance], section: str = "") -> Iterator[str]:
-    """Where each option of a configuration stands: `task`, `model.dim`, `model.moe.experts`."""
+    """The dotted names of all options of a configuration: `task`, `model.dim`, `model.moe.experts`."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         place = f"{section}.{field.name}".lstrip(".")
@@ -175,7 +175,7 @@ def option_places(cls: type[DataclassInstance], section: str = "") -> Iterator[s
 
 
 def _place_below(cls: type[DataclassInstance], name: str) -> str | None:
-    """Where in the tables of `cls` there is an option or a table of this name."""
+    """The dotted name in the tables of `cls` that ends in this name of an option or a table; None if there is none."""
     paths = (place.split(".") for place in option_places(cls))
     return next((".".join(path[: path.index(name) + 1]) for path in paths if name in path), None)
 
@@ -196,13 +196,13 @@ def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
 
 
 def strict_class(cls: type[Kind]) -> type[Kind]:
-    """The same for a dataclass, whose constructor is made for it."""
+    """`strict` for a dataclass, whose constructor is generated."""
     cls.__init__ = strict(cls.__init__)
     return cls
 
 
 def load(path: Path) -> Table:
-    """The table of a TOML file, laid over the file that its `extends` names (relative to it)."""
+    """The table of a TOML file, merged over the file that its `extends` names, relative to it."""
     seen: list[Path] = []
     tables: list[Table] = []
     while True:
@@ -231,7 +231,7 @@ def _load(path: Path) -> Table:
 
 
 def parse_toml(text: str) -> Table:
-    """What a TOML text holds; all that is wrong with it, also nesting without end, is a ValueError."""
+    """The table of a TOML text; anything wrong with it, including excessive nesting, is a ValueError."""
     if MANY_DOTS.search(text):
         raise ValueError("a name has more than 50 parts")
     try:
@@ -243,9 +243,9 @@ def parse_toml(text: str) -> Table:
 
 
 def merge(base: Table, over: Mapping[str, Any]) -> Table:
-    """`base` with the values of `over`; tables are merged name by name, other values are replaced.
+    """`base` overridden by `over`; tables are merged name by name, other values are replaced.
 
-    A text under a table is that table's `name`: `recipe = "admin"` stands for `recipe = { name = "admin" }`.
+    A text in `base` that a table overrides is the table's `name`: `recipe = "admin"` stands for `recipe = { name = "admin" }`.
     """
     merged = dict(base)
     for name, value in over.items():
@@ -257,7 +257,7 @@ def merge(base: Table, over: Mapping[str, Any]) -> Table:
 
 
 def overrides(arguments: Sequence[str]) -> Table:
-    """The table that `--model.dim 512 --model.recipe.name=admin` stands for; values are read as TOML, else as text."""
+    """The table for arguments such as `--model.dim 512 --model.recipe.name=admin`; values are read as TOML, else as text."""
     typed: list[tuple[str, str]] = []
     rest = list(arguments)
     while rest:
@@ -271,7 +271,7 @@ def overrides(arguments: Sequence[str]) -> Table:
             text = rest.pop(0)
         typed.append((name, text))
     table: Table = {}
-    # A name goes before the options below it, in whatever order they were typed: --recipe.weight fixed --recipe admin.
+    # A name is set before the options below it, whatever the order on the command line: --recipe.weight fixed --recipe admin.
     for name, text in sorted(typed, key=lambda pair: pair[0].count(".")):
         entry: Any = toml_value(text)
         keys = name.split(".")
@@ -284,9 +284,9 @@ def overrides(arguments: Sequence[str]) -> Table:
 
 
 def table_of(config: DataclassInstance) -> Table:
-    """The configuration as plain values, as TOML holds them; `build` makes the same configuration of it.
+    """The configuration as plain TOML values, from which `build` makes the same configuration.
 
-    A field whose metadata has `table` is written by that function.
+    A field whose metadata has `table` is converted by that function.
     """
     table: Table = {}
     for each in dataclasses.fields(config):
@@ -306,7 +306,7 @@ def dump(table: Mapping[str, Any]) -> str:
 
 
 def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
-    """The text written under each field of `cls` and of the dataclasses that it extends."""
+    """The docstring under each field of `cls` and of its base classes."""
     texts: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(owner):
@@ -324,7 +324,7 @@ def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
 
 
 def toml_value(text: str) -> Any:
-    """The value that a typed text stands for: as TOML reads it, else the text itself."""
+    """The value of a text from the command line: as TOML reads it, else the text itself."""
     try:
         return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -334,13 +334,13 @@ def toml_value(text: str) -> Any:
 
 
 def section_of(hint: Any) -> type[DataclassInstance] | None:
-    """The dataclass that a field of this type is built from, also where the field may be absent; None for plain values."""
+    """The dataclass that a field of this type is built from, even if the field is optional; None for plain values."""
     kinds = [kind for kind in _alternatives(hint) if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     return kinds[0] if kinds else None
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
-    """The values that a field of this type may be one of; empty where any value of a kind is taken."""
+    """The values that a field of this type is limited to; empty if it is not an enumeration."""
     return tuple(choice for kind in _alternatives(hint) if get_origin(kind) is Literal for choice in get_args(kind))
 
 
@@ -382,7 +382,7 @@ KINDS: dict[Any, str] = {
 
 
 def _plain(end: float) -> str:
-    """A bound as a person writes it."""
+    """A bound in readable form."""
     return f"{end:,}" if isinstance(end, int) else f"{end:g}"
 
 

@@ -1,4 +1,4 @@
-"""Every error that a user, or a user's machine, can cause: what is wrong, where, and what to do."""
+"""All errors that a user or the machine can cause; each says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 LONGEST_SHOWN = 100
-"""Characters of a wrong value that an error repeats."""
+"""Maximum number of characters of a wrong value that an error shows."""
 
 
 class KilolayerError(Exception):
-    """The root of all errors raised on purpose here."""
+    """The base class of all errors raised on purpose by this package."""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         super().__init__("\n".join(line for line in (what, where, fix) if line))
 
     def at(self, where: str) -> Self:
-        """The same error with its place made known."""
+        """The same error with its place added."""
         return type(self)(self.what, where=", ".join(part for part in (self.where, where) if part), fix=self.fix)
 
 
@@ -27,10 +27,10 @@ class OptionError(KilolayerError, ValueError):
 
 
 class IdleOptionError(OptionError):
-    """An option has no effect beside others, or contradicts them.
+    """An option has no effect in combination with others, or contradicts them.
 
-    idle, beside: the names of the option and of those others, within the table that `where` tells. either: they are ways to
-    say the same thing, so that any of them may stand for all.
+    idle, beside: the names of the option and of the others, within the table that `where` names. either: they are alternative
+    ways to say the same thing, so that any of them may be kept.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class IdleOptionError(OptionError):
         return found
 
     def below(self, table: str) -> Self:
-        """The same error with names that begin in the table above."""
+        """The same error with names that start in the parent table."""
         found = self.at("")
         found.idle, *beside = (f"{table}.{name}" for name in (self.idle, *self.beside))
         found.beside = tuple(beside)
@@ -53,7 +53,7 @@ class IdleOptionError(OptionError):
 
 
 class UnknownOptionError(OptionError, TypeError):
-    """A name that is not an option; Python's own error for it is a TypeError."""
+    """A name that is not an option; also a TypeError, as Python raises for unknown keywords."""
 
 
 class InputError(KilolayerError, ValueError):
@@ -61,7 +61,7 @@ class InputError(KilolayerError, ValueError):
 
 
 class UnreadableError(InputError):
-    """A file is there, and the system does not let it be read: what it holds is not known."""
+    """A file exists but the system does not allow it to be read, so that its contents are not known."""
 
 
 class WriteError(KilolayerError):
@@ -89,23 +89,23 @@ FILE_FIXES = {
 
 
 def file_fault(error: OSError | ValueError) -> tuple[str, str]:
-    """What the system says of a file, and what to do about it."""
+    """The system's description of a file error, and what to do about it."""
     if isinstance(error, OSError) and error.errno is not None:
         return str(error.strerror).lower(), FILE_FIXES.get(error.errno, "check the disk and the path")
-    return str(error), "check the path"  # a name with a NUL, or with half a character
+    return str(error), "check the path"  # a name with a NUL or an invalid character
 
 
 def shown(value: Any) -> str:
-    """A value as an error repeats it, cut where it is long: what was typed may have thousands of digits, or brackets."""
+    """A value as shown in an error, shortened if it is long: it may have thousands of digits or brackets."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python writes no whole number of more than 4,300 digits, and no endless nesting
+    except (ValueError, RecursionError):  # Python does not print integers of more than 4,300 digits, nor endless nesting
         return "a number of thousands of digits" if isinstance(value, int) else "a value that is nested too deeply"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def edit_distance(a: str, b: str) -> int:
-    """Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`."""
+    """The number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):
@@ -119,7 +119,7 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The valid name that is meant: with the fewest edits; of those with three and more, one that holds all that was typed."""
+    """The valid name with the fewest edits; from three edits on, one that contains all that was typed is preferred."""
     typed = name[:LONGEST_SHOWN].lower()
 
     def far(candidate: str) -> tuple[bool, bool, int]:

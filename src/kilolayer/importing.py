@@ -1,4 +1,4 @@
-"""Classes that a configuration names by their module: `my_module:MyRecipe`."""
+"""Imports classes that a configuration names by their module: `my_module:MyRecipe`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CLASS_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def import_class(path: str, kind: str) -> Any:
-    """What `path` names, `module:Class`; kind: what it is to be, "task" or "recipe", for the errors.
+    """The class that `path` names, `module:Class`; kind: what it should be, "task" or "recipe", for errors.
 
-    Modules are looked for on the Python path and nowhere else.
+    Modules are looked up only on the Python path.
     """
     if not CLASS_PATH.fullmatch(path):
         raise OptionError(
@@ -40,6 +40,6 @@ def import_class(path: str, kind: str) -> Any:
 
 
 def class_path(cls: type) -> str | None:
-    """The path of a class, where another process can import it by that; None of one in a notebook, a script or a function."""
+    """The path of a class by which another process can import it; None if it is in a notebook, a script or a function."""
     path = f"{cls.__module__}:{cls.__qualname__}"
     return path if cls.__module__ != "__main__" and CLASS_PATH.fullmatch(path) else None

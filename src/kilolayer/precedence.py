@@ -1,4 +1,4 @@
-"""What is typed, or given in Python, wins over what a file says beside it."""
+"""Values given on the command line or in Python take precedence over conflicting values in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilolayer.errors import IdleOptionError, OptionError
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A configuration as it is given: tables, and those that are laid over them. sources: what both are called in errors."""
+    """A configuration as given: tables, and those that override them. sources: what the two are called in errors."""
 
     tables: Table
     over: Table
@@ -22,11 +22,11 @@ class Given:
 
     @property
     def merged(self) -> Table:
-        """All of it as one table."""
+        """Both merged into one table."""
         return merge(self.tables, self.over)
 
     def build(self, cls: type[Config], below: Mapping[str, Any] | None = None) -> Config:
-        """The configuration, over the values `below`; an error says where it comes from."""
+        """Build the configuration, with the values `below` as defaults; an error says where the wrong value came from."""
         try:
             return build(cls, override(cls, merge(dict(below or {}), self.tables), self.over))
         except OptionError as error:
@@ -34,11 +34,11 @@ class Given:
 
 
 def override(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any]) -> Table:
-    """The table of a file with what is typed, which wins over what the file says beside it.
+    """The table of a file overridden by typed options, which also win over conflicting options of the file.
 
-    An option of the file that has no effect beside a typed one is left out; so is one that says in another way what is typed,
-    as the class tells by `replaces`. A table whose `name` is typed keeps no option that belonged to another name. What the file
-    itself contradicts stays, to be refused.
+    An option of the file that has no effect in combination with a typed one is dropped; so is one that says the same thing as a
+    typed one in another way, as the class declares in `replaces`. A table whose `name` is typed keeps no option that belongs to
+    another name. Contradictions within the file are kept, to be refused later.
     """
     try:
         table = remaining = _replaced(cls, table, typed)
@@ -51,7 +51,7 @@ def override(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any
             remaining = reduce(_without, gone, remaining)
         return merge(remaining, typed)
     except OptionError:
-        return merge(table, typed)  # what is wrong is told, with its place, by whoever builds the configuration
+        return merge(table, typed)  # the caller that builds the configuration reports what is wrong, and where
 
 
 def _idle_option(cls: type[DataclassInstance], table: Table) -> IdleOptionError | None:
@@ -63,7 +63,7 @@ def _idle_option(cls: type[DataclassInstance], table: Table) -> IdleOptionError 
 
 
 def _replaced(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any]) -> Table:
-    """Without what typed options of the same table replace."""
+    """The table without the options that typed options of the same table replace."""
     if choose := getattr(cls, "choose", None):
         cls = choose({**table, **typed})
     kept, hints = dict(table), typing.get_type_hints(cls)

@@ -1,5 +1,8 @@
-"""What people see. Text that is not ours (sentences, names of files and runs) is shown and never obeyed, and work does not
-depend on anyone reading."""
+"""Writes to the terminal.
+
+Text from elsewhere (sentences, names of files and runs) is shown but cannot control the terminal, and work continues even if
+nobody reads the output.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ import time
 from pathlib import Path
 
 REFRESH_SECONDS = 1.0
-# Control characters (escape sequences begin with one), those that turn the direction of text, and halves of characters.
+# Control characters (which start escape sequences), those that change the direction of text, and lone surrogates.
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """The text with each character that a terminal would obey spelled out: \\x1b; line feeds and tabs stay."""
+    """The text with each control character escaped, as \\x1b; line feeds and tabs are kept."""
     return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def human_bytes(number: float) -> str:
-    """12345678 as 11.8 MiB."""
+    """Format a number of bytes: 12345678 as 11.8 MiB."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
@@ -35,8 +38,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def command() -> str:
-    """How this command is typed again in the same shell: by its name alone where the shell finds it, else as it was started."""
-    from shutil import which  # the help is shown without it
+    """How to type this command again in the same shell: its name if the shell finds it, else the way it was started."""
+    from shutil import which  # not needed to show the help
 
     started = Path(sys.argv[0])
     if started.name == "__main__.py" and started.parent.name == "kilolayer":
@@ -47,7 +50,7 @@ def command() -> str:
 
 
 def how_to_reach() -> str | None:
-    """What puts the command on the shell's path, where it was started from an environment that is not active."""
+    """How to put the command on the shell's path, if it was started from an environment that is not active."""
     activate = Path(sys.argv[0]).parent / "activate"
     if "/" not in command() or not activate.exists():
         return None
@@ -55,22 +58,22 @@ def how_to_reach() -> str | None:
 
 
 def say(text: str) -> None:
-    """A line to stderr."""
+    """Write a line to stderr."""
     _write(f"{printable(text)}\n")
 
 
 def speaks() -> bool:
-    """Whether this process talks to people: of several that torchrun has started, the first alone does."""
+    """Whether this process writes to the terminal: of several that torchrun started, only the first does."""
     return not under_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started this process."""
+    """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _write(text: str) -> None:
-    """To stderr; where it is closed, full, or its reader has gone, nothing more is written."""
+    """Write to stderr; once it is closed, full, or its reader has gone, nothing more is written."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  as Python starts with it closed
         return
     try:
@@ -83,12 +86,12 @@ def _write(text: str) -> None:
 
 
 def leave_stdout() -> None:
-    """Write nothing to standard output again, which cannot be written to: at the end of the process either."""
+    """Stop writing to standard output, which is no longer writable, even when the process exits."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 class LiveLine:
-    """The last line of a terminal, written over as work goes on; nothing where stderr is no terminal."""
+    """The last line of a terminal, rewritten as work proceeds; does nothing if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self.on_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
@@ -97,24 +100,24 @@ class LiveLine:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to show something new."""
+        """Whether it is time to update the line."""
         return self.on_terminal and time.monotonic() - self._written >= REFRESH_SECONDS
 
     def show(self, text: str) -> None:
-        """Put `text` in the place of what is there, cut to the terminal's width: a line that wraps cannot be written over."""
+        """Replace the line by `text`, cut to the terminal's width, because a line that wraps cannot be rewritten."""
         if self.on_terminal:
             shown = printable(text)[: _columns() - 1]
             _write("\r" + shown.ljust(self._width))
             self._written, self._width = time.monotonic(), len(shown)
 
     def clear(self) -> None:
-        """Leave the line empty."""
+        """Erase the line."""
         if self._width:
             _write("\r" + " " * self._width + "\r")
             self._width = 0
 
     def end(self) -> None:
-        """Leave the line as it is, and begin another."""
+        """Keep the line as it is, and start another."""
         if self._width:
             _write("\n")
             self._width = 0
@@ -128,7 +131,7 @@ def _columns() -> int:
 
 
 class Lines(logging.Handler):
-    """Shows what the library logs, a line each."""
+    """A log handler that shows each record of the library as a line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
@@ -141,7 +144,7 @@ def prepare() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # Else the next file that is opened would be taken for standard output, and warnings written into it.
+            # Otherwise the next file opened would become standard output, and warnings would be written into it.
             os.open(os.devnull, mode)
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stdin = open(os.devnull)  # noqa: SIM115

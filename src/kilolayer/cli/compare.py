@@ -1,4 +1,4 @@
-"""kilolayer compare: the same task under every combination of options, or runs that exist side by side."""
+"""kilolayer compare: train the same task under every combination of options, or compare existing runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_PARALLEL = 1000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     add_run_options(parser)
     places = "a configuration [the embedded default], a comparison to continue, or existing runs"
     parser.add_argument("places", nargs="*", type=Path, metavar="CONFIG.toml|COMPARISON|RUN", help=places)
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Make or open a comparison, train what is left of it, and show the table."""
+    """Create or open a comparison, train what is left of it, and show the table."""
     from kilolayer.compare.documents import as_document, write_documents
     from kilolayer.compare.queue import run_all
     from kilolayer.compare.result import is_complete
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def summary(comparison: Comparison) -> str:
-    """How many runs came to which end. One that died is dead, whether it was cut before its end or not."""
+    """How many runs had which outcome. A run that died counts as dead, even if it was stopped before its end."""
     outcomes = [result.outcome for result in comparison.results()]
     counts = {
         "finished": sum(outcome.kind == "finished" for outcome in outcomes),
@@ -84,7 +84,7 @@ def summary(comparison: Comparison) -> str:
 
 
 def _axes(options: argparse.Namespace) -> list[Axis]:
-    """What varies, as it was typed."""
+    """The axes given on the command line."""
     from kilolayer.compare.grid import LAYERS, RECIPE, SEED, parse_axis
 
     axes = [parse_axis(RECIPE, options.recipes)] if options.recipes is not None else []
@@ -98,7 +98,7 @@ def _axes(options: argparse.Namespace) -> list[Axis]:
 
 
 def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -> Comparison:
-    """By what the places are: a configuration, a comparison, runs."""
+    """Create or open the comparison, depending on what the paths are: a configuration, a comparison or runs."""
     from kilolayer.compare.comparison import Comparison
 
     places: list[Path] = options.places
@@ -122,7 +122,7 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
 
 
 def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -> Comparison:
-    """Of runs that were trained before."""
+    """A comparison of existing runs."""
     from kilolayer.compare.comparison import Comparison
 
     flags = {
@@ -141,7 +141,7 @@ def _refuse(given: dict[str, object], of: str) -> None:
 
 
 def _show(table: ComparisonTable, verdicts: list[Verdict]) -> None:
-    """The cells by each measure; which of several settings was the best in each; how sure the differences are."""
+    """Show the cells by each measure, the best setting in each cell, and how significant the differences are."""
     for measure in table.measures:
         show_table(measure.title, table.lines(measure), table.header(measure))
     chosen = [cell for cell in table.cells if cell.best.alive]

@@ -1,4 +1,4 @@
-"""A verb's configuration: defaults, then the file, then what is typed."""
+"""The configuration of a command: defaults, then the file, then options on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words without, and the words of, options of the configuration: `--section.name VALUE`."""
+    """Split the arguments into others and options of the configuration, `--section.name VALUE`."""
     others, typed = [], []
     rest = list(words)
     while rest:
@@ -31,13 +31,13 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def given(path: Path | None, typed: Sequence[str]) -> Given:
-    """The tables of a file, with typed options such as `--model.dim 64` over them."""
+    """The tables of a file, overridden by options such as `--model.dim 64`."""
     sources = [*([str(path)] if path is not None else []), *(["the command-line options"] if typed else [])]
     return Given(load(path) if path is not None else {}, overrides(typed), tuple(sources))
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """Reads the number of a flag, within its bounds."""
+    """An argparse type for a whole number within bounds."""
 
     def read_number(text: str) -> int:
         try:
@@ -52,7 +52,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
-    """The flag of verbs that read a model."""
+    """Add the --precision flag, for commands that run a model."""
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "int8"),
@@ -62,7 +62,7 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], section: str = "") -> None:
-    """The options of a configuration, in a verb's help and among the names that its mistakes are compared with."""
+    """Add the options of a configuration to a command's help, and to the names suggested for misspelled ones."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = describe_options(cls, section)
     places = [*option_places(cls, section)]
@@ -73,9 +73,9 @@ def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], s
 
 
 def describe_options(cls: type[DataclassInstance], section: str = "", known: Collection[str] = ()) -> str:
-    """The options of a configuration for a verb's help, section by section: name, text, choices, default.
+    """The options of a configuration for a command's help, by section: name, text, choices, default.
 
-    known: places that are left out.
+    known: dotted names that are left out.
     """
     texts = help_texts(cls)
     hints = typing.get_type_hints(cls)

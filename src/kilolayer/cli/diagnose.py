@@ -22,7 +22,7 @@ MOST_STEPS = 100_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     from kilolayer.cli.train import add_run_options
 
     add_run_options(parser)
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Measure, say what is wrong, and draw it. Exit code 0, whatever is found."""
+    """Measure the model, print the diagnosis, and draw it. The exit code is 0 whatever is found."""
     source = _open(options, typed)
     page = options.out or (options.source / "diagnose.html" if kind_of(options.source) == "folder" else None)
     if page is not None:
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
-    """The run or the configuration; what does not belong together is refused."""
+    """Open the run or the configuration; contradictory arguments are refused."""
     if kind_of(options.source) is None:
         raise InputError("found neither a run nor a configuration", where=str(options.source), fix="check the path")
     if options.out is not None and kind_of(options.out) == "folder":
@@ -92,7 +92,7 @@ def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
 
 
 def show(found: Diagnosis) -> None:
-    """The verdict, and the tables."""
+    """Print the verdict and the tables."""
     from kilolayer.report.diagnosis_page import stacks_table, under, updates_table
 
     measured = found.measured

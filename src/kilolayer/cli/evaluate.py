@@ -14,7 +14,7 @@ from kilolayer.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags, and those of each task."""
+    """Add the command's own flags, and those of each task."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"

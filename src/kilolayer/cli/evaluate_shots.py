@@ -1,4 +1,4 @@
-"""kilolayer evaluate RUN --tasks ...: the questions that a language model answers after zero, one or more solved examples."""
+"""kilolayer evaluate RUN --tasks ...: zero-shot and few-shot question sets for a language model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_FLAGS = ("shots", "examples", "limit", "seed")
 
 
 def add_flags(parser: Flags) -> None:
-    """The flags of this evaluation."""
+    """Add the flags of this evaluation."""
     from kilolayer.evaluate.shots import SETS
 
     parser.add_argument("--tasks", metavar="NAME,...", help=f"question sets: {', '.join(sorted(SETS))}")
@@ -40,7 +40,7 @@ def add_flags(parser: Flags) -> None:
 
 
 def refuse_flags(options: argparse.Namespace) -> None:
-    """Refuse flags that have no effect without --tasks."""
+    """Raise for flags that have no effect without --tasks."""
     for name in OWN_FLAGS:
         if getattr(options, name) is not None:
             raise OptionError(
@@ -49,7 +49,7 @@ def refuse_flags(options: argparse.Namespace) -> None:
 
 
 def evaluate(run: Run, options: argparse.Namespace) -> int:
-    """Ask all sets with all numbers of shots, keep the scores in the run's folder where it can be written, and print them."""
+    """Evaluate all sets with all numbers of shots, save the scores in the run folder if it is writable, and print them."""
     from kilolayer.evaluate.shots.examples import read_examples
     from kilolayer.evaluate.shots.kept import keep, read_kept
     from kilolayer.evaluate.shots.score import score_set
@@ -79,7 +79,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
             found = score_set(model, vocabulary, length, each, shots=count, seed=seed, limit=options.limit)
             try:
                 keep(run.folder, found, chosen.table())
-            except WriteError as error:  # of a run that may only be read: its numbers are worth printing
+            except WriteError as error:  # the run is read-only: its scores are still printed
                 say(f"warning: these scores are printed but not saved: {error.what}: {error.where}")
             scores += found
             if found[0].cut:
@@ -90,7 +90,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
 
 
 def _sets(names: str) -> list[QuestionSet]:
-    """The sets with these names."""
+    """The question sets with these names."""
     from kilolayer.evaluate.shots import SETS
 
     wanted = list(dict.fromkeys(names.split(",")))
@@ -101,7 +101,7 @@ def _sets(names: str) -> list[QuestionSet]:
 
 
 def _shots(text: str) -> list[int]:
-    """The numbers of a list such as 0,1,4."""
+    """The numbers in a list such as 0,1,4."""
     found = []
     for part in dict.fromkeys(text.split(",")):
         if not (part.isascii() and part.isdigit() and len(part) < 5 and int(part) <= MOST_SHOTS):

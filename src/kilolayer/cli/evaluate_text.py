@@ -1,4 +1,4 @@
-"""kilolayer evaluate of a language model: bits per byte and perplexity of its test part, or answers to sets of questions."""
+"""kilolayer evaluate for a language model: bits per byte and perplexity of its test set, or answers to question sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_flags(parser: Flags) -> None:
-    """Of language models alone."""
+    """Add the flags that only language models have."""
     parser.add_argument(
         "--stride", type=whole(1, 2**24), metavar="N", help="tokens from the start of one window to the next [text.stride]"
     )
@@ -67,7 +67,7 @@ def _scores_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _scores(run: Run, stride: int, device: str) -> dict[str, Any]:
-    """The scores with another stride than the run's own."""
+    """The scores with a stride other than the run's own."""
     from kilolayer.models.decoder import Decoder
     from kilolayer.tasks.causal_lm.task import CausalLMTask
     from kilolayer.training.run import cache_folder, choose_device

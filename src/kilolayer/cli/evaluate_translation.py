@@ -1,4 +1,4 @@
-"""kilolayer evaluate of a translator: scores with signatures, and where the errors are; with other runs, significance."""
+"""kilolayer evaluate for a translator: scores with signatures, error analysis, and significance compared with other runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Translated:
-    """A part of the text, as a run has translated it."""
+    """The references and a run's hypotheses for one part of the text."""
 
     references: list[str]
     hypotheses: list[str]
@@ -33,14 +33,14 @@ class Translated:
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """What a run has made of all parts of the text; scores: as scores.json holds them."""
+    """A run's translations of all parts of the text; scores: as in scores.json."""
 
     parts: dict[ScoredPart, Translated]
     scores: dict[str, Any]
 
 
 def add_flags(parser: Flags) -> None:
-    """Of translators alone."""
+    """Add the flags that only translators have."""
     parser.add_argument("--source", metavar="FILE", help="score this text instead of the run's test set, one sentence per line")
     parser.add_argument("--reference", metavar="FILE", help="reference translations of --source, line by line")
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="direction of that text, if the run has several")
@@ -89,7 +89,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
 
 
 def _metrics(options: argparse.Namespace) -> list[Metric]:
-    """The scores that were asked for beyond those that a run has."""
+    """The requested scores beyond those that every run has."""
     from kilolayer.evaluate.scores import Meteor, SpBleu, TokenisedBleu
 
     return [
@@ -100,7 +100,7 @@ def _metrics(options: argparse.Namespace) -> list[Metric]:
 
 
 def _other(folder: Path) -> Run:
-    """A run to compare with, which is a translator too."""
+    """Open a run to compare with, which must be a translator too."""
     from kilolayer.training.run import Run
 
     other = Run.open(folder)
@@ -114,7 +114,7 @@ def _other(folder: Path) -> Run:
 
 
 def _tests(run: Run, options: argparse.Namespace) -> list[ParallelText]:
-    """The text that was typed in the place of the run's test part; nothing where none was."""
+    """The text given instead of the run's test set; empty if none was given."""
     from kilolayer.tasks.other_text import OtherText
     from kilolayer.tasks.translation.config import TranslationConfig
     from kilolayer.tasks.translation.task import find_tests
@@ -130,7 +130,7 @@ def _tests(run: Run, options: argparse.Namespace) -> list[ParallelText]:
 
 
 def _on_own(run: Run, options: argparse.Namespace) -> System:
-    """The run's own test text; translated now where it has not been."""
+    """The results on the run's own test set, translated now if it has not been yet."""
     from kilolayer.data.text import read_lines
     from kilolayer.tasks.results import read_scores
     from kilolayer.tasks.translation.scores import hypotheses_path
@@ -148,7 +148,7 @@ def _on_own(run: Run, options: argparse.Namespace) -> System:
 
 
 def _on_tests(run: Run, tests: list[ParallelText], options: argparse.Namespace) -> System:
-    """Another text, translated now; nothing of it is left in the run's folder."""
+    """The results on another text, translated now; nothing is written to the run folder."""
     from kilolayer.models.encoder_decoder import EncoderDecoder
     from kilolayer.tasks.translation.config import TranslationConfig
     from kilolayer.tasks.translation.scores import scores_of
@@ -172,7 +172,7 @@ def _on_tests(run: Run, tests: list[ParallelText], options: argparse.Namespace) 
 
 
 def _references(task: Any, run: Run, options: argparse.Namespace) -> dict[ScoredPart, list[str]]:
-    """The references of each part; with --tokenised, of text that is."""
+    """The references of each part; with --tokenised, checked to be tokenised."""
     from kilolayer.evaluate.scores import check_tokenised
 
     references = {part: [target for _, target in task.corpora.test_of(part)] for part in task.corpora.scored_parts}
@@ -183,7 +183,7 @@ def _references(task: Any, run: Run, options: argparse.Namespace) -> dict[Scored
 
 
 def _lines(runs: dict[str, dict[ScoredPart, Translated]]) -> tuple[list[str], dict[str, list[str]]]:
-    """The references of all parts, one behind the other, and the hypotheses of each run in the same order."""
+    """The references of all parts, concatenated, and the hypotheses of each run in the same order."""
     references = {name: [line for part in parts.values() for line in part.references] for name, parts in runs.items()}
     first = next(iter(runs))
     for name, lines in references.items():
@@ -195,7 +195,7 @@ def _lines(runs: dict[str, dict[ScoredPart, Translated]]) -> tuple[list[str], di
 
 
 def _comparisons(references: list[str], systems: dict[str, list[str]], samples: int) -> dict[str, Comparison]:
-    """The first system against each of the others."""
+    """Compare the first system with each of the others."""
     from kilolayer.evaluate.significance import paired_bootstrap
 
     (_, own), *others = systems.items()

@@ -1,4 +1,4 @@
-"""kilolayer export: a trained run as a folder for Transformers or CTranslate2."""
+"""kilolayer export: write a trained run as a folder for Transformers or CTranslate2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kilolayer.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
         "--to", choices=("huggingface", "ctranslate2"), required=True, help="the library that will load the model"

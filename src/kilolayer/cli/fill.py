@@ -1,4 +1,4 @@
-"""kilolayer fill: a masked language model fills the masks of a text."""
+"""kilolayer fill: fill the masks of a text with a masked language model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a masked language model")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="a text with <mask> in it [each line of standard input]")
     parser.add_argument("--top", type=whole(1, 1000), default=5, metavar="N", help="tokens to show for each mask [5]")
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Fill the masks; what was asked for is shown with the best tokens for each mask."""
+    """Fill the masks; each result is shown with the best tokens for each mask."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--top", "--device", "--precision", "--json"])
     from kilolayer.runs.masked_language_model import TEXTS_AT_ONCE, MaskedLanguageModel
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _show(filled: Filled) -> None:
-    """The filled text, and below it a line a mask: tokens, in quotes because of their spaces, with their probabilities."""
+    """Print the filled text, then a line per mask: tokens, in quotes because of their spaces, with their probabilities."""
     write_text(f"{filled.filled}\n")
     for number, guesses in enumerate(filled.masks, 1):
         shown = "  ".join(f"{guess.token!r} {guess.probability:.1%}" for guess in guesses)

@@ -1,4 +1,4 @@
-"""kilolayer forecast: from 60 steps, the largest learning rate and the shortest warm-up that a configuration survives."""
+"""kilolayer forecast: from 60 steps, predict the largest learning rate and the shortest warm-up that do not diverge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     add_run_options(parser)
     parser.add_argument(
         "config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration file [the embedded default]"
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def show(found: Forecast) -> None:
-    """The forecast in words."""
+    """Print the forecast."""
     own = "should live" if found.lives else "is likely to fail"
     show_line(f"The configuration, learning rate {found.lr:g} after {found.warmup:,} steps of warm-up, {own}.")
     largest = "none that was tried" if found.largest_lr is None else f"{found.largest_lr:g}"
@@ -54,7 +54,7 @@ def show(found: Forecast) -> None:
 
 
 def as_json(found: Forecast) -> dict[str, Any]:
-    """The forecast as plain values; what is not finite is null."""
+    """The forecast as plain values; numbers that are not finite are null."""
     return {
         "lives": found.lives,
         "largest_lr": found.largest_lr,

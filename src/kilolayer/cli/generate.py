@@ -1,4 +1,4 @@
-"""kilolayer generate: a language model continues prompts."""
+"""kilolayer generate: continue prompts with a language model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEPARATOR = "---"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a language model")
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue [each line of standard input]")
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Continue the prompts; a single continuation is shown as it is written."""
+    """Continue the prompts; a single continuation is shown while it is generated."""
     from kilolayer.runs.language_model import PROMPTS_AT_ONCE, LanguageModel
     from kilolayer.training.run import Run
 
@@ -67,17 +67,17 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _table(continued: Continued) -> dict[str, Any]:
-    """As JSON holds it."""
+    """The values for JSON."""
     return {"prompt": continued.prompt, "continuations": [dataclasses.asdict(each) for each in continued.continuations]}
 
 
 def _stream(writer: LanguageModel, prompt: str, search: SearchConfig) -> Continued:
-    """Print the prompt, and its continuation as it is written."""
+    """Print the prompt, then its continuation while it is generated."""
 
     before = iter([prompt])
 
     def write(text: str) -> None:
-        # With the first piece: what is wrong with the run is told before anything is printed.
+        # With the first piece, so that errors of the run are reported before anything is printed.
         write_text(next(before, "") + text)
         sys.stdout.flush()
 
@@ -87,7 +87,7 @@ def _stream(writer: LanguageModel, prompt: str, search: SearchConfig) -> Continu
 
 
 def _print_all(results: Iterator[Continued]) -> int:
-    """Print each continuation as it comes; return how many prompts were cut."""
+    """Print each continuation as it is finished; return how many prompts were cut."""
     first, cut = True, 0
     for result in results:
         cut += result.cut

@@ -1,8 +1,8 @@
-"""lm-eval with our runs among its models.
+"""lm-eval with Kilolayer runs among its models.
 
     python -m kilolayer.cli.harness run --model kilolayer --model_args run=runs/mine --tasks hellaswag --num_fewshot 4
 
-takes what the command lm_eval takes. In Python, `RunModel("runs/mine")` is a model for `lm_eval.simple_evaluate`.
+accepts the same arguments as lm_eval. In Python, `RunModel("runs/mine")` is a model for `lm_eval.simple_evaluate`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilolayer.training.run import Precision, Run, choose_device
 class RunModel(HarnessModel):
     """The trained language model of a run folder.
 
-    lm-eval hands a batch size to all its models; batches are made by tokens here, and it has no effect.
+    batch_size and max_batch_size, which lm-eval passes to all models, have no effect: batches are made by number of tokens.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RunModel(HarnessModel):
 
 
 def main() -> None:
-    """lm-eval's command."""
+    """Run lm-eval's command line."""
     from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
     cli_evaluate()

@@ -1,4 +1,4 @@
-"""Text that is typed: as an argument, or line by line on standard input."""
+"""Text input: from an argument, or line by line from standard input."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from kilolayer.errors import InputError
 
 
 class Typed(NamedTuple):
-    """A text, and where it was typed."""
+    """A text, and where it came from, for errors."""
 
     text: str
     where: str
 
 
 def typed_argument(value: str, where: str) -> Typed:
-    """The text of an argument, which Python hands over with its odd bytes escaped."""
+    """The text of an argument, in which Python has escaped bytes that are not UTF-8."""
     return _checked(value.encode("utf-8", "surrogateescape"), where)
 
 
 def typed_lines() -> Iterator[Typed]:
-    """The lines of standard input, without their ends; nor with a byte order mark at its start, as in files."""
+    """The lines of standard input, without line ends and without a byte order mark at the start."""
     from kilolayer.data.text import BOM, byte_lines
 
     for number, line in enumerate(byte_lines(sys.stdin.buffer, "standard input"), 1):
@@ -31,7 +31,7 @@ def typed_lines() -> Iterator[Typed]:
 
 
 def at_once(most: int) -> int:
-    """How many lines are read before they are answered: whoever types them is answered after each."""
+    """How many lines to read before answering: 1 on a terminal, so that each line is answered at once."""
     return 1 if sys.stdin.isatty() else most
 
 

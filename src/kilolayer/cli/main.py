@@ -1,5 +1,7 @@
-"""kilolayer: the command. Each verb is a file of this folder with `configure` and `run`; torch is imported when a verb runs,
-not before."""
+"""The kilolayer command. Each subcommand is a file in this folder with `configure` and `run`.
+
+torch is imported only when a subcommand runs.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,13 @@ OWN_VERBS = {
 }
 LONGEST_MESSAGE, LONGEST_LINE = 500, 2000
 UNREAD = "unrecognized arguments: "
-"""How argparse's message about unknown arguments begins."""
+"""The beginning of argparse's message about unknown arguments."""
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 PEER_GONE = re.compile("connection (closed|reset|refused)|broken pipe|remote process exited", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are reported as every other mistake of the user."""
+    """A parser that reports its errors like all other user errors."""
 
     def error(self, message: str) -> NoReturn:
         fix = f"see: {self.prog} --help"
@@ -57,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; the exit code says how it ended: 0 done, 2 the user's mistake or the machine's, 128 + n ended by signal n."""
+    """Run a subcommand and return its exit code: 0 done, 2 an error of the user or the machine, 128 + n ended by signal n."""
     if arguments is None:
         terminal.prepare()
         signal.signal(signal.SIGINT, _leave)
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as ended:
         return 128 + getattr(ended, "number", signal.SIGINT)
     except BrokenPipeError:
-        # Whoever read the results has gone. As other programs, which such a pipe ends by a signal.
+        # The reader of the results has gone. Exit like other programs, which such a pipe ends by a signal.
         terminal.leave_stdout()
         return 128 + signal.SIGPIPE
     except Exception as error:
@@ -84,14 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave(*_: object) -> NoReturn:
-    """End at once at Ctrl-C, by no exception: libraries drop some, or say something else in their place."""
+    """Exit at once on Ctrl-C, without an exception: libraries may swallow it or replace it by another."""
     with suppress(Exception):
         sys.stdout.flush()
     os._exit(128 + signal.SIGINT)
 
 
 def _explained(error: Exception) -> KilolayerError | None:
-    """The error in our words; None where it is a fault of this program."""
+    """A KilolayerError that explains the error; None if it is a bug in this program."""
     if isinstance(error, KilolayerError):
         return error
     if isinstance(error, OSError):
@@ -110,7 +112,7 @@ def _explained(error: Exception) -> KilolayerError | None:
 
 
 def _let_the_first_speak() -> None:
-    """Of processes that fail together the first tells why, and torchrun ends the others while they wait."""
+    """If processes fail together, the first reports why; torchrun ends the others while they wait here."""
     if not terminal.speaks():
         time.sleep(5)
 
@@ -134,12 +136,12 @@ def _run(words: list[str]) -> int:
     if module is None:
         parser.parse_args(words)
     assert module is not None
-    # Intermixed: a text may also stand behind the flags, as in `fill RUN --top 3 TEXT`.
+    # Intermixed: a text may also follow the flags, as in `fill RUN --top 3 TEXT`.
     return module.run(active.parse_intermixed_args(words[1:]), typed)
 
 
 def verbs_for(words: Sequence[str] = ()) -> dict[str, Verb]:
-    """All verbs: the command's own, those of each task, and those of the task of a run that is named, which may be a user's."""
+    """All subcommands: the built-in ones, those of each task, and those of the (user-defined) task of a run in `words`."""
     own = {name: Verb(summary, f"kilolayer.cli.{name}") for name, summary in OWN_VERBS.items()}
     first = {"train": own.pop("train")}
     of_tasks = {name: verb for task in registry.all_of() for name, verb in task.verbs.items()}

@@ -1,4 +1,4 @@
-"""How results reach a person: tables on a terminal, plain lines elsewhere, JSON on request. Results go to stdout."""
+"""Prints results to stdout: tables on a terminal, plain lines elsewhere, JSON on request."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kilolayer.terminal import printable, say
 
 
 def show_line(text: str = "") -> None:
-    """A line of results."""
+    """Print a line of results."""
     print(printable(text))
 
 
 def write_text(text: str) -> None:
-    """What a model wrote: as it is, in UTF-8 whatever the locale; on a terminal, which must not obey it, printable."""
+    """Print a model's output: unchanged, in UTF-8 whatever the locale; on a terminal, with control characters escaped."""
     if sys.stdout.isatty():
         sys.stdout.write(printable(text))
         return
-    if (sys.stdout.encoding or "utf8").lower().replace("-", "") != "utf8":  # a stream in memory has no encoding
+    if (sys.stdout.encoding or "utf8").lower().replace("-", "") != "utf8":  # an in-memory stream has no encoding
         sys.stdout.reconfigure(encoding="utf-8")  # pyright: ignore[reportAttributeAccessIssue]
     sys.stdout.write(text)
 
 
 def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """A titled table; the first column is left-aligned, the others right-aligned."""
+    """Print a titled table; the first column is left-aligned, the others right-aligned."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -50,12 +50,12 @@ def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] 
 
 
 def tables_of_tests(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of what scores.json holds, the scores of each test part; or of the validation part, where it is there in its place."""
+    """The scores of each test set from scores.json, or those of the validation set if they are there instead."""
     return {name: entry for name, entry in scores.items() if name.startswith("test") or name == "validation"}
 
 
 def show_scores(scores: dict[str, Any]) -> None:
-    """The scores of each test part, as scores.json holds them, with their signatures; what could not be had, with why."""
+    """Print the scores of each test set, with their signatures, and why a score is unavailable; scores: as in scores.json."""
     tests = tables_of_tests(scores)
     if len(tests) > 1:
         _show_directions(tests, scores.get("averages", {}))
@@ -69,7 +69,7 @@ def show_scores(scores: dict[str, Any]) -> None:
 
 
 def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
-    """One row a test set and direction, then the averages; how each score was computed is said once."""
+    """Print a row per test set and direction, then the averages; how each score is computed is printed once."""
     names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
     rows = [[part, *(_shown(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
     for side, values in averages.items():
@@ -81,7 +81,7 @@ def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[
 
 
 def _show_weights(weights: Any) -> None:
-    """Which checkpoints were scored."""
+    """Print which checkpoints were scored."""
     match weights:
         case {"chosen": str(chosen), "steps": list(steps), "passed_over": list(others)}:
             fault = f"; damaged or missing: step {', '.join(map(str, others))}" if others else ""
@@ -89,24 +89,24 @@ def _show_weights(weights: Any) -> None:
 
 
 def _shown(score: dict[str, Any]) -> str:
-    """With two digits behind the point, or as many as the score wants."""
+    """The score with two decimals, or as many as it specifies."""
     return f"{score['value']:.{score.get('digits', 2)}f}" if "value" in score else "-"
 
 
 def show_samples(samples: Sequence[dict[str, str]], line: str | None = None) -> None:
-    """What a model made of a few texts, as samples.json holds it; line: how one is shown, where its task says it."""
+    """Print a model's output on a few texts, as in samples.json; line: the task's format of a sample, if it has one."""
     for sample in samples:
         if line is None:
             show_line("".join(f"{part}: {text}\n" for part, text in sample.items()))
         else:
             shown = line.format_map(defaultdict(str, sample))
-            show_line("\n".join(each.rstrip() for each in shown.split("\n")))  # a part may be absent at the end of a line
+            show_line("\n".join(each.rstrip() for each in shown.split("\n")))  # the last part of a line may be empty
     if samples:
         show_line()
 
 
 def show_scores_json(scores: dict[str, Any]) -> None:
-    """The scores of all test parts, and which weights they are of, as one JSON document."""
+    """Print the scores of all test sets, and which weights they belong to, as one JSON document."""
     show_json({"scores": tables_of_tests(scores), **{name: scores[name] for name in ("weights",) if name in scores}})
 
 
@@ -115,7 +115,7 @@ def _how(score: dict[str, Any]) -> str:
 
 
 def show_errors(scores: dict[str, Any]) -> None:
-    """Where the errors lie, as scores.json holds it: word accuracy by training frequency, BLEU by sentence length."""
+    """Print the error analysis in scores.json: word accuracy by training frequency, BLEU by sentence length."""
     counts = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis"}
     frequency, length = scores.get("frequency_buckets", []), scores.get("length_buckets", [])
     _show_buckets("word accuracy (F1) by frequency in training", frequency, counts, ("f1", "F1", 3))
@@ -123,7 +123,7 @@ def show_errors(scores: dict[str, Any]) -> None:
 
 
 def _show_buckets(title: str, buckets: Any, counts: dict[str, str], score: tuple[str, str, int]) -> None:
-    """A row a bucket, with its counts; of several directions, given by name, a row a direction and a column a bucket."""
+    """Print a row per bucket, with its counts; for several directions, a row per direction and a column per bucket."""
     key, name, digits = score
 
     def shown(bucket: dict[str, Any]) -> str:
@@ -140,12 +140,12 @@ def _show_buckets(title: str, buckets: Any, counts: dict[str, str], score: tuple
 
 
 def show_json(result: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     print(json.dumps(result, indent=2))
 
 
 def human_count(number: float) -> str:
-    """12345678 as 12.3 M."""
+    """Format a number: 12345678 as 12.3 M."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""kilolayer plan: what a model costs, before anything is allocated."""
+"""kilolayer plan: what a model costs, computed before anything is allocated."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from kilolayer.tasks.config import RunConfig
 
 
-LARGEST = 1_000_000  # of batch, length and beam; what is larger is a slip of the fingers
+LARGEST = 1_000_000  # maximum batch, length and beam, as a guard against typing errors
 COUNT = whole(1, LARGEST)
 
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """The configuration of a model alone."""
+    """The configuration of only a model."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     add_options(parser, ModelConfig, "model")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration file [the default values]")
     parser.add_argument("--batch", type=COUNT, help="sequences per batch [as many as fit in batches.tokens, else 64]")
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def schedule_warnings(config: PlanConfig | RunConfig) -> list[str]:
-    """What is wrong with the learning rates of a run; nothing where a model alone is planned."""
+    """Warnings about the learning rate schedule of a run; none if only a model is planned."""
     if isinstance(config, PlanConfig):
         return []
     from kilolayer.training.schedule import warmup_warning
@@ -78,20 +78,20 @@ def schedule_warnings(config: PlanConfig | RunConfig) -> list[str]:
 
 
 def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunConfig:
-    """The configuration of a model; with tables beside [model], that of a run, and all of them are checked.
+    """The configuration of a model or, if there are tables besides [model], that of a run, which is checked completely.
 
-    A run that starts from another one has its model where the configuration says nothing.
+    A run that starts from another one inherits its model as defaults.
     """
     found = given(path, typed)
     if set(found.merged) <= {"model"}:
         return found.build(PlanConfig)
-    from kilolayer.training.start import read_started  # with numpy and SentencePiece, which a model alone does not need
+    from kilolayer.training.start import read_started  # imports numpy and SentencePiece, which are not needed for only a model
 
     return read_started(found)[0]
 
 
 def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
-    """A batch of a run, in sequences of `length` tokens a side, with the hypotheses of its search; for a model, Work's own."""
+    """A run's typical batch, with `length` tokens per sequence and side and its beam; for only a model, Work's defaults."""
     from kilolayer.speed.budget import Work
 
     if isinstance(config, PlanConfig):
@@ -101,7 +101,7 @@ def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
 
 
 def show(config: ModelConfig, cost: Budget, described: Description) -> None:
-    """The plan as tables."""
+    """Print the plan as tables."""
     depths, work, training = config.depths, cost.work, cost.training
     show_line(f"{config.recipe.title} {config.shape.replace('_', '-')}, {depths.title}, {config.widths}\n")
     rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]

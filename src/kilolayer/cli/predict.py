@@ -1,4 +1,4 @@
-"""kilolayer predict: a classifier labels the sentences of each line."""
+"""kilolayer predict: label the sentences of each line with a classifier."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a classifier")
     parser.add_argument(
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Label the lines of standard input: a sentence each, or two with a tab between them."""
+    """Label the lines of standard input, each with one sentence, or two separated by a tab."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--device", "--precision", "--json"])
     from kilolayer.runs.classifier import ROWS_AT_ONCE, Classifier
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _table(prediction: Prediction) -> dict[str, Any]:
-    """As JSON holds it."""
+    """The values for JSON."""
     texts = dict(zip(("first", "second"), prediction.sentences, strict=False))
     if not prediction.probabilities:
         return {**texts, "number": prediction.label}

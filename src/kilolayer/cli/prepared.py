@@ -1,4 +1,4 @@
-"""A configuration with what it starts from and its data, for verbs that look at what a run would be and leave none behind."""
+"""Prepares a configuration with its start and its data, for commands that inspect what a run would be without creating one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def prepared(path: Path, typed: list[str], device: str = "auto") -> Iterator[tuple[RunConfig, Task]]:
-    """The configuration as its task resolves it, and its data; those of the embedded default lie in a folder that goes away.
+    """The configuration as resolved by its task, and its data; the embedded corpus is kept in a temporary folder.
 
-    device: where it computes; auto is the configuration's own. One that this machine does not have is refused before any work.
+    device: where to compute; auto: the configuration's own. A device that this machine does not have is refused before any
+    work.
     """
     from kilolayer.data.grammar import write_corpus
     from kilolayer.training.run import cache_folder, choose_device, prepare

@@ -1,4 +1,4 @@
-"""kilolayer recipes: the list, or one recipe's equation, constants, source and what to expect."""
+"""kilolayer recipes: list all recipes, or show one recipe's equation, constants, source and expected behaviour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SINGLES = (12, 24, 100, 1000)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; set its options with --model.recipe.NAME VALUE")
     parser.add_argument("--encoder-layers", type=whole(0, DEEPEST), metavar="N", help="depth of the encoder")
     parser.add_argument("--decoder-layers", type=whole(0, DEEPEST), metavar="M", help="depth of the decoder")
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _typed_options(typed: list[str]) -> Table:
-    """The options of the recipe, typed as `plan` and `train` take them."""
+    """The recipe's options from the command line, in the same form as for `plan` and `train`."""
     match overrides(typed) or {"model": {"recipe": {}}}:
         case {"model": {"recipe": dict(table), **others}, **tables} if not others and not tables:
             return table

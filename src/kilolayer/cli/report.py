@@ -1,4 +1,4 @@
-"""kilolayer report: one self-contained page of a run, or of several."""
+"""kilolayer report: write a self-contained HTML page about one run or several."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kilolayer.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a run folder; several give one page about all of them"
     )
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Write the page, say where it is, and what is wrong with the models."""
+    """Write the page, and print where it is and the warnings about the models."""
     from kilolayer.report.page import write_joint_report, write_report
 
     if typed:

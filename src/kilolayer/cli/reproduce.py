@@ -1,4 +1,4 @@
-"""kilolayer reproduce: a figure or a table of a paper at a feasible size, with a verdict."""
+"""kilolayer reproduce: reproduce a figure or a table of a paper at a feasible size, with a verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA = "KILOLAYER_DATA"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="such as deepnet-figure4; without it, all are listed")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder for runs and results [runs/reproduce]")
     parser.add_argument(
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """List the reproductions, or run one and tell its verdict."""
+    """List the reproductions, or run one and print its verdict."""
     if typed:
         raise unknown(typed[0], ["--out", "--tiny", "--parallel", "--seconds", "--json"])
     if options.name is None:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _data() -> Path:
-    """The folder of the real text, of which every setting speaks."""
+    """The data folder that the settings refer to."""
     folder = os.environ.get(DATA)
     if not folder or kind_of(Path(folder)) != "folder":
         raise InputError(

@@ -1,4 +1,4 @@
-"""The flags of verbs that write text: how the next token, or the best translation, is searched for."""
+"""Flags of commands that generate text: how the next token, or the best translation, is searched for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def add_search_flags(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """--greedy, and a flag for each of these options of a search: `--top-k` for top_k."""
+    """Add --greedy, and a flag for each of these search options: `--top-k` for top_k."""
     from kilolayer.generate.config import SearchConfig
 
     texts, hints = help_texts(SearchConfig), typing.get_type_hints(SearchConfig)
@@ -35,9 +35,9 @@ def add_search_flags(parser: argparse.ArgumentParser, names: Sequence[str]) -> N
 def typed_search(
     options: argparse.Namespace, typed: Sequence[str], search: Callable[..., SearchConfig], **more: Any
 ) -> SearchConfig:
-    """What `search` makes of the options that were typed, and of `more`.
+    """The search options that `search` returns for the options on the command line and for `more`.
 
-    typed: options that name a table, of which there are none here.
+    typed: options of the form `--section.name`, which these commands do not have.
     """
     from kilolayer.generate.config import OPTIONS_OF, SearchConfig
 

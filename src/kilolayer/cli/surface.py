@@ -1,4 +1,4 @@
-"""kilolayer surface: the loss around a model's weights, or around the path of its training, as a picture."""
+"""kilolayer surface: plot the loss around a model's weights, or around its training trajectory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLAGS = ["--size", "--span", "--seed", "--trajectory", "--batches", "--out", "--
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.add_argument(
         "subject",
         type=Path,
@@ -80,7 +80,7 @@ def _span(text: str) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at. run: None of a configuration."""
+    """The model to plot. run: None for a configuration."""
 
     name: str
     config: RunConfig
@@ -89,7 +89,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Compute the surface, write its files and say where they are."""
+    """Compute the surface, write its files and print where they are."""
     _check(options, typed)
     import torch
 
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.report.surface_page import as_json, write_surface
     from kilolayer.training.run import choose_device
 
-    choose_device(options.device)  # before any work
+    choose_device(options.device)  # raises before any work
     with _opened(options.subject, typed, options.device) as subject:
         own = options.device == "auto" and subject.run is None
         device = choose_device(subject.config.train.device if own else options.device)
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _check(options: argparse.Namespace, typed: list[str]) -> None:
-    """Refuse what contradicts itself, before any work."""
+    """Raise for contradictory options, before any work."""
     kind = kind_of(options.subject)
     if kind is None:
         raise InputError("found neither a run nor a configuration", where=str(options.subject), fix="check the path")
@@ -155,7 +155,7 @@ def _opened(path: Path, typed: list[str], device: str) -> Iterator[Subject]:
 
 
 def _random(subject: Subject, loss: BatchLoss, device: torch.device, options: argparse.Namespace) -> SurfaceView:
-    """Around the weights, in two random directions."""
+    """The surface around the weights, in two random directions."""
     from kilolayer.probe.subject import starting_model
     from kilolayer.probe.surface import grid, loss_surface, random_direction
     from kilolayer.report.facts import Fact
@@ -189,7 +189,7 @@ def _random(subject: Subject, loss: BatchLoss, device: torch.device, options: ar
 
 
 def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options: argparse.Namespace) -> SurfaceView:
-    """Around the path of a run, in the plane of its two principal components."""
+    """The surface around the trajectory of a run, in the plane of its two principal components."""
     from kilolayer.probe.trajectory import FEWEST, Saved, principal_plane, trajectory_surface
     from kilolayer.report.facts import Fact
     from kilolayer.report.surface_page import SurfaceView
@@ -234,7 +234,7 @@ def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options
 
 
 def _start(subject: Subject) -> dict[str, torch.Tensor] | None:
-    """The weights before the first step; None, with a line, where they can no longer be made."""
+    """The weights before the first step; None, with a message, if they can no longer be reproduced."""
     import torch
 
     from kilolayer.probe.subject import starting_model
@@ -254,11 +254,11 @@ def _loss_of(model: Model, loss: BatchLoss) -> float:
 
 
 def _precision(unit: str, error: float) -> str:
-    return unit if math.isnan(error) else f"{unit}, standard error {error:.2g}"  # one batch does not tell it
+    return unit if math.isnan(error) else f"{unit}, standard error {error:.2g}"  # it cannot be estimated from one batch
 
 
 def _unit(subject: Subject) -> str:
-    """Of the loss; a task that predicts numbers has no classes."""
+    """The unit of the loss; a regression task has no classes."""
     from kilolayer.tasks import registry
 
     measure = "squared error" if list(getattr(subject.task, "classes", ["a class"])) == [] else "nats"
@@ -285,7 +285,7 @@ def _counts(loss: BatchLoss) -> dict[str, int]:
 
 
 class _Rows:
-    """Tells how many rows of points are done: on a terminal a live line, elsewhere nothing."""
+    """Shows how many rows of the surface are done, as a live line on a terminal; elsewhere nothing."""
 
     def __init__(self, size: int) -> None:
         self.size, self.live = size, LiveLine()

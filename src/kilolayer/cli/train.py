@@ -1,4 +1,4 @@
-"""kilolayer train: from text files to a scored model, in a run folder."""
+"""kilolayer train: from text files to a scored model in a run folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     add_run_options(parser)
     parser.epilog = f"{_changeable()}\n\n{parser.epilog}"
     parser.add_argument(
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """The options that all tasks share, then each task with its own."""
+    """Add the options that all tasks share, then those of each task."""
     from kilolayer.tasks.config import RunConfig
 
     add_options(parser, RunConfig)
@@ -66,7 +66,7 @@ def _changeable() -> str:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Train, then score the test part and write the report. Of several processes the first makes, holds and ends the run."""
+    """Train, score the test set and write the report. Only the first of several processes creates, locks and ends the run."""
     from kilolayer.runs.train import train_run
 
     resume = options.resume is not None
@@ -93,7 +93,7 @@ def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool
         _show(run, scores, report, as_json)
         sys.stdout.flush()
     except OSError:
-        leave_stdout()  # nobody reads the results: the run has them
+        leave_stdout()  # nobody reads the results, but they are saved in the run folder
 
 
 def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> None:

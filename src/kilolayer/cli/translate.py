@@ -1,4 +1,4 @@
-"""kilolayer translate: lines in, lines out, in order."""
+"""kilolayer translate: translate lines, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = ("max_length_factor", "max_length_extra", "max_source_length", "batch_t
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's own flags."""
+    """Add the command's own flags."""
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="direction, if the run has several")
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
 
 def _print_answers(answers: Iterator[Translation], source: Input, n_best: bool) -> int:
-    """Print each answer as it comes; return how many lines were cut."""
+    """Print each translation as it is finished; return how many lines were cut."""
     cut = 0
     for number, answer in enumerate(answers, 1):
         source.answered()
@@ -73,7 +73,7 @@ def _print_answers(answers: Iterator[Translation], source: Input, n_best: bool) 
 
 
 class Input:
-    """Lines to translate, and on a terminal how many of them are done: with their speed and, of a file, the time left."""
+    """Lines to translate and, on a terminal, the progress: lines done, speed and, for a file, the remaining time."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
@@ -81,11 +81,11 @@ class Input:
         self.live = LiveLine()
         self.start = time.monotonic()
         self.waiting: deque[int] = deque()
-        """The bytes of each line that was read and not answered: a search reads a window of lines ahead."""
+        """The length in bytes of each line that is read but not yet translated; a search reads a window of lines ahead."""
         self.lines_done = self.bytes_done = self.undecoded = 0
 
     def lines(self) -> Iterator[str]:
-        """The lines, split at line feeds alone; bytes that are no UTF-8 become U+FFFD, and their lines are counted."""
+        """Yield the lines, split only at line feeds; bytes that are not UTF-8 become U+FFFD, and their lines are counted."""
         from kilolayer.data.text import byte_lines
 
         for line in byte_lines(self.stream, "standard input"):
@@ -100,14 +100,14 @@ class Input:
                 yield line.decode("utf-8", errors="replace")
 
     def answered(self) -> None:
-        """The first line that waits has its answer, which is about to be printed."""
+        """Count the oldest waiting line as done; its translation is about to be printed."""
         self.lines_done += 1
         self.bytes_done += self.waiting.popleft()
         if sys.stdout.isatty():
             self.live.clear()
 
     def state(self) -> str:
-        """How far it is."""
+        """The progress, as text."""
         seconds = time.monotonic() - self.start
         text = f"{counted(self.lines_done, 'line')}, {self.lines_done / seconds:,.1f} lines/s"
         if not self.size or not self.bytes_done:
@@ -117,7 +117,7 @@ class Input:
 
 
 def _bytes_ahead(stream: BinaryIO) -> int:
-    """From here to the end of a file; 0 where there is no end to be seen, as in a pipe."""
+    """The bytes from here to the end of a file; 0 if there is no known end, as in a pipe."""
     if not stream.seekable():
         return 0
     here = stream.tell()

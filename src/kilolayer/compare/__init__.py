@@ -1,1 +1,1 @@
-"""Comparisons: the same task under every combination of options, as runs side by side, a table and a page."""
+"""Comparisons: the same task under every combination of options, with a run for each, a table and an HTML page."""

@@ -1,8 +1,8 @@
-"""Which of several settings is the best: the one rule, for the cells of a table and for verdicts on papers.
+"""Which of several settings is the best: one rule, used for the cells of a table and for the verdicts on papers.
 
-The runs of a setting differ in the seed alone. The best setting has the smallest share of runs that died; of equals, the
-smallest share of runs without a result, which wait, are under way or have failed, and say nothing against their setting; of
-equals, the better mean over the runs that finished.
+The runs of a setting differ only in the seed. The best setting has the smallest fraction of runs that died. Ties are broken by
+the fraction of runs without a result (waiting, under way or failed), which say nothing against their setting, and then by the
+mean over the runs that finished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run = TypeVar("Run")
 
 
 def by_setting(runs: Iterable[Run], options_of: Callable[[Run], Setting]) -> list[tuple[Setting, list[Run]]]:
-    """The runs that differ in the seed alone together, with the options that they share, in the order of the runs."""
+    """Group the runs that differ only in the seed, with the options that they share, in the order of the runs."""
     groups: list[tuple[Setting, list[Run]]] = []
     for run in runs:
         options = {name: value for name, value in options_of(run).items() if name != SEED}
@@ -32,9 +32,9 @@ def by_setting(runs: Iterable[Run], options_of: Callable[[Run], Setting]) -> lis
 
 
 def rank(kinds: Sequence[Kind], costs: Sequence[float]) -> tuple[float, float, float]:
-    """Of the runs of one setting; the smaller, the better.
+    """The sort key of a setting, from its runs; smaller is better.
 
-    kinds: what became of each; costs: what each is chosen by, the smaller the better, NaN where there is no number.
+    kinds: the outcome of each run. costs: the value that each is chosen by, smaller is better; NaN if there is none.
     """
     found = [cost for kind, cost in zip(kinds, costs, strict=True) if kind == "finished" and not math.isnan(cost)]
     died = sum(kind in DIED for kind in kinds)

@@ -1,8 +1,8 @@
-"""A comparison is a folder: what its runs share and what varies, the runs, and what came out.
+"""A comparison is a folder with what its runs share and what varies, the runs themselves, and their results.
 
 FOLDER/  base.toml  comparison.toml  configs/NAME.toml  runs/NAME/  logs/NAME.txt  comparison.json  comparison.html
 
-The runs are ordinary ones; which of them are finished is told by their own folders alone.
+The runs are ordinary ones; only their own folders show which of them are finished.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from kilolayer.training.start import started_config
 from kilolayer.training.trackers import find_trackers
 
 MOST_RUNS = 10_000
-"""More than a comparison can have; a slip of the fingers may ask for them."""
+"""The maximum number of runs in a comparison, as a guard against typing errors."""
 LEFT_BY_A_KILLED_START = ("lock", "data", "base.toml")
 
 
 @dataclass
 class Comparison:
-    """Runs that differ in some options. base: the tables that they share; None for runs that are compared as they are.
+    """Runs that differ in some options. base: the tables that they share; None for existing runs that are compared.
 
-    started_in: the folder that relative paths of the base begin at. named: the options whose values the names of its runs tell:
-    those that were asked for as axes, those in which runs differed when they were added, and always recipe, depth and seed. A
-    run keeps its name when others are added.
+    started_in: the folder that relative paths in the base start from. named: the options whose values appear in the names of
+    the runs: those given as axes, those in which runs differed when they were added, and always recipe, depth and seed. A run
+    keeps its name when others are added.
     """
 
     folder: Path
@@ -75,9 +75,10 @@ class Comparison:
         options: Mapping[str, Any] | None = None,
         settings: Sequence[Mapping[str, Any]] | None = None,
     ) -> Comparison:
-        """A new comparison of every combination; config: a file, or None for the embedded default, options laid over it.
+        """Create a comparison of every combination of the axes; config: a file, or None for the embedded default.
 
-        settings: single runs, which need not be a grid, in the place of axes. All are checked before anything is written.
+        options: values that override the configuration. settings: single runs, which need not form a grid, instead of axes. All
+        are checked before anything is written.
         """
         folder = storable(folder)
         base = base_of(folder, config, options)
@@ -92,7 +93,7 @@ class Comparison:
 
     @classmethod
     def open(cls, folder: Path) -> Comparison:
-        """A comparison that was made before."""
+        """Open an existing comparison."""
         path = folder / "comparison.toml"
         if kind_of(path) != "file":
             raise InputError(
@@ -103,7 +104,7 @@ class Comparison:
         try:
             runs = {str(run["name"]): dict(run["options"]) for run in table.get("runs", [])}
             started_in = Path(table["started_in"])
-            # A comparison that does not say has told all options.
+            # Without this entry, all options appear in the names.
             named = list(map(str, table.get("named", dict.fromkeys(name for options in runs.values() for name in options))))
         except (KeyError, TypeError, ValueError):
             raise InputError(
@@ -113,7 +114,7 @@ class Comparison:
             raise InputError(
                 f"{shown(odd[0])} is not a valid run name", where=str(path), fix="start the comparison again in a new folder"
             )
-        axes_of(runs.values())  # refuses what are no options
+        axes_of(runs.values())  # raises if they are not options
         members = [Member(name, options, folder / "runs" / name) for name, options in runs.items()]
         return cls(folder, members, base, started_in, named)
 
@@ -126,7 +127,7 @@ class Comparison:
         options: Mapping[str, Any] | None = None,
         settings: Sequence[Mapping[str, Any]] | None = None,
     ) -> Comparison:
-        """As `make`; a comparison that is there with the same base is extended, so that a command may be given twice."""
+        """Like `make`, but extend an existing comparison with the same base, so that a command can be repeated."""
         shared = nested(options or {})
         for axis in axes:
             names = DEPTHS if axis.name == LAYERS else (axis.name,)
@@ -152,7 +153,7 @@ class Comparison:
 
     @classmethod
     def _anew(cls, folder: Path, base: Table, axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> Comparison:
-        """In the place of a comparison of which no run has begun, as where its configuration had a mistake."""
+        """Replace a comparison none of whose runs has begun, for example because its configuration had a mistake."""
         made = cls(folder, [], base)
         made._take([], axes, settings)
         with locked(folder):
@@ -164,7 +165,7 @@ class Comparison:
 
     @classmethod
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
-        """Runs that exist, by the options in which they differ; recipe, depth and seed are always told."""
+        """A comparison of existing runs, by the options in which they differ; recipe, depth and seed are always included."""
         places = list(dict.fromkeys(map(resolve, folders)))
         if len(places) < 2:
             where = str(places[0]) if places else ""
@@ -189,7 +190,7 @@ class Comparison:
 
     @property
     def task(self) -> Registration | None:
-        """What is known of the task of the runs; None where they have several, or one that is not known here."""
+        """The registration of the runs' task; None if they have several tasks, or one that is not known here."""
         tables = [self.base] if self.base is not None else [read_record(member.folder).config for member in self.members]
         names = {str(table.get("task", registry.DEFAULT)) for table in tables}
         try:
@@ -198,7 +199,7 @@ class Comparison:
             return None
 
     def extend(self, axes: Sequence[Axis]) -> None:
-        """Add every combination with further values. An option that did not vary has so far had the base's value."""
+        """Add every combination with the new values. The runs so far have the base's value for an option that did not vary."""
         known = {axis.name for axis in self.axes}
         fresh = [axis.name for axis in axes if axis.name not in known]
         before = [Member(each.name, {**each.options, **self._present(each, fresh)}, each.folder) for each in self.members]
@@ -207,7 +208,7 @@ class Comparison:
         self._write()
 
     def add(self, settings: Iterable[Mapping[str, Any]]) -> None:
-        """Add single runs, which need not be a grid; those that are there already stay."""
+        """Add single runs, which need not form a grid; existing ones are kept."""
         self._take(self.members, (), list(settings))
         self._write()
 
@@ -217,7 +218,7 @@ class Comparison:
         return laid_over(self.base, member.options)
 
     def config_of(self, member: Member) -> RunConfig:
-        """The same, checked: raises where it cannot be trained."""
+        """The configuration of a run, checked; raises if it cannot be trained."""
         table = self.table_of(member)
         try:
             config = started_config(table)
@@ -228,7 +229,7 @@ class Comparison:
         return config
 
     def config_path(self, member: Member) -> Path:
-        """The file with a run's configuration, which is written now where it is absent."""
+        """The file with a run's configuration, written now if it does not exist."""
         path = self.folder / "configs" / f"{member.name}.toml"
         if kind_of(path) is None:
             make_folder(path.parent)
@@ -236,16 +237,16 @@ class Comparison:
         return path
 
     def log_path(self, member: Member) -> Path:
-        """Where the output of a run's process goes."""
+        """The file for the output of a run's process."""
         return self.folder / "logs" / f"{member.name}.txt"
 
     def results(self) -> list[Result]:
-        """All runs as they are now, in the order in which they were asked for."""
+        """The current results of all runs, in the order in which they were added."""
         failures = self.failures()
         return [result_of(member, failures.get(member.name)) for member in self.members]
 
     def result_of(self, member: Member) -> Result:
-        """One run as it is now."""
+        """The current result of one run."""
         return result_of(member, self.failures().get(member.name))
 
     def failures(self) -> dict[str, str]:
@@ -257,14 +258,14 @@ class Comparison:
         return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
     def note_failure(self, member: Member, text: str | None) -> None:
-        """Keep why a run has failed; None: it is tried again."""
+        """Record why a run has failed; None: it is tried again."""
         failures = {name: each for name, each in self.failures().items() if name != member.name}
         failures |= {} if text is None else {member.name: text}
         if failures != self.failures():
             write(self.folder / "failures.json", json.dumps(failures, indent=1))
 
     def _take(self, before: list[Member], axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> None:
-        """Take as members those before and those of further settings, None for all of the axes. All are checked first."""
+        """Check new settings (None: all combinations of the axes) and set the members to `before` plus these."""
         wanted = settings_of(join_axes(axes)) if settings is None else list(settings)
         differ = differing([*(member.options for member in before), *wanted])
         named = list(dict.fromkeys([*self.named, *TOLD, *(axis.name for axis in axes), *differ]))
@@ -284,7 +285,7 @@ class Comparison:
         write(self.folder / "comparison.toml", configuration.dump(table))
 
     def _present(self, member: Member, names: Sequence[str]) -> Setting:
-        """The values that options have in a run where they do not vary; a recipe may not have an option of another."""
+        """The values of options that do not vary in a run; one that the run's recipe does not have is left out."""
         try:
             config = started_config(self.table_of(member))
         except KilolayerError as error:
@@ -303,7 +304,7 @@ def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None
 
 
 def _has(table: Mapping[str, Any], name: str) -> bool:
-    """Whether a table sets an option that is named with dots."""
+    """Whether a table sets the option with this dotted name."""
     key, _, rest = name.partition(".")
     if key not in table or not rest:
         return key in table
@@ -311,13 +312,13 @@ def _has(table: Mapping[str, Any], name: str) -> bool:
 
 
 def _unused(name: str, members: Iterable[Member]) -> str:
-    """The name, with a number behind it where another run has it."""
+    """The name, with a number appended if another run has it."""
     taken = {member.name for member in members}
     return next(each for count in range(1, len(taken) + 2) if (each := name if count == 1 else f"{name}-{count}") not in taken)
 
 
 def _check_new(folder: Path) -> None:
-    """Refuse a folder that holds something, but for what a start that was killed has left."""
+    """Raise if the folder is not empty, except for what a killed start left behind."""
     if kind_of(folder) == "folder":
         names = [path.name for path in folder.iterdir()]
         if names and all(name in LEFT_BY_A_KILLED_START or name.endswith(".part") for name in names):

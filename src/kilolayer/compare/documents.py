@@ -1,4 +1,4 @@
-"""What a comparison leaves besides its runs: comparison.json with all that was found, and the page."""
+"""The documents of a comparison: comparison.json with all results, and the HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kilolayer.report.comparison_page import write_comparison_page
 
 
 def write_documents(comparison: Comparison) -> tuple[ComparisonTable, list[Verdict]]:
-    """Write both as the runs stand now; return the table, and the verdicts on its cells."""
+    """Write both documents from the current state of the runs; return the table and the verdicts on its cells."""
     make_folder(comparison.folder)
     results = comparison.results()
     table = tabulate(comparison, results)
@@ -32,7 +32,7 @@ def write_documents(comparison: Comparison) -> tuple[ComparisonTable, list[Verdi
 def as_document(
     comparison: Comparison, results: Sequence[Result], table: ComparisonTable, verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
-    """All that was found, as plain values: the runs with their validations, the table, the significance of its differences."""
+    """All results as plain values: the runs with their validations, the table, and the significance of its differences."""
     return {
         "task": None if comparison.task is None else comparison.task.name,
         "axes": {axis.name: list(axis.values) for axis in comparison.axes},

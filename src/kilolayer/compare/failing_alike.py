@@ -1,4 +1,4 @@
-"""Runs that fail one after another for one reason before any takes a step: after a few of them, no other is worth a start."""
+"""Detects runs that all fail for the same reason before any takes a step, so that no more of them are started."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from kilolayer.compare.grid import same
 from kilolayer.compare.result import Member
 
 FAILURES = 3
-"""Runs that fail alike after which no other is started."""
+"""The number of runs that fail alike after which no more are started."""
 NUMBERS = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
-"""Sizes, lines and addresses, which may differ in what is otherwise one failure."""
+"""Sizes, line numbers and addresses, which are ignored when two failures are compared."""
 
 
 @dataclass
 class FailingAlike:
-    """members: the last runs that failed, all for the reason `text`. learns: whether any run has taken a step."""
+    """members: the latest runs that failed, all for the reason `text`. learns: whether any run has taken a step."""
 
     members: list[Member] = field(default_factory=list)
     text: str = ""
     learns: bool = False
 
     def add(self, member: Member, text: str) -> None:
-        """One more run that has failed."""
+        """Add a run that has failed."""
         alike = NUMBERS.sub("#", text) == NUMBERS.sub("#", self.text)
         self.members, self.text = [*(self.members if alike else []), member], text
 
     @property
     def enough(self) -> bool:
-        """Whether all other runs would fail too."""
+        """Whether the other runs can be expected to fail too."""
         return not self.learns and len(self.members) >= FAILURES
 
     def in_order(self, waiting: Sequence[Member]) -> Sequence[Member]:
-        """The runs that wait, longest first; in doubt those first that share the fewest options with one that has failed.
+        """The waiting runs, in their order (longest first) as long as none has failed or one has learned.
 
-        Of equals then the shortest goes first: another recipe or another size may not fail.
+        Otherwise the runs that share the fewest options with a failed one come first, and of these the shortest: another recipe
+        or another size may not fail.
         """
         if self.learns or not self.members:
             return waiting

@@ -1,4 +1,4 @@
-"""Why the process of a run has failed, in one line, by its exit code and by what it has written."""
+"""Why the process of a run has failed, in one line, from its exit code and its output."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kilolayer.files.reading import read_bytes
 
 TRACEBACK = "Traceback (most recent call last):"
 UNRAISED = "Exception ignored"
-"""Python's word for errors after which a program went on, as in its last clean-up."""
+"""Python's prefix for errors after which the program continued, for example while shutting down."""
 FRAME = re.compile(r'\s+File ".*?([^/\\"]+)", line (\d+)')
 NAMES_ALONE = re.compile(r"([\w.]+: )*[\w.]*(Error|Exception|Exit|Interrupt|Iteration):?")
 LONGEST = 300
 
 
 def failure_of(log: Path, code: int, start: int = 0) -> str:
-    """The line that names the error. start: the bytes at the log's beginning that earlier processes have written."""
+    """The line that names the error. start: the length in bytes of what earlier processes wrote to the log."""
     written = read_bytes(log)[start:] if kind_of(log) == "file" else b""
     lines = [line for line in written.decode("utf-8", errors="replace").splitlines() if line.strip()]
     told = [line.removeprefix("kilolayer: ").strip() for line in lines if line.startswith("kilolayer: ")]
@@ -30,10 +30,10 @@ def failure_of(log: Path, code: int, start: int = 0) -> str:
 
 
 def _exception(lines: list[str]) -> str | None:
-    """The exception's own line, the first below the last traceback that is not indented. What follows is its message's rest.
+    """The line of the exception: the first line that is not indented after the last traceback.
 
-    An exception without a message is told with its place; one that only announces another, as a compiler's "raised:", with the
-    line below it.
+    An exception without a message is given with its location; one that only announces another, such as a compiler's "raised:",
+    with the line after it.
     """
     starts = [
         place

@@ -1,4 +1,4 @@
-"""The options of a configuration by their names with dots, `train.lr`, and those in which configurations differ."""
+"""The options of a configuration by their dotted names (`train.lr`), and those in which configurations differ."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kilolayer.errors import KilolayerError
 from kilolayer.models.config import DEFAULT_LAYERS
 
 TOLD = (RECIPE, LAYERS, SEED)
-"""What a run is told by, whether it differs from others there or not."""
+"""Options that always describe a run, even if all runs have the same value."""
 UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.log_every", "train.device")
 UNTOLD += ("train.tensorboard", "train.trackers")
-"""What differs between runs without a difference in what they learn."""
+"""Options that may differ between runs without affecting what they learn."""
 
 
 def flat_options(table: Mapping[str, Any], above: str = "") -> Setting:
-    """Values by their names with dots; the recipe is one of them, and so is the depth."""
+    """Values by their dotted names; recipe and depth are one option each."""
     values: Setting = {}
     for name, value in table.items():
         place = f"{above}{name}"
@@ -39,7 +39,7 @@ def flat_options(table: Mapping[str, Any], above: str = "") -> Setting:
 
 
 def differing_options(tables: Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """Of each configuration the options in which it differs from others; recipe, depth and seed are always among them."""
+    """For each configuration, the options in which it differs from the others; recipe, depth and seed are always included."""
     flat = [flat_options(table) for table in tables]
     names = list(dict.fromkeys(name for values in flat for name in values))
     told = [
@@ -49,7 +49,7 @@ def differing_options(tables: Sequence[Mapping[str, Any]]) -> list[Setting]:
 
 
 def plain_recipe(value: Any) -> Any:
-    """Its name alone, where its options are as usual."""
+    """Only the recipe's name if all its options have their defaults."""
     try:
         recipe = recipes.parse(value)
         usual = recipes.get(recipe.table_name()).options()

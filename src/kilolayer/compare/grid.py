@@ -1,6 +1,6 @@
-"""Which runs a comparison has: the options that vary, their values, and every combination of these.
+"""The runs of a comparison: the options that vary, their values, and every combination of these.
 
-An option is named as it is typed, `train.lr`. `layers` stands for the depth of a model, whatever its shape: 6 is the depth of
+An option is named as on the command line, `train.lr`. `layers` stands for the depth of a model of any shape: 6 is the depth of
 each stack, "60-12" that of encoder and decoder.
 """
 
@@ -27,12 +27,12 @@ TWO_DEPTHS = re.compile(r"(\d+)-(\d+)")
 OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+")
 UNNAMED = re.compile(r"[^\w.+=-]+", re.ASCII)
 LONGEST_NAME = 150
-"""Letters of a run's name; file systems take 255."""
+"""Maximum number of characters in a run's name; file systems allow 255."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An option and the values that are compared, each once."""
+    """An option and the values that are compared, without duplicates."""
 
     name: str
     values: tuple[Any, ...]
@@ -50,7 +50,7 @@ class Axis:
 
 
 def parse_axis(name: str, text: str) -> Axis:
-    """The axis that `4e-4,8e-4` stands for; values are read as TOML, else as text, and commas inside brackets separate none."""
+    """Parse an axis such as `4e-4,8e-4`; values are read as TOML, else as text. Commas inside brackets do not separate."""
     words = _split(text)
     if not all(words):
         raise OptionError(f"a value of {name} is empty: {shown(text)}", fix="separate the values with single commas")
@@ -58,7 +58,7 @@ def parse_axis(name: str, text: str) -> Axis:
 
 
 def join_axes(axes: Iterable[Axis]) -> list[Axis]:
-    """The axes by name, the values of those of one name together."""
+    """Merge axes of the same name by joining their values."""
     joined: dict[str, Axis] = {}
     for axis in axes:
         before = joined[axis.name].values if axis.name in joined else ()
@@ -67,13 +67,13 @@ def join_axes(axes: Iterable[Axis]) -> list[Axis]:
 
 
 def settings_of(axes: Sequence[Axis]) -> list[Setting]:
-    """Every combination of values; the last axis changes fastest."""
+    """Every combination of values; the last axis varies fastest."""
     names = [axis.name for axis in axes]
     return [dict(zip(names, values, strict=True)) for values in product(*(axis.values for axis in axes))]
 
 
 def axes_of(settings: Iterable[Mapping[str, Any]]) -> list[Axis]:
-    """The options that any of the settings has, with the values that occur, in the order of their first occurrence."""
+    """The options that occur in the settings, with their values, in order of first occurrence."""
     values: dict[str, list[Any]] = {}
     for setting in settings:
         for name, value in setting.items():
@@ -82,19 +82,19 @@ def axes_of(settings: Iterable[Mapping[str, Any]]) -> list[Axis]:
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two settings say the same; 1 and 1.0 are one value, and 1 and true are not."""
+    """Whether two settings are equal; 1 and 1.0 are the same value, 1 and true are not."""
     return {name: _key(value) for name, value in a.items()} == {name: _key(value) for name, value in b.items()}
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The options that some of the settings have with another value than others, or not at all."""
+    """The options that do not have the same value in all settings, or are missing from some."""
     return [axis.name for axis in axes_of(settings) if len(axis.values) > 1 or any(axis.name not in each for each in settings)]
 
 
 def name_of(setting: Mapping[str, Any], named: Collection[str] | None = None) -> str:
-    """A folder's name that tells the values, `deepnorm-18L-lr0.0004-seed1`; another setting of these options has another.
+    """A folder name that shows the values, `deepnorm-18L-lr0.0004-seed1`; different values have different names.
 
-    named: the options whose values it tells; None, or none of the setting's: all.
+    named: the options whose values it shows; if None, or if the setting has none of them, all.
     """
     if not setting:
         return "run"
@@ -109,7 +109,7 @@ def name_of(setting: Mapping[str, Any], named: Collection[str] | None = None) ->
 
 
 def shown_value(name: str, value: Any) -> str:
-    """A value as a table shows it."""
+    """A value as shown in a table."""
     if name == LAYERS:
         return "L-".join(f"{value}".split("-")) + "L"
     if isinstance(value, bool):
@@ -121,7 +121,7 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
-    """The tables of a run: those of the base with the values of a setting, which wins. A recipe replaces the base's whole."""
+    """The tables of a run: those of the base, overridden by a setting. A recipe replaces the base's whole recipe."""
     table = dict(base)
     options = {name: value for name, value in setting.items() if name != LAYERS}
     if LAYERS in setting:
@@ -134,9 +134,9 @@ def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
 
 
 def nested(options: Mapping[str, Any]) -> Table:
-    """Tables of options that are named with dots, or are tables already."""
+    """Nested tables from options with dotted names; values may already be tables."""
     table: Table = {}
-    # A name goes before the options below it.
+    # A name comes before the options below it.
     for name, value in sorted(options.items(), key=lambda pair: pair[0].count(".")):
         entry: Any = value
         for key in reversed(name.split(".")):
@@ -156,7 +156,7 @@ def _depths(value: Any) -> tuple[int, ...]:
 
 
 def _part(name: str, value: Any, ambiguous: bool) -> tuple[str, bool]:
-    """What a value adds to a name, and whether that tells it wholly."""
+    """The part of a name for one value, and whether it identifies the value exactly."""
     text = shown_value(name, value)
     whole = not isinstance(value, float) or float(text) == value
     if name not in (RECIPE, LAYERS):
@@ -166,13 +166,13 @@ def _part(name: str, value: Any, ambiguous: bool) -> tuple[str, bool]:
 
 
 def _key(value: Any) -> str:
-    """What is equal for equal values alone."""
+    """A key that is the same only for equal values."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return repr(float(value)) if number and abs(value) < 2**53 else f"{type(value).__name__} {value!r}"
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that stand in no brackets and no quotes."""
+    """Split at the commas that are not inside brackets or quotes."""
     words, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

@@ -1,4 +1,4 @@
-"""What runs need, and what this machine has: as many go side by side as its memory and cores hold."""
+"""What runs need and what this machine has: as many runs are trained at once as fit into its memory and cores."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.training.run import choose_device, choose_precision
 
 PROCESS = {"cpu": 600 << 20, "cuda": 3 << 29}
-"""Bytes of a process before its model: torch and the data; on a GPU its context, libraries and recorded steps."""
+"""Bytes of a process without its model: torch and the data; on a GPU its context, libraries and CUDA graphs."""
 SPARE = {"cpu": 2.0, "cuda": 1.3}
-"""What the plan's bytes are multiplied by: the CPU fuses nothing, and allocators keep what they do not use."""
+"""Factor on the planned bytes: the CPU does not fuse operations, and allocators hold unused memory."""
 MEMORY = "import json, torch; print(json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]))"
 CGROUP = Path("/sys/fs/cgroup")
 BYTES_VOCABULARY = 260
@@ -26,7 +26,7 @@ BYTES_VOCABULARY = 260
 
 @dataclass(frozen=True)
 class Demand:
-    """Of a run: its kind of device, bytes there, and the arithmetic of all its steps: the longest are started first."""
+    """What a run needs: a kind of device, bytes on it, and the FLOPs of all its steps; the longest runs are started first."""
 
     kind: str
     memory: float
@@ -35,7 +35,7 @@ class Demand:
 
 @dataclass
 class Device:
-    """A GPU or the processor. free: bytes, None where they are not known; demands: of the runs on it, by name."""
+    """A GPU or the CPU. free: bytes, None if not known; demands: those of the runs on it, by name."""
 
     kind: str
     free: float | None
@@ -43,7 +43,7 @@ class Device:
     demands: dict[str, Demand] = field(default_factory=dict)
 
     def holds(self, demand: Demand) -> bool:
-        """Whether there is room for one more run. One that is too large for the device is tried alone."""
+        """Whether there is room for one more run. A run that is too large for the device is tried alone."""
         if demand.kind != self.kind:
             return False
         used = sum(each.memory for each in self.demands.values())
@@ -51,7 +51,7 @@ class Device:
 
 
 def demand_of(config: RunConfig, known: dict[tuple[object, ...], Budget] | None = None) -> Demand:
-    """What a run needs, by the plan. known: plans that were made before, to which this one is added."""
+    """What a run needs, according to its plan. known: a cache of plans, which is updated."""
     kind = choose_device(config.train.device).type
     usual = config.usual_batch(None)
     precision = "bf16" if choose_precision(config.train) == "bf16" else "fp32"
@@ -71,24 +71,24 @@ def demand_of(config: RunConfig, known: dict[tuple[object, ...], Budget] | None 
 
 
 def devices_for(kinds: set[str]) -> list[Device]:
-    """The devices of this machine that are of these kinds, with what is free on each now."""
+    """The devices of these kinds on this machine, with the memory that is free now."""
     return [*(_gpus() if "cuda" in kinds else ()), *([Device("cpu", free_memory())] if "cpu" in kinds else ())]
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
-    with suppress(AttributeError):  # not on every system
+    """The number of CPU cores that this process may use."""
+    with suppress(AttributeError):  # not available on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> float | None:
-    """Bytes of memory that are free for new processes, also under the limit of a container; None where that is not known."""
+    """Bytes of memory that are free for new processes, within the limit of a container if there is one; None if not known."""
     found: list[float] = []
     with suppress(OSError, ValueError, IndexError):
         lines = meminfo.read_text().splitlines()
         found += [float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):  # the file says "max" where there is no limit
+    with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
         limit, used = (float((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
         found.append(limit - used + float(cached.get("inactive_file", 0)))
@@ -96,7 +96,7 @@ def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) ->
 
 
 def _gpus() -> list[Device]:
-    """In a process of its own: asking a GPU takes memory on it."""
+    """The GPUs, queried in a separate process because a query takes GPU memory."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=False)
     free: list[float] = json.loads(done.stdout) if done.returncode == 0 else []
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -109,6 +109,6 @@ def _gpus() -> list[Device]:
 
 
 def threads_of(parallel: int) -> Mapping[str, str]:
-    """The environment that shares the cores between so many processes."""
+    """The environment variables that divide the cores among this many processes."""
     count = str(max(1, cores() // max(1, parallel)))
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), count)

@@ -1,4 +1,4 @@
-"""The numbers that the runs of a comparison are told by, and the one that the best is chosen by."""
+"""The measures reported for the runs of a comparison, and the one by which the best is chosen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOSS_DIGITS = 3
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that every run is told by. part: where it comes from."""
+    """A measure reported for every run. part: the data that it is computed on."""
 
     key: str
     title: str
@@ -26,7 +26,7 @@ class Measure:
     part: Literal["test", "validation", "training"]
 
     def of(self, result: Result) -> float:
-        """Of a run: the mean over its test parts, its best validation, or its last loss of training; NaN where it has none."""
+        """The value for a run: the mean over its test sets, its best validation or its last training loss; NaN if none."""
         if self.part == "test":
             parts = [table for name, table in result.scores.items() if name.startswith("test") or name == "validation"]
             values = [number(table, self.key, "value") for table in parts if isinstance(table, dict)]
@@ -40,11 +40,11 @@ class Measure:
         return fmean(values) if self.part == "test" else best(values)
 
     def cost_of(self, result: Result) -> float:
-        """The same with the sign by which a smaller one is better."""
+        """The value with its sign chosen so that smaller is better."""
         return -self.of(result) if self.larger_is_better else self.of(result)
 
     def show(self, value: float) -> str:
-        """A value with its digits."""
+        """Format a value with the measure's digits."""
         return f"{value:.{self.digits}f}"
 
 
@@ -53,11 +53,11 @@ TRAINING_LOSS = Measure("nll", "training loss", LOSS_DIGITS, False, "training")
 
 
 def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[Measure, tuple[Measure, ...]]:
-    """What the best is chosen by, and what is told.
+    """The measure that the best run is chosen by, and the measures that are reported.
 
-    It is chosen by the task's own measure on the validation part where runs have it, else by the validation loss; without a
-    validation part by the training loss; never on the test part. headline: the task's own measure, which is left out where
-    runs have several of its kind: an accuracy is neither better nor worse than a correlation.
+    The best is chosen by the task's own measure on the validation set if runs have it, else by the validation loss; without a
+    validation set by the training loss; never on the test set. headline: the task's own measure, which is left out if runs have
+    several kinds of it, since an accuracy cannot be compared with a correlation.
     """
     own: list[Measure] = []
     titles = [] if headline is None else _titles(results, headline)
@@ -77,7 +77,7 @@ def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[M
 
 
 def _titles(results: Sequence[Result], headline: Headline) -> list[str]:
-    """What the scores of the runs call the task's own measure, each name once."""
+    """The names of the task's own measure in the scores of the runs, without duplicates."""
     entries = [table.get(headline.key) for each in results for table in each.scores.values() if isinstance(table, dict)]
     names = [entry.get("name") for entry in entries if isinstance(entry, dict)]
     return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))

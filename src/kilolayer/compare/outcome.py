@@ -1,4 +1,4 @@
-"""What became of a run, by its metrics. A run that dies is a result, and says how and when."""
+"""The outcome of a run, from its metrics. A run that dies is a result too, with how and when it died."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kilolayer.training.guard import TOLERATED
 Kind = Literal["finished", "diverged", "dead", "no_progress", "unfinished", "failed", "waiting"]
 DIED: tuple[Kind, ...] = ("diverged", "dead", "no_progress")
 RISE = 0.5
-"""Nats above its lowest that a loss must stay to have diverged: more than batches differ, less than any learning is worth."""
+"""Nats above its lowest value at which a loss has diverged: more than batches differ, less than any learning is worth."""
 ABOVE_START = 0.1
-"""The same where it is also above its start: a loss that never fell lies there by chance."""
+"""The same for a loss that is also above its starting value: a loss that never fell exceeds it by chance."""
 KNOWN = 0.05
-"""Nats below the loss of frequencies that a run must come: one that knows these alone ends a few hundredths around them."""
+"""Nats below the loss of label frequencies that a run must reach; one that knows only these ends within a few hundredths."""
 FEW = 4
-"""Rows of training that tell no curve: with fewer, the validations are looked at."""
+"""With fewer rows of training metrics, which do not make a curve, the validations are used instead."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """step: where it happened, or how far the run has come; text: as a person reads it."""
+    """The outcome of a run. step: where it happened, or how far the run has come; text: a short description."""
 
     kind: Kind
     step: int | None
@@ -32,12 +32,12 @@ class Outcome:
 
     @property
     def died(self) -> bool:
-        """Whether the run has an end, and it is a bad one."""
+        """Whether the run has ended badly."""
         return self.kind in DIED
 
 
 def outcome_of(record: Record | None, failure: str | None = None) -> Outcome:
-    """The outcome of a run by what its folder holds; None where there is no folder. failure: why its process failed, if so."""
+    """The outcome of a run from its record; None: it has no folder. failure: why its process failed, if it did."""
     if record is None:
         return Outcome("waiting", None, "waiting") if failure is None else Outcome("failed", None, f"failed: {failure}")
     step = max((int(row["step"]) for row in (*record.train, *record.valid)), default=0)
@@ -55,7 +55,7 @@ def outcome_of(record: Record | None, failure: str | None = None) -> Outcome:
 
 
 def gave_up(record: Record) -> Outcome | None:
-    """Divergence that has ended a run: too many steps in a row were skipped, the last ones of all."""
+    """A divergence that ended the run: too many steps in a row were skipped, up to the last one."""
     skipped = [int(row["step"]) for row in record.event if str(row.get("text", "")).endswith("is not finite")]
     last = skipped[-TOLERATED:]
     in_a_row = len(last) == TOLERATED and last[-1] - last[0] == TOLERATED - 1
@@ -65,12 +65,12 @@ def gave_up(record: Record) -> Outcome | None:
 
 
 def stopped_dead(record: Record) -> Outcome | None:
-    """A dead stack that has ended a run: train.stop_when_dead."""
+    """A dead stack that ended the run, with train.stop_when_dead."""
     return _dead(record) if record.config.get("train", {}).get("stop_when_dead") else None
 
 
 def _died_long_ago(record: Record) -> Outcome | None:
-    """Of a run that is not at its end, a divergence that has lasted as long as all learning before it: no spike does."""
+    """A divergence of an unfinished run that has lasted as long as all training before it, which no spike does."""
     found = _not_finite(record) or _rose(record)
     if found is None or found.step is None:
         return None
@@ -91,7 +91,7 @@ def _dead(record: Record) -> Outcome | None:
 
 
 def _not_finite(record: Record) -> Outcome | None:
-    """A loss that is no number at the end: from the first row of these on."""
+    """A loss that is not finite up to the end; the step is that of the first such row."""
     for rows, key in ((record.train, _training_key(record)), (record.valid, "loss")):
         first = len(rows)
         while first and math.isnan(number(rows[first - 1], key)):
@@ -102,7 +102,7 @@ def _not_finite(record: Record) -> Outcome | None:
 
 
 def _rose(record: Record) -> Outcome | None:
-    """A loss that rose for good: that of training, since on the validation part it also rises where too much was learned."""
+    """A loss that rose for good. Uses the training loss, since the validation loss also rises when a model overfits."""
     rows, key = (record.train, _training_key(record)) if len(record.train) >= FEW else (record.valid, "loss")
     losses = [number(row, key) for row in rows]
     finite = [loss for loss in losses if not math.isnan(loss)]
@@ -110,7 +110,7 @@ def _rose(record: Record) -> Outcome | None:
         return None
     smooth = [median(finite[max(0, place - 2) : place + 3]) for place in range(len(finite))]
     lowest = min(smooth)
-    # The smallest median lies above the start where the loss rose in the first steps.
+    # The smallest median is above the start if the loss rose in the first steps.
     limit = min(lowest + RISE, finite[0] + RISE, max(finite[0], lowest + ABOVE_START))
     first = len(losses)
     while first and not losses[first - 1] <= limit:
@@ -121,7 +121,7 @@ def _rose(record: Record) -> Outcome | None:
 
 
 def _no_progress(record: Record, step: int) -> Outcome | None:
-    """A loss that ends no lower than that of frequencies, where this is known, in training and on the validation part."""
+    """A loss that ends no lower than that of label frequencies, if it is known, both in training and on the validation set."""
     reference = max((number(row, "frequency_loss") for row in record.reference), default=math.nan)
     trained = [number(row, _training_key(record)) for row in record.train[-3:]]
     ends = [*([median(trained)] if trained else []), *(number(row, "loss") for row in record.valid[-1:])]
@@ -131,5 +131,5 @@ def _no_progress(record: Record, step: int) -> Outcome | None:
 
 
 def _training_key(record: Record) -> str:
-    """The loss without label smoothing, where it is told."""
+    """The key of the loss without label smoothing, if it was recorded."""
     return "nll" if any("nll" in row for row in record.train) else "loss"

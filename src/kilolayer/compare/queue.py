@@ -1,7 +1,7 @@
-"""The runs of a comparison, each a process of its own, as many side by side as the machine holds.
+"""Trains the runs of a comparison, each in its own process, as many at once as the machine can hold.
 
-A run's own folder tells what is left to do: scores, a checkpoint to go on from, or the lock of a process that still trains in
-it, as where the queue before was killed. Such a process is waited for, and never doubled.
+A run's own folder shows what is left to do: it has scores, a checkpoint to resume from, or the lock of a process that is still
+training, for example because an earlier queue was killed. Such a process is waited for, and no second one is started.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kilolayer.training.run import holder_of, locked
 from kilolayer.training.stop import Stop, Stopped, catching
 
 POLL_SECONDS = 0.2
-# -P: as the command, which does not look for modules in the folder that it is started in.
+# -P, as for the installed command: modules are not looked up in the current folder.
 TRAIN = ("-P", "-m", "kilolayer", "train")
 OUT_OF_MEMORY = ("out of memory", "killed")
 IN_USE = "is in use by process"
@@ -39,9 +39,9 @@ IN_USE = "is in use by process"
 
 @dataclass
 class Child:
-    """A run under way. process: None where an earlier queue has started it; beside: whether others ran in its time.
+    """A run under way. process: None if an earlier queue started it; beside: whether other runs were under way meanwhile.
 
-    logged: the bytes that its log had when it was started.
+    logged: the length of its log in bytes when it was started.
     """
 
     member: Member
@@ -51,7 +51,7 @@ class Child:
     beside: bool = False
 
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the process has ended."""
         return holder_of(self.member.folder) is None if self.process is None else self.process.poll() is not None
 
     def ask_to_stop(self) -> None:
@@ -69,11 +69,11 @@ def run_all(
     seconds: float | None = None,
     tell: Callable[[str], Any] = say,
 ) -> int:
-    """Train all runs that are not complete; return 0, or 128 + n where signal n has ended it, with a checkpoint of each run.
+    """Train all runs that are not complete; return 0, or 128 + n if signal n ended it, after a checkpoint of each run.
 
-    parallel: most at once; None: as many as fit. seconds: after these, what is under way stops with a checkpoint, and what
-    waits is left for another time. A run that has failed before is tried again. Where the first few fail alike, and no run has
-    taken a step, no other is started, and this raises with their reason.
+    parallel: the maximum number of runs at once; None: as many as fit. seconds: after this time, the runs under way stop with a
+    checkpoint and the waiting ones are left for later. A run that failed earlier is tried again. If the first few runs fail
+    alike and no run has taken a step, no more are started, and this raises with their reason.
     """
     with locked(comparison.folder), catching() as stop, stop.at_next_step():
         members = [member for member in comparison.members if not is_complete(member)]
@@ -97,7 +97,7 @@ class _Queue:
     tell: Callable[[str], Any]
     running: list[Child] = field(default_factory=list, init=False)
     alone: set[str] = field(default_factory=set, init=False)
-    """Runs that had no memory beside others, and are tried once more."""
+    """Runs that ran out of memory beside others and are tried once more, alone."""
     failing: FailingAlike = field(default_factory=FailingAlike, init=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class _Queue:
         self.tell(text)
 
     def _start_next(self) -> bool:
-        """Start, or find under way, the next run that there is room for."""
+        """Start the next run that there is room for, or take over one that is already under way."""
         if not self.waiting or len(self.running) >= self.most or self._must_wait():
             return False
         for member in self.failing.in_order(self.waiting):
@@ -153,8 +153,11 @@ class _Queue:
         return False
 
     def _must_wait(self) -> bool:
-        """For the first run of all, which makes the vocabulary that the others find in the cache; for one that runs alone; for
-        those that may yet show that not all runs fail."""
+        """Whether no run may be started now.
+
+        The first run of all makes the vocabulary that the others find in the cache; a run may have to run alone; and if all
+        runs fail so far, those under way may show that not all do.
+        """
         if not self.running:
             return False
         if any(child.member.name in self.alone for child in self.running) or self._all_fail():
@@ -184,7 +187,7 @@ class _Queue:
         command = [sys.executable, *TRAIN, *words]
         environment = {**os.environ, **threads_of(self.most), **device.environment}
         with open(self.comparison.log_path(member), "ab") as log:
-            # In a session of its own: Ctrl-C at a terminal would reach it besides the one signal that it gets from here.
+            # In its own session: Ctrl-C at a terminal would otherwise reach it in addition to the signal sent from here.
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -199,7 +202,7 @@ class _Queue:
         for child in [child for child in self.running if child.ended()]:
             code = None if child.process is None else child.process.returncode
             if code == 2 and holder_of(child.member.folder) is not None:
-                child.process = None  # another process was quicker, which an earlier queue has started: wait for that one
+                child.process = None  # a process of an earlier queue holds the run: wait for that one
                 continue
             self.running.remove(child)
             del child.device.demands[child.member.name]
@@ -209,12 +212,12 @@ class _Queue:
         if is_complete(child.member) or (code is not None and code > 128):
             self._tell(child.member)
         elif code is None:
-            self.waiting.append(child.member)  # an earlier queue's process ended before its time: go on with the run
+            self.waiting.append(child.member)  # the process of an earlier queue ended early: resume the run
         else:
             self._fail(child, code)
 
     def _tell(self, member: Member) -> None:
-        """What became of a run whose process has ended. One that died before it was stopped has died."""
+        """Report the outcome of a run whose process has ended. One that died before it was stopped counts as dead."""
         outcome = self.comparison.result_of(member).outcome
         stopped = {"unfinished": f"stopped at {outcome.text}", "waiting": "stopped before it began"}
         self.say(f"{member.name}: {stopped.get(outcome.kind, outcome.text)}")
@@ -234,12 +237,12 @@ class _Queue:
             raise _refusal(log, member)
         self.comparison.note_failure(member, text)
         self.say(f"{member.name}: failed: {text}; log: {log}")
-        if not text.startswith(OUT_OF_MEMORY):  # which is a matter of size: others may have enough
+        if not text.startswith(OUT_OF_MEMORY):  # running out of memory depends on the size: other runs may fit
             self.failing.learns = self.failing.learns or any(map(_has_stepped, self.comparison.members))
             self.failing.add(member, text)
 
     def _all_fail(self) -> bool:
-        """Whether runs fail so often before their first step that all others would; those under way may show that not."""
+        """Whether so many runs failed before their first step that all would; runs under way may still show otherwise."""
         if self.failing.enough:
             self.failing.learns = any(map(_has_stepped, self.comparison.members))
         return self.failing.enough
@@ -260,7 +263,7 @@ class _Queue:
             self.line.show(f"{done} of {self.total} done, running: {names}")
 
     def _stop_all(self) -> None:
-        """End what is under way, with checkpoints; a second signal to this process insists there too."""
+        """Stop the runs under way, with checkpoints; a second signal to this process is passed on to them too."""
         if not self.running:
             return
         self.say(f"stopping {len(self.running)} run{'s' * (len(self.running) > 1)}, each with a checkpoint")
@@ -284,7 +287,7 @@ class _Queue:
 
 
 def _has_stepped(member: Member) -> bool:
-    """Whether a run has ever taken a step, as far as its metrics tell."""
+    """Whether a run has ever taken a step, according to its metrics."""
     record = record_of(member)
     return record is not None and bool(record.train)
 
@@ -294,7 +297,7 @@ def _gpu_of(device: Device) -> str:
 
 
 def _trains_in(process: int, folder: Path) -> bool:
-    """Whether a process is one that trains in a folder: a lock's number may come from another machine."""
+    """Whether a process is training in a folder; the process id in a lock may come from another machine."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -303,7 +306,7 @@ def _trains_in(process: int, folder: Path) -> bool:
 
 
 def _refusal(log: Path, member: Member) -> InputError:
-    """What the first run was refused for: it holds for all."""
+    """The error that the first run was refused with, which applies to all."""
     lines = read_text(log).splitlines()
     first = max((place for place, line in enumerate(lines) if line.startswith("kilolayer: ")), default=0)
     what, *rest = [line.strip().removeprefix("kilolayer: ") for line in lines[first:]] or ["the first run was refused"]

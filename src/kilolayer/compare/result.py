@@ -1,4 +1,4 @@
-"""A run of a comparison, and what it has come to. Its own folder alone tells whether anything is left to do."""
+"""A run of a comparison and its result. Only the run's own folder shows whether anything is left to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has come to. train, valid: the rows of its metrics; scores: what its scores.json holds."""
+    """The result of a run so far. train, valid: rows of its metrics; scores: the contents of its scores.json."""
 
     name: str
     options: Setting
@@ -38,14 +38,14 @@ class Result:
 
 
 def record_of(member: Member) -> Record | None:
-    """What the folder of a run holds; None where the run has not begun."""
+    """The record of a run's folder; None if the run has not begun."""
     names = ("config.toml", "metrics.jsonl", "scores.json")
     begun = any(kind_of(member.folder / name) == "file" for name in names)
     return read_record(member.folder) if begun else None
 
 
 def is_complete(member: Member) -> bool:
-    """Whether there is nothing left to do for a run: it is scored, or divergence or a dead stack has ended it."""
+    """Whether nothing is left to do for a run: it has scores, or was ended by divergence or a dead stack."""
     path = member.folder / "scores.json"
     if kind_of(path) == "file":
         return _holds_scores(path)
@@ -62,7 +62,7 @@ def _holds_scores(path: Path) -> bool:
 
 
 def result_of(member: Member, failure: str | None = None) -> Result:
-    """A run as it is now. failure: why its process failed, if so."""
+    """The current result of a run. failure: why its process failed, if it did."""
     record = record_of(member)
     outcome = outcome_of(record, failure)
     if record is None:

@@ -47,7 +47,7 @@ def run_comparison(
 
 
 def _listed(axes: Axes) -> list[Axis]:
-    """The axes with values as TOML holds them."""
+    """The axes, with values as in TOML."""
     if not isinstance(axes, Mapping):
         if isinstance(axes, Sequence) and all(isinstance(axis, Axis) for axis in axes):  # pyright: ignore[reportUnnecessaryIsInstance]
             return list(axes)

@@ -1,4 +1,4 @@
-"""The table of a comparison: a cell by recipe and depth, or by other two options, each the best setting of all others."""
+"""The table of a comparison: a cell for each recipe and depth (or two other options), with the best of the other settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = {"no_progress": "without progress"}
 
 @dataclass(frozen=True)
 class Spread:
-    """A measure over the runs of a setting that differ in the seed alone. deviation: None of one run."""
+    """The mean and spread of a measure over runs that differ only in the seed. deviation: None for a single run."""
 
     mean: float
     deviation: float | None
@@ -27,29 +27,29 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None where there is no value."""
+        """The spread of these values; None if there are none."""
         found = tuple(value for value in values if not math.isnan(value))
         return cls(fmean(found), stdev(found) if len(found) > 1 else None, found) if found else None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Runs that differ in the seed alone. options: what they share, without rows and columns."""
+    """Runs that differ only in the seed. options: those that they share, except for the row's and the column's."""
 
     options: Setting
     results: tuple[Result, ...]
 
     @property
     def alive(self) -> list[Result]:
-        """Those that came to their end in good health."""
+        """The runs that finished in good health."""
         return [result for result in self.results if result.outcome.kind == "finished"]
 
     def spread(self, measure: Measure) -> Spread | None:
-        """Of the runs that are alive."""
+        """The spread of a measure over the runs that are alive."""
         return Spread.of([measure.of(result) for result in self.alive])
 
     def rank(self, measure: Measure) -> tuple[float, float, float]:
-        """By the rule of choice.py; the smaller, the better."""
+        """The sort key of choice.py; smaller is better."""
         return rank([result.outcome.kind for result in self.results], [measure.cost_of(result) for result in self.results])
 
 
@@ -67,7 +67,7 @@ class Cell:
         return len(self.settings)
 
     def text(self, measure: Measure) -> str:
-        """Mean and spread over seeds, and what became of the others; without any, what became of all."""
+        """The mean and spread over seeds, and the outcome of runs that did not finish; if none did, only the latter."""
         others = [result for result in self.best.results if result.outcome.kind != "finished"]
         spread = self.best.spread(measure)
         if spread is None:
@@ -80,9 +80,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """rows, columns: the axes of the cells, None where there is but one. chosen_by: what the best of a cell is chosen by.
+    """rows, columns: the axes of the cells, None if there is only one. chosen_by: the measure the best of a cell is chosen by.
 
-    measures: those that are told, the task's own first.
+    measures: those that are reported, the task's own first.
     """
 
     rows: Axis | None
@@ -93,7 +93,7 @@ class ComparisonTable:
     notes: tuple[str, ...] = ()
 
     def cell(self, row: Any, column: Any) -> Cell | None:
-        """None where there is no run."""
+        """The cell of a row and a column; None if it has no runs."""
         return next((each for each in self.cells if same({"": each.row, "-": each.column}, {"": row, "-": column})), None)
 
     @property
@@ -105,13 +105,13 @@ class ComparisonTable:
         return (None,) if self.columns is None else self.columns.values
 
     def header(self, measure: Measure) -> list[str]:
-        """Titles of the columns."""
+        """The column titles."""
         if self.columns is None:
             return [self._row_title, measure.title]
         return [self._row_title, *(_titled(self.columns, value) for value in self.columns.values)]
 
     def lines(self, measure: Measure) -> list[list[str]]:
-        """A line a row, its name first."""
+        """The rows as text, each with its title first."""
         return [
             [
                 self.row_title(row),
@@ -124,14 +124,14 @@ class ComparisonTable:
         return "all" if self.rows is None else shown_value(self.rows.name, value)
 
     def best(self) -> Cell | None:
-        """Of all cells, chosen as within one; None where none is alive, or where they are of several tasks."""
+        """The best of all cells, by the same rule as within one; None if no run is alive or there are several tasks."""
         if self.rows is not None and self.rows.name == TASK and len(self.rows.values) > 1:
             return None
         alive = [cell for cell in self.cells if cell.best.spread(self.chosen_by) is not None]
         return min(alive, key=lambda cell: cell.best.rank(self.chosen_by), default=None)
 
     def title_of(self, cell: Cell) -> str:
-        """The row and the column in words."""
+        """The row and the column of a cell, for a message."""
         parts = [
             _titled(axis, value) for axis, value in ((self.rows, cell.row), (self.columns, cell.column)) if axis is not None
         ]
@@ -143,7 +143,7 @@ class ComparisonTable:
 
 
 def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) -> ComparisonTable:
-    """The table of a comparison as it stands."""
+    """The table of a comparison in its current state."""
     results = comparison.results() if results is None else results
     axes = [axis for axis in comparison.axes if axis.name != SEED]
     rows, columns = _main(axes)
@@ -167,15 +167,15 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
 
 
 def _titled(axis: Axis, value: Any) -> str:
-    """A value with the name of its option, where it does not tell itself what it is."""
+    """A value, with the name of its option unless the value speaks for itself."""
     plain = shown_value(axis.name, value)
     return plain if axis.name in (RECIPE, LAYERS, RUN) else f"{axis.name.rpartition('.')[2]} {plain}"
 
 
 def _main(axes: Sequence[Axis]) -> tuple[Axis | None, Axis | None]:
-    """Rows and columns: of the options that have several values, recipe and depth first, but tasks before all.
+    """The axes of rows and columns: of the options with several values, tasks first, then recipe and depth.
 
-    So no cell holds runs of several tasks, of which none is the better one.
+    So no cell holds runs of several tasks, which could not be ranked.
     """
     usual = [TASK, RECIPE, LAYERS]
 
@@ -187,7 +187,7 @@ def _main(axes: Sequence[Axis]) -> tuple[Axis | None, Axis | None]:
 
 
 def _fate(results: Sequence[Result], of: int | None = None) -> str:
-    """What became of runs that did not finish, in few words: of one its text, of several how many."""
+    """The outcome of runs that did not finish, briefly: the text of a single one, counts of several."""
     if of is None and len(results) == 1:
         return results[0].outcome.text
     total = len(results) if of is None else of
@@ -197,7 +197,7 @@ def _fate(results: Sequence[Result], of: int | None = None) -> str:
 
 
 def _edges(table: ComparisonTable) -> list[str]:
-    """Where a best value is the smallest or the largest that was tried in its cell: a better one may lie beyond."""
+    """Notes where a best value is the smallest or the largest tried in its cell, so that a better one may lie beyond."""
     notes = []
     for cell in table.cells:
         for name, value in cell.best.options.items():

@@ -1,4 +1,4 @@
-"""Whether the cells of a table differ from the best one by more than the choice of test sentences makes."""
+"""Whether the cells of a table differ from the best one by more than the choice of test sentences can explain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kilolayer.training.run import Run, cache_folder
 
 @dataclass(frozen=True)
 class Verdict:
-    """A cell against the best one, by the first seed of each that finished."""
+    """A cell compared with the best one, using the first seed of each that finished."""
 
     title: str
     run: str
@@ -23,12 +23,12 @@ class Verdict:
     significance: Significance
 
     def table(self) -> dict[str, Any]:
-        """As plain values."""
+        """The verdict as plain values."""
         return {"cell": self.title, "run": self.run, "against": self.best, **asdict(self.significance)}
 
 
 def against_best(table: ComparisonTable, samples: int = SAMPLES) -> list[Verdict]:
-    """Every cell against the best one by a paired bootstrap, where runs have kept what they wrote on one test part."""
+    """Compare every cell with the best one by a paired bootstrap, if the runs kept their output on the same test set."""
     best = table.best()
     if best is None or len(table.cells) < 2 or (ours := _answers(best)) is None:
         return []
@@ -42,7 +42,7 @@ def against_best(table: ComparisonTable, samples: int = SAMPLES) -> list[Verdict
 
 
 def _answers(cell: Cell) -> Answers | None:
-    """None where nothing was kept, or its references are no longer where they were."""
+    """The references and the run's output; None if none was kept, or the references are no longer there."""
     if not cell.best.alive:
         return None
     folder = cell.best.alive[0].folder

@@ -1,4 +1,4 @@
-"""A comparison as its page shows it."""
+"""The contents of a comparison's HTML page."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kilolayer.report.record import Entry, number
 from kilolayer.report.table import Table
 
 CURVES = {"loss": "nll", "grad_norm": "grad_norm", "lr": "lr"}
-"""Those of training: the page's name of each, and that in the metrics."""
+"""The training curves: the page's name of each, and its key in the metrics."""
 
 
 def view_of(
     comparison: Comparison, results: Sequence[Result], table: ComparisonTable, verdicts: Sequence[Verdict]
 ) -> ComparisonView:
-    """All that the page shows."""
+    """Everything that the page shows."""
     axes = [axis for axis in comparison.axes if len(axis.values) > 1]
     told = table.measures[0]
     return ComparisonView(
@@ -61,7 +61,7 @@ def _points(rows: Sequence[Entry], key: str) -> list[tuple[float, float]]:
 
 
 def _plain(name: str, value: Any) -> Value:
-    """A value that the page tells apart by colour; depths of two stacks, lists and tables are texts."""
+    """A value that the page can map to a colour; depths of two stacks, lists and tables become text."""
     if isinstance(value, bool | int | float):
         return value
     return shown_value(name, value) if name != LAYERS else str(value)

@@ -1,1 +1,1 @@
-"""Files: the one place that opens what a run, a cache or a stranger left, and the one that writes."""
+"""File access: all files that come from a run, a cache or elsewhere are read here, and all files are written here."""

@@ -1,5 +1,7 @@
-"""Paths are asked here what stands at them. A name that the system does not take, a circle of links or a folder that may not be
-searched is an error that names the path."""
+"""Resolves and inspects paths.
+
+A name that the system does not accept, a loop of links, or a folder that may not be searched raises an error with the path.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ SLIPS, MOST_NAMES = 2, 1000
 
 
 def resolve(path: Path) -> Path:
-    """The absolute path, its symbolic links followed."""
+    """The absolute path, with symbolic links resolved."""
     try:
         return path.resolve()
     except RuntimeError:
@@ -28,7 +30,7 @@ def resolve(path: Path) -> Path:
 
 
 def storable(path: Path) -> Path:
-    """The absolute path, as configurations keep it; a name that is not UTF-8 raises."""
+    """The absolute path in the form that configurations store; a name that is not UTF-8 raises."""
     found = resolve(path)
     try:
         str(found).encode()
@@ -42,7 +44,7 @@ def storable(path: Path) -> Path:
 
 
 def as_path(value: Any, what: str) -> Path:
-    """The path that Python gives as a text or an object; what: it is called, where it is none."""
+    """The path given as text or as a path object in Python; anything else raises. what: its name in the error."""
     try:
         return Path(value)
     except TypeError:
@@ -50,7 +52,7 @@ def as_path(value: Any, what: str) -> Path:
 
 
 def did_you_mean(path: Path) -> str:
-    """What an error adds where nothing stands at a path: the name beside it that was meant; "" where none is near."""
+    """The addition to an error about a path that does not exist: a similar name next to it; "" if there is none."""
     try:
         names = [name for name in os.listdir(path.parent) if path.name in name or abs(len(name) - len(path.name)) <= SLIPS]
     except (OSError, ValueError):
@@ -61,7 +63,7 @@ def did_you_mean(path: Path) -> str:
 
 
 def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
-    """What stands at a path, its symbolic links followed: `other` is a pipe or a device; None: nothing."""
+    """What is at a path, after symbolic links: `other` is a pipe or a device; None: nothing."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

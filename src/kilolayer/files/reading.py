@@ -1,5 +1,8 @@
-"""Files are opened here. Whatever is in their place (nothing, a pipe, a device, 40 GB, half a character), an error comes soon,
-in little memory, and names the path."""
+"""Reads files safely.
+
+Whatever is at a path (nothing, a pipe, a device, 40 GB, invalid UTF-8), an error that names the path is raised soon and without
+using much memory.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from typing import Any
 from kilolayer.errors import InputError, UnreadableError, file_fault
 
 DEEPEST = 100
-"""Tables and lists inside one another, in JSON."""
+"""Maximum nesting of objects and arrays in JSON."""
 SMALL = 1 << 28
-"""Bytes that a file which is read whole may have, unless its reader says otherwise."""
+"""Maximum size in bytes of a file that is read whole, unless the caller says otherwise."""
 NOT_A_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG, None}
-"""What the system answers where there is no file to read; with every other answer there may be one."""
+"""Error codes that mean that there is no file to read; with any other code there may be one."""
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[io.BufferedReader]:
-    """A file, open to read. A folder, a pipe or a device raises at once: reading it could wait, or go on, for ever."""
+    """Open a file for reading. A folder, a pipe or a device raises at once, because reading it might never end."""
     with os.fdopen(open_descriptor(path), "rb") as file:
         try:
             yield file
@@ -34,9 +37,9 @@ def open_regular(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def open_descriptor(path: Path) -> int:
-    """The descriptor of a file, open to read; whoever asks for it closes it."""
+    """The descriptor of a file opened for reading; the caller closes it."""
     try:
-        # Not blocking: a pipe that nobody writes to would hold the opening itself.
+        # Non-blocking: opening a pipe that has no writer would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
@@ -50,7 +53,7 @@ def open_descriptor(path: Path) -> int:
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
-    """All of a file of at most `most` bytes."""
+    """The contents of a file of at most `most` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) if size <= most else b""
@@ -64,7 +67,7 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
 
 
 def read_text(path: Path, most: int = SMALL) -> str:
-    """All of a UTF-8 file."""
+    """The contents of a UTF-8 file."""
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
@@ -74,7 +77,7 @@ def read_text(path: Path, most: int = SMALL) -> str:
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
-    """What a JSON file holds."""
+    """The value in a JSON file."""
     try:
         return parse_json(read_bytes(path, most))
     except ValueError as error:
@@ -86,12 +89,12 @@ def read_json(path: Path, most: int = SMALL) -> Any:
 
 
 def whole_characters(text: str) -> str:
-    """A text of JSON, which may spell half a character, as UTF-8 can hold it."""
+    """The text with lone surrogates, which JSON allows, replaced, so that UTF-8 can encode it."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text holds; all that is wrong with it, also brackets without end, is a ValueError."""
+    """The value of a JSON text; anything wrong with it, including excessive nesting, is a ValueError."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -103,7 +106,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def check_depth(value: Any, most: int) -> None:
-    """A ValueError where there are more than `most` tables and lists inside one another: to show such a value may fail."""
+    """Raise a ValueError if a value has more than `most` levels of nesting, since printing it might fail."""
     level = [value]
     for _ in range(most + 1):
         level = [each for each in level if isinstance(each, dict | list)]

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: no code is in them, and reading them runs none."""
+"""Reads and writes safetensors files, which contain no code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kilolayer.files.writing import PART, sync, unwritable
 
 
 def load_tensors(path: Path, device: str = "cpu", *, fix: str = "use a checkpoint of a run") -> dict[str, Tensor]:
-    """The tensors of a safetensors file; anything else is refused before memory is taken."""
+    """The tensors of a safetensors file; anything else is refused before memory is allocated."""
     try:
         with open_regular(path):
             return safetensors.torch.load_file(path, device=device)
@@ -28,7 +28,7 @@ def load_tensors(path: Path, device: str = "cpu", *, fix: str = "use a checkpoin
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Put a safetensors file in its place at once, durably; no tensor may share its memory with another."""
+    """Write a safetensors file atomically and durably; tensors must not share memory."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:
         safetensors.torch.save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, draft)

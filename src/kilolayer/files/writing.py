@@ -1,8 +1,8 @@
-"""Files are written here: whole or not at all, durably, and never through a symbolic link.
+"""Writes files atomically and durably, and never through a symbolic link.
 
-A run folder may come from a stranger. A link in it with the name of a file that we write would send what we write to a place of
-the stranger's choice: new files are made beside their place and renamed, which replaces a link and leaves alone what it points
-at; a file that grows is refused where it is a link.
+A run folder may come from someone else. A link in it with the name of a file that we write could redirect our output to any
+place. New files are therefore written next to their destination and renamed, which replaces a link without touching its target;
+appending to a link is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kilolayer.errors import WriteError, file_fault
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PART = ".part"
-"""Ends the name of a file that is being written; what a killed process leaves has it."""
+"""Suffix of a file that is being written; a killed process may leave such a file behind."""
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Put a file in its place at once: whoever looks sees the old one or the new one, also after a power failure."""
+    """Write a file atomically: a reader sees the old one or the new one, even after a power failure."""
     data = content.encode() if isinstance(content, str) else content
     draft = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}{PART}")
     try:
@@ -43,7 +43,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add text to the end of a file, which is made where there is none."""
+    """Append text to a file, which is created if it does not exist."""
     try:
         data = text.encode()
         descriptor = os.open(path, APPEND, 0o666)
@@ -52,7 +52,7 @@ def append(path: Path, text: str) -> None:
             if not stat.S_ISREG(found.st_mode):
                 raise WriteError("this is not a regular file", where=str(path), fix="remove it")
             if found.st_nlink > 1:
-                # Other names of this file, as of a copy by hard links, are not ours to change.
+                # Other hard links to this file, as in a copy made by hard links, must not change.
                 write(path, path.read_bytes() + data)
                 return
             while data:
@@ -66,7 +66,7 @@ def append(path: Path, text: str) -> None:
 
 
 def move(path: Path, to: Path) -> None:
-    """Give a file another name in its folder, at once and durably; what has this name is replaced."""
+    """Rename a file within its folder, atomically and durably; a file with the new name is replaced."""
     try:
         os.replace(path, to)
         sync(to.parent)
@@ -75,7 +75,7 @@ def move(path: Path, to: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, where there is one."""
+    """Delete a file if it exists."""
     try:
         path.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
@@ -83,7 +83,7 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, unless it is there; a symbolic link in its place is refused."""
+    """Create a folder and its parents unless it exists; a symbolic link in its place is refused."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if path.is_symlink():
@@ -97,7 +97,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file whose folder cannot be written, before the work whose result it is to hold."""
+    """Raise if a file's folder cannot be written, before the work whose result it is to hold."""
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -106,7 +106,7 @@ def check_writable(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file durable, or the names in a folder."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

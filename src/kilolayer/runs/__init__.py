@@ -1,1 +1,1 @@
-"""Runs as a whole: trained from a configuration to a scored folder, by the command and from Python alike."""
+"""Whole runs: training from a configuration to a scored folder, and trained runs as Python objects."""

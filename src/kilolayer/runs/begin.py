@@ -1,4 +1,4 @@
-"""How a run begins: made in a new folder, or opened in the one that it has, and locked."""
+"""How a run begins: created in a new folder or opened in an existing one, and locked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kilolayer.training.trackers import find_trackers
 
 @contextmanager
 def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
-    """A run that was created before, in its locked folder; over: options that it goes on with."""
+    """Open an existing run and lock its folder; over: options that it is resumed with."""
     opened = Run.open(folder)
     with locked(folder), going_on(opened, over or {}) as run:
         yield run
@@ -34,9 +34,9 @@ def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
 
 @contextmanager
 def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
-    """A run in a locked new folder. Everything that can be refused is refused here, before any work.
+    """Create a run in a new, locked folder. Everything that can be refused is refused here, before any work.
 
-    What is found later, but before the first step, leaves no run behind: the same command can be given again.
+    An error that is found later, but before the first step, leaves no run behind, so that the same command can be repeated.
     is_embedded: the run trains on the embedded corpus, which is written into its folder.
     """
     config, start = read_started(given, {"data": {"folder": str(folder / "data")}} if is_embedded else None)
@@ -47,7 +47,7 @@ def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bo
             write_corpus(folder / "data")
         task = prepare(config, cache_folder(), vocabulary_of(start, config))
         config = task.resolve(config)
-        task.training_batches(config.train.seed)  # reads all of the training text: a folder with config.toml is a run
+        task.training_batches(config.train.seed)  # reads all training text before config.toml makes the folder a run
         config = in_steps(config, task, processes.size)
         if start is not None:
             _check_start(start, task, config)
@@ -62,7 +62,7 @@ def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bo
 
 
 def data_of(run: Run, processes: Processes) -> Task | None:
-    """What the run trains on; None where it is finished."""
+    """The data that the run trains on; None if it is finished."""
     if (run.folder / "scores.json").exists():
         if processes.first:
             gone = all_deleted(run.checkpoints)
@@ -75,7 +75,7 @@ def data_of(run: Run, processes: Processes) -> Task | None:
 
 
 def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
-    """Refuse other tokens and another model than those of the start."""
+    """Raise if the tokens or the model differ from those of the start."""
     known = start.vocabulary()
     if known is not None and known.digest != task.vocabulary.digest:
         raise other_vocabulary(start)
@@ -91,7 +91,7 @@ def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
 
 
 def _check_means(config: RunConfig, processes: Processes) -> None:
-    """Refuse what this machine does not have, a device for each process or a package, and what these processes cannot do."""
+    """Raise if a device for each process or a package is missing, or if these processes cannot do what is configured."""
     processes.check(choose_device(config.train.device))
     find_trackers(config.train)
     if processes.group is not None and config.model.moe is not None:

@@ -1,4 +1,4 @@
-"""A classifier as an object."""
+"""A trained classifier as a Python object."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kilolayer.tasks.classify.config import ClassifyConfig
 
 ROWS_AT_ONCE = 1024
 Row = str | Sequence[str]
-"""A sentence, or two: as a pair, or with a tab between them."""
+"""A sentence, or two: as a pair, or separated by a tab."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The label of a row and the probability of every class; or, of a run that has learned numbers, the number and no classes.
+    """The label of a row and the probability of every class; for a regression run, the number and no classes.
 
-    cut: the row was longer than examples.length tokens, and its end was not read.
+    cut: the row was longer than examples.length tokens, and its end was ignored.
     """
 
     sentences: list[str]
@@ -34,11 +34,11 @@ class Prediction:
 
 
 class Classifier(TrainedRun):
-    """A run of the task `classify`."""
+    """A trained run of the task `classify`."""
 
     @property
     def config(self) -> ClassifyConfig:
-        """Everything that the run was made from, with nothing implicit left."""
+        """The run's complete configuration, with every default filled in."""
         return cast("ClassifyConfig", super().config)
 
     @overload
@@ -46,19 +46,19 @@ class Classifier(TrainedRun):
     @overload
     def predict(self, rows: Iterable[Row]) -> list[Prediction]: ...
     def predict(self, rows: str | Iterable[Row]) -> Prediction | list[Prediction]:
-        """The label of each row, with probabilities: of a sentence, or of a pair `("one", "other")`; of one text, its label."""
+        """The label and probabilities of each row, a sentence or a pair `("one", "other")`; one text gives one result."""
         listed: list[Row] = as_list(rows, "row")
         checked = [self.sentences_of(row, f"row {number}") for number, row in enumerate(listed, 1)]
         found = list(self.predictions(checked))
         return found[0] if isinstance(rows, str) else found
 
     def predictions(self, rows: Iterable[list[str]], *, at_once: int = ROWS_AT_ONCE) -> Iterator[Prediction]:
-        """The same of many rows, as they come, each as `sentences_of` gives it."""
+        """Yield the predictions for many rows, each in the form that `sentences_of` returns; `at_once` rows are read ahead."""
         groups = some_at_once(rows, at_once)
         return (prediction for some in groups for prediction in self._predict(some))
 
     def sentences_of(self, row: Row, where: str) -> list[str]:
-        """The sentences of a row, as many as the run reads; where: its place, for errors."""
+        """The sentences of a row, checked to be as many as the run expects; where: the row's place, for errors."""
         sentences = row.split("\t") if isinstance(row, str) else list(row) if isinstance(row, Sequence) else [row]
         for sentence in sentences:
             check_text(sentence, where)
@@ -74,7 +74,7 @@ class Classifier(TrainedRun):
 
     @property
     def sentences(self) -> int:
-        """Of a row: 1 or 2."""
+        """The number of sentences in a row: 1 or 2."""
         return 1 if self.config.examples.columns("train").second is None else 2
 
     def _predict(self, rows: list[list[str]]) -> list[Prediction]:

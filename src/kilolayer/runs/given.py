@@ -1,4 +1,4 @@
-"""What Python gives a run: a configuration in one of its forms, and tables laid over it."""
+"""Reads the configuration that Python code gives a run, in any of its forms, and the tables that override it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from kilolayer.tasks.config import RunConfig
 
 Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig | None"
-"""A TOML file, a dict of tables, a configuration; None: the embedded default."""
+"""A TOML file, a dict of tables, or a configuration; None: the embedded default."""
 
 
 def new_folder(config: Source, run: str | PathLike[str] | None) -> Path:
-    """Where a new run goes: the folder that is named, or runs/NAME of the configuration's file."""
+    """The folder of a new run: the one that is given, or runs/NAME after the configuration file."""
     if run is not None:
         return as_path(run, "run")
     if config is None:
@@ -35,7 +35,7 @@ def new_folder(config: Source, run: str | PathLike[str] | None) -> Path:
 
 
 def read_given(config: Source, over: Table) -> Given:
-    """The tables that a configuration stands for, with those laid over them."""
+    """The tables of a configuration, with those that override it."""
     above = ("the keywords",) if over else ()
     if config is None or isinstance(config, str | PathLike):
         path = registry.EMBEDDED if config is None else Path(config)
@@ -49,7 +49,7 @@ def read_given(config: Source, over: Table) -> Given:
 
 
 def plain_tables(value: Any) -> Any:
-    """What Python holds as TOML holds it: dataclasses and recipes are tables, paths are texts, None is "none"."""
+    """A Python value in the form of TOML: dataclasses and recipes become tables, paths become text, None becomes "none"."""
     match value:
         case Recipe():
             return value.table()

@@ -1,4 +1,4 @@
-"""How a run goes on: with other options where these break nothing, and beyond its end where it is given more steps."""
+"""Resumes a run, with changed options if they break nothing, and beyond its end if it is given more steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ TYPED = "in the options that are given"
 
 @contextmanager
 def going_on(run: Run, over: Table) -> Iterator[Run]:
-    """The run with the options of the tables `over`; the folder is held by this process.
+    """The run with the options in the tables `over`; this process must hold the folder's lock.
 
-    What is refused before it has gone on, as other data than those it was trained on, leaves the run as it was.
+    If resuming is refused before any step, for example because the data differ from what it was trained on, the run is left
+    unchanged.
     """
     config, measured = read_bytes(run.folder / "config.toml"), _size(run.folder / "metrics.jsonl")
     gone, aside = _gone_on(run, over)
@@ -41,10 +42,11 @@ def going_on(run: Run, over: Table) -> Iterator[Run]:
 
 
 def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
-    """The run with the options of the tables `over`, and where the scores of a finished one are kept.
+    """The run with the options in the tables `over`, and where the scores of a finished run were moved; None: it had none.
 
-    What may not change is refused, and so is an edit of config.toml. A finished run that has more steps to take is no longer
-    finished: its scores are kept under another name. config.toml is written last: a run that is killed before is as it was.
+    Changes that are not allowed raise, also those edited into config.toml. A finished run that is given more steps is no longer
+    finished: its scores are moved to another name. config.toml is written last, so that a run that is killed before is
+    unchanged.
     """
     aside: Path | None = None
     folder, config = run.folder, _laid_over(run, over)
@@ -69,7 +71,7 @@ def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
     if finished and typed and not more:
         raise _nothing_more(run, step, waited)
     if finished and more:
-        # Of the checkpoint that was scored, which may have been deleted since.
+        # The step of the checkpoint that was scored, which may have been deleted since.
         ended = max(step, last_saved(run.checkpoints) or 0)
         aside = folder / f"scores.step-{ended:08d}.json"
         move(folder / "scores.json", aside)
@@ -80,7 +82,7 @@ def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
 
 
 def _go_back(folder: Path, config: bytes, aside: Path | None) -> None:
-    """Put the configuration and the scores back."""
+    """Restore the configuration and the scores."""
     if read_bytes(folder / "config.toml") != config:
         write(folder / "config.toml", config)
     if aside is not None:
@@ -89,12 +91,12 @@ def _go_back(folder: Path, config: bytes, aside: Path | None) -> None:
 
 
 def _size(path: Path) -> int:
-    """Of a file, in bytes; 0 where there is none."""
+    """The size of a file in bytes; 0 if there is none."""
     return path.stat().st_size if kind_of(path) == "file" else 0
 
 
 def _laid_over(run: Run, over: Table) -> RunConfig:
-    """The configuration with the tables over it: absolute paths, and nothing left to be settled."""
+    """The configuration overridden by the tables, with absolute paths and everything resolved."""
     if not over:
         return run.config
     for place in ("train.epochs", "train.warmup_share"):
@@ -115,16 +117,16 @@ def _laid_over(run: Run, over: Table) -> RunConfig:
 
 
 def _at(table: Table, place: str) -> Any:
-    """The value of a place with one dot; None where there is none."""
+    """The value of an option with one dot in its name; None if there is none."""
     section, _, name = place.partition(".")
     inner = table.get(section)
     return inner.get(name) if isinstance(inner, dict) else None
 
 
 def _newest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
-    """Step and state of the newest checkpoint as far as its state tells it; 0 and nothing where there is none.
+    """The step and the state of the newest checkpoint, from its state.json alone; 0 and an empty state if there is none.
 
-    Its files are hashed when it is loaded; where it turns out to be damaged, the one before serves.
+    Its files are hashed when it is loaded; if it is damaged, the one before it is used.
     """
     checkpoint.recover(checkpoints)
     for path in reversed(checkpoint.steps(checkpoints)):
@@ -136,7 +138,7 @@ def _newest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _waited(state: dict[str, Any]) -> int:
-    """Validations since the best one."""
+    """The number of validations since the best one."""
     best = state.get("best")
     waited = best.get("waited") if isinstance(best, dict) else None
     return waited if isinstance(waited, int) else 0

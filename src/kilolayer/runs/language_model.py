@@ -1,4 +1,4 @@
-"""A language model as an object."""
+"""A trained language model as a Python object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a text goes on: without its prompt. ended: by the model, and not by the most tokens that were asked for."""
+    """The continuation of a text, without its prompt. ended: the model ended it, not the limit on tokens."""
 
     text: str
     log_probability: float
@@ -31,7 +31,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Continued:
-    """A prompt with its continuations. cut: it was longer than the model reads at once, and its beginning was not read."""
+    """A prompt with its continuations. cut: the prompt was longer than the model's context, and its beginning was ignored."""
 
     prompt: str
     continuations: list[Continuation]
@@ -39,16 +39,16 @@ class Continued:
 
 
 class LanguageModel(TrainedRun):
-    """A run of the task `causal_lm`."""
+    """A trained run of the task `causal_lm`."""
 
     @property
     def config(self) -> CausalLMConfig:
-        """Everything that the run was made from, with nothing implicit left."""
+        """The run's complete configuration, with every default filled in."""
         return cast("CausalLMConfig", super().config)
 
     @property
     def context(self) -> int:
-        """Tokens that the model reads at once."""
+        """The model's context length in tokens."""
         return self.config.text.length
 
     @overload
@@ -62,9 +62,9 @@ class LanguageModel(TrainedRun):
     def generate(
         self, prompts: str | Iterable[str], *, max_tokens: int = 256, greedy: bool = False, **sampling: Any
     ) -> str | list[str]:
-        """How each prompt goes on, without the prompt; of one text, how it goes on.
+        """The continuation of each prompt, without the prompt; one text gives one continuation.
 
-        max_tokens: the most to write. greedy: the most probable token each time, in the place of sampling. sampling:
+        max_tokens: maximum number of new tokens. greedy: take the most probable token each time instead of sampling. sampling:
         temperature, top_k, top_p, seed; the same seed and prompts give the same texts.
         """
         config = self.search(max_tokens=max_tokens, greedy=greedy, **sampling)
@@ -79,9 +79,9 @@ class LanguageModel(TrainedRun):
     def continuations(
         self, prompts: Iterable[str], search: SearchConfig | None = None, *, at_once: int = PROMPTS_AT_ONCE
     ) -> Iterator[Continued]:
-        """Each prompt with its continuations and their probabilities, as they come; `at_once` prompts are read ahead.
+        """Yield each prompt with its continuations and their probabilities; `at_once` prompts are read ahead.
 
-        One text is one prompt.
+        A single text is one prompt.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
         return self._continue(some_at_once(prompts, at_once), search or self.search())
@@ -96,7 +96,7 @@ class LanguageModel(TrainedRun):
             done += len(some)
 
     def stream(self, prompt: str, write: Callable[[str], object], search: SearchConfig | None = None) -> Continued:
-        """Continue one prompt; `write` is given each piece of the text as it comes."""
+        """Continue one prompt; `write` is called with each piece of the text as it is generated."""
         row, stream = self._tokens(prompt), TextStream(self._vocabulary.decode, write)
         search = search or self.search()
         (found,) = continue_texts(self._decoder, [row], search, context=self.context, hear=stream.add)
@@ -104,7 +104,7 @@ class LanguageModel(TrainedRun):
         return self._continued(prompt, row, found)
 
     def search(self, /, *, max_tokens: int = 256, greedy: bool = False, samples: int = 1, **sampling: Any) -> SearchConfig:
-        """How to continue: `samples` texts of each prompt, drawn with these options of `SearchConfig`, or the greedy one."""
+        """Search options: `samples` texts per prompt, sampled with these options of `SearchConfig`, or the greedy one."""
         for name, value, most in (("max_tokens", max_tokens, 10**6), ("samples", samples, 10_000)):
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise OptionError(f"{name} is {shown(value)}", fix=f"{name} must be 1 to {most:,}")
@@ -125,7 +125,7 @@ class LanguageModel(TrainedRun):
         return cast("TextVocabulary", self.tokenizer)
 
     def _tokens(self, prompt: str) -> list[int]:
-        """A prompt is read as if it came out of the midst of a text; the empty one is the beginning of a document."""
+        """The ids of a prompt, read as if from the middle of a text; an empty prompt is the beginning of a document."""
         return self._vocabulary.encode(prompt.encode()).tolist() or [END]
 
     def _continued(self, prompt: str, row: list[int], hypotheses: list[Hypothesis]) -> Continued:

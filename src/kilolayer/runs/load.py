@@ -1,4 +1,4 @@
-"""A run's folder as an object."""
+"""Loads a run folder as a Python object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load(folder: str | PathLike[str], *, device: str | torch.device = "auto", pr
 
 
 def run_class(run: Run) -> type[TrainedRun]:
-    """What a run of this task is in Python: the class that its registration names."""
+    """The Python class for runs of this task, as its registration names it."""
     found = run.registration.load_run()
     if not (isinstance(found, type) and issubclass(found, TrainedRun)):
         raise InputError(

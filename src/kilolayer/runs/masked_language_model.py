@@ -1,4 +1,4 @@
-"""A masked language model as an object."""
+"""A trained masked language model as a Python object."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TEXTS_AT_ONCE = 32
 
 
 class MaskedLanguageModel(TrainedRun):
-    """A run of the task `masked_lm`."""
+    """A trained run of the task `masked_lm`."""
 
     @property
     def config(self) -> MaskedLMConfig:
-        """Everything that the run was made from, with nothing implicit left."""
+        """The run's complete configuration, with every default filled in."""
         return cast("MaskedLMConfig", super().config)
 
     @overload
@@ -28,13 +28,13 @@ class MaskedLanguageModel(TrainedRun):
     @overload
     def fill(self, texts: Iterable[str], *, top: int = 5) -> list[Filled]: ...
     def fill(self, texts: str | Iterable[str], *, top: int = 5) -> Filled | list[Filled]:
-        """The `top` best tokens for each <mask> of a text, and the text with the first of each: `.filled`, `.masks`."""
+        """The `top` best tokens for each <mask> of a text (`.masks`), and the text with the best one filled in (`.filled`)."""
         listed = as_texts(texts, "text")
         found = list(self.fillings(((text, f"text {number}") for number, text in enumerate(listed, 1)), top=top))
         return found[0] if isinstance(texts, str) else found
 
     def fillings(self, texts: Iterable[tuple[str, str]], *, top: int = 5, at_once: int = TEXTS_AT_ONCE) -> Iterator[Filled]:
-        """The same of many texts, as they come; each is given with where it comes from, for errors."""
+        """Yield the results for many texts, each given with its place, for errors; `at_once` texts are read ahead."""
         if not isinstance(top, int) or top < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"top is {shown(top)}", fix="top must be at least 1")
         groups = some_at_once(texts, at_once)

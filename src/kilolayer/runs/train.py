@@ -1,4 +1,4 @@
-"""Training from a configuration to a scored run with its report: the one way that the command and Python go."""
+"""Trains from a configuration to a scored run with its report; used by both the command and Python."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def _tell(run: Run, scores: dict[str, Any], report: Report) -> None:
 
 
 def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers: Sequence[Tracker] = ()) -> int:
-    """Train the run in `folder`, score its test part and write its report; return the exit code.
+    """Train the run in `folder`, score its test set and write its report; return the exit code.
 
-    begin: makes or opens the run and holds it; of several processes the first calls it, and ends the run. resume: whether
-    training goes on from the last checkpoint. show: is given the run, what scores.json holds and the report.
-    trackers: besides those that the configuration names.
+    begin: creates or opens the run and holds its lock; only the first of several processes calls it. resume: whether training
+    continues from the last checkpoint. show: called with the run, the contents of scores.json and the report. trackers: in
+    addition to those that the configuration names.
     """
     with catching() as stop:
         if under_torchrun():
@@ -109,7 +109,7 @@ def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers:
 
 
 def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, trackers: Sequence[Tracker]) -> int:
-    # Imported here: seconds in which signals are handled already.
+    # Imported here because it takes seconds, in which signals must already be handled.
     from kilolayer.parallel.processes import Processes
     from kilolayer.report.page import write_report
     from kilolayer.runs.begin import data_of
@@ -126,7 +126,7 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
             held.callback(_leave, followed)
             code = 0 if task is None else loop.train(opened, task, resume, processes, stop, followed)
         if not code and processes.first:
-            if task is not None:  # anew: scores that are there by now are of weights on the way
+            if task is not None:  # scored again: scores that exist by now are of earlier weights
                 opened.score(task, choose_device(opened.config.train.device))
             scores = opened.scores(opened.config.train.device)
             for tracker in followed:
@@ -136,7 +136,7 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
 
 
 def _leave(trackers: Sequence[Tracker]) -> None:
-    """Finish those that no scores have come to: training was stopped, or has failed."""
+    """Finish the trackers that received no scores, because training was stopped or failed."""
     for tracker in trackers:
         tracker.finish(None)
 

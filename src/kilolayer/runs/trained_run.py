@@ -1,4 +1,4 @@
-"""A run as an object: its configuration, model, tokenizer and scores. The class of a task adds what such a run can do."""
+"""A trained run as a Python object: configuration, model, tokenizer and scores. Subclasses add the methods of their task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 
 class MissingMethodError(KilolayerError, AttributeError):
-    """A run is asked for what runs of its task cannot do."""
+    """A method was called that runs of this task do not have."""
 
 
 class TrainedRun:
@@ -50,17 +50,17 @@ class TrainedRun:
 
     @property
     def config(self) -> RunConfig:
-        """Everything that the run was made from, with nothing implicit left."""
+        """The run's complete configuration, with every default filled in."""
         return self._run.config
 
     @property
     def registration(self) -> Registration:
-        """What is known of the run's task."""
+        """The registration of the run's task."""
         return self._run.registration
 
     @cached_property
     def model(self) -> Model:
-        """The trained model in evaluation mode, of plain modules under its own recipe. What is done to it changes no method."""
+        """The trained model in evaluation mode, with its own recipe. Changing it does not affect the run's methods."""
         return self._run.load_model(self.device, self._chosen)
 
     @cached_property
@@ -99,12 +99,12 @@ class TrainedRun:
         return [row for row in read_metrics(self.folder) if kind in (None, row["kind"])]
 
     def report(self) -> Path:
-        """Write the run's report again, and return its path."""
+        """Rewrite the run's report and return its path."""
         return write_report(self.folder).path
 
     @cached_property
     def reader(self) -> Model:
-        """The model as methods read it: in its plain Post-LN form where the recipe has one, its products in `precision`."""
+        """The model that methods use: in plain Post-LN form if the recipe has one, with matrix products in `precision`."""
         return self._run.load_reader(self.device, self.precision, self._chosen)
 
     def _precise_reader(self) -> Model:
@@ -118,7 +118,7 @@ class TrainedRun:
         return f"{type(self).__name__}({str(self.folder)!r})"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what copying, pickling and notebooks ask every object for
+        if name.startswith("_"):  # looked up on every object by copying, pickling and notebooks
             raise AttributeError(name)
         methods = [each for each in dir(type(self)) if not each.startswith("_")]
         raise MissingMethodError(
@@ -129,7 +129,7 @@ class TrainedRun:
 
 
 def as_texts(given: str | Iterable[str], kind: str) -> list[str]:
-    """One text or several, as a list; whatever is no text is refused. kind: what a text is called."""
+    """One text or several, as a list; raises if one is not a text. kind: what a text is called in errors."""
     texts = as_list(given, kind)
     for number, text in enumerate(texts, 1):
         check_text(text, f"{kind} {number}")
@@ -137,7 +137,7 @@ def as_texts(given: str | Iterable[str], kind: str) -> list[str]:
 
 
 def check_text(text: Any, where: str) -> None:
-    """Refuse what is no text, and text that no file could hold."""
+    """Raise unless this is text that can be encoded as UTF-8."""
     if not isinstance(text, str):
         raise InputError(f"this is {shown(text)}, not a text", where=where, fix="give str")
     try:
@@ -147,7 +147,7 @@ def check_text(text: Any, where: str) -> None:
 
 
 def as_list(given: Any, kind: str) -> list[Any]:
-    """One text as a list of one, or the list of what is given; a single thing that is no text is refused."""
+    """One text as a list of one, or the items as a list; a single value that is neither is refused."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, bytes) or not isinstance(given, Iterable):
@@ -156,7 +156,7 @@ def as_list(given: Any, kind: str) -> list[Any]:
 
 
 def some_at_once(given: Iterable[Item], at_once: int) -> Iterator[list[Item]]:
-    """What is given, in lists of `at_once`, the last one shorter; each is read when it is asked for."""
+    """Yield the items in lists of `at_once`, the last of which may be shorter; each list is read only when it is needed."""
     if not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"at_once is {shown(at_once)}", fix="at_once must be a whole number, at least 1")
     rest = iter(given)

@@ -1,4 +1,4 @@
-"""A translator as an object."""
+"""A trained translator as a Python object."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kilolayer.tasks.translation.task import SidedTokenizer
 
 
 class Translator(TrainedRun):
-    """A run of the task `translation`."""
+    """A trained run of the task `translation`."""
 
     @property
     def config(self) -> TranslationConfig:
-        """Everything that the run was made from, with nothing implicit left."""
+        """The run's complete configuration, with every default filled in."""
         return cast("TranslationConfig", super().config)
 
     @overload
@@ -33,10 +33,10 @@ class Translator(TrainedRun):
     @overload
     def translate(self, lines: Iterable[str], *, direction: str | None = None, **search: Any) -> list[str]: ...
     def translate(self, lines: str | Iterable[str], *, direction: str | None = None, **search: Any) -> str | list[str]:
-        """The translation of each line, in order; of one text, its translation.
+        """The translation of each line, in order; one text gives one translation.
 
-        direction: "en-de", in a run that has several. search: options of `SearchConfig`, as `beam=4, length_penalty=0.6`, over
-        those of the run.
+        direction: such as "en-de", required if the run has several. search: options of `SearchConfig`, such as `beam=4,
+        length_penalty=0.6`, which override the run's own.
         """
         config = self.search(**search)
         if config.n_best > 1:
@@ -50,7 +50,7 @@ class Translator(TrainedRun):
     def translations(
         self, lines: Iterable[str], search: SearchConfig | None = None, *, direction: str | None = None
     ) -> Iterator[Translation]:
-        """The hypotheses of each line with their scores, as they come; lines are read a window ahead. One text is one line."""
+        """Yield the hypotheses of each line with their scores; lines are read a window ahead. A single text is one line."""
         search, lines = search or self.search(), [lines] if isinstance(lines, str) else lines
         prefix = self._tag(direction)
         model = self.reader
@@ -58,7 +58,7 @@ class Translator(TrainedRun):
         return translate_lines(model, SidedTokenizer(self._tokenizers), lines, search, prefix=prefix)
 
     def search(self, /, **options: Any) -> SearchConfig:
-        """How the run searches, with these options; where they ask for another method, those of the run's own are left out."""
+        """The run's search options, overridden by these; if they choose another method, those of the run's own are dropped."""
         own = {**table_of(self.config.search), "n_best": 1}
         return build(SearchConfig, override(SearchConfig, own, options), "search")
 
@@ -67,7 +67,7 @@ class Translator(TrainedRun):
         return cast("Tokenizers", self.tokenizer)
 
     def _tag(self, direction: str | None) -> list[int]:
-        """What stands before each source: the tag of the target language, in a run of several directions."""
+        """The prefix of each source: the tag of the target language if the run has several directions."""
         directions = self.config.data.directions
         if direction is not None and direction not in directions:
             raise unknown(direction, directions, kind="direction")

@@ -1,6 +1,6 @@
-"""A task binds data, model, loss and scores: one folder a task, each of which registers itself when it is imported.
+"""Tasks, each of which combines data, a model, a loss and scores. Each has a folder here and registers itself on import.
 
-`kilolayer.tasks.register` makes a task of your own known; see docs/tasks.md. `Task` needs torch and is imported on first use.
+`kilolayer.tasks.register` adds a user-defined task; see docs/tasks.md. `Task` needs torch and is imported on first use.
 """
 
 import importlib

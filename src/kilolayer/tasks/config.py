@@ -1,4 +1,4 @@
-"""The configuration of a run: the tables that all tasks share. A task extends it by its own."""
+"""The configuration of a run: the tables that all tasks share, which each task extends with its own."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from kilolayer.tasks import registry
 from kilolayer.tasks.train_config import TrainConfig
 
 Fault = tuple[bool, str, str, str]
-"""Whether it is there; what, where, and what to do."""
+"""A possible fault of a configuration: whether it is present, what is wrong, where, and what to do."""
 
 
 @dataclass(frozen=True)
 class UsualBatch:
-    """A batch as a task trains on it: sequences, tokens a sequence and side; beam: hypotheses of its search.
+    """A typical training batch of a task: the number of sequences, and tokens per sequence on each side.
 
-    scored: positions of a sequence that the vocabulary is scored at, where these are fewer than `length`.
+    beam: hypotheses of its search. scored: the positions per sequence at which vocabulary scores are computed, if fewer than
+    `length`.
     """
 
     rows: int
@@ -31,10 +32,10 @@ class UsualBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that a run is made from, one table a room. Built from a table, it is the class of the table's task."""
+    """Everything that a run is made from, one table per subject. `build` returns the class of the table's task."""
 
     shape: ClassVar[Shape | None] = None
-    """Of the models that the task trains; None: of any."""
+    """The shape of the models that the task trains; None: any."""
 
     task: str = registry.DEFAULT
     """What the model learns: one of the tasks below, or a class of your own, my_module:MyTask."""
@@ -45,13 +46,13 @@ class RunConfig:
 
     @classmethod
     def choose(cls, table: Mapping[str, Any]) -> type[Self]:
-        """The class that reads this table: that of its task."""
+        """The class that reads this table: the one of its task."""
         chosen = registry.get(table.get("task", registry.DEFAULT)).load_config()
         return chosen if issubclass(chosen, cls) else cls
 
     @classmethod
     def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The table over what the task needs where the table says nothing; a table of another task is refused."""
+        """The table, with the task's defaults for what it does not set; an option of another task is refused."""
         own = set(option_places(cls))
         for place in _places(table):
             if not own & {place, *_above(place)}:
@@ -61,12 +62,12 @@ class RunConfig:
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        """What the task lays under a table."""
+        """The task's defaults for a table."""
         return {}
 
     @classmethod
     def from_start(cls, tables: Table) -> Table:
-        """What a run takes of the tables of what it starts from, where its own configuration says nothing."""
+        """The tables that a run inherits from what it starts from, as defaults."""
         return {name: tables[name] for name in ("model", "tokenizer") if name in tables}
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class RunConfig:
                 raise OptionError(what, where=where, fix=fix)
 
     def faults(self) -> Iterator[Fault]:
-        """What contradicts itself, or has no effect."""
+        """Yield the possible contradictions, and the options that may have no effect."""
         yield from ()
 
     def table(self) -> Table:
@@ -97,15 +98,15 @@ class RunConfig:
         return table_of(self)
 
     def usual_batch(self, length: int | None) -> UsualBatch:
-        """For the plan: a batch of sequences of `length` tokens, or of the task's own length."""
+        """A typical batch for the plan, of sequences of `length` tokens, or of the task's own length."""
         return UsualBatch(64, length or 64)
 
     def check_sharing(self) -> None:
-        """Refuse what cannot be done while several processes share the experts."""
+        """Raise if something is configured that does not work when several processes share the experts."""
 
 
 def _places(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Where each value of a table stands: `model.recipe.name`."""
+    """The dotted name of each value in a table: `model.recipe.name`."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _places(value, f"{above}{name}.")
@@ -114,13 +115,13 @@ def _places(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _above(place: str) -> Iterator[str]:
-    """`model` and `model.recipe` of `model.recipe.name`."""
+    """The tables above a dotted name: `model` and `model.recipe` for `model.recipe.name`."""
     parts = place.split(".")
     yield from (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _refuse_foreign(place: str, task: str) -> None:
-    """Raise where an option is one of another task."""
+    """Raise if the option belongs to another task."""
     for other in registry.all_of():
         if place in option_places(other.load_config()):
             raise OptionError(

@@ -1,4 +1,4 @@
-"""A text that a run is scored on besides its own test part."""
+"""A text to score a run on, other than its own test set."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kilolayer.errors import OptionError
 
 @dataclass(frozen=True)
 class OtherText:
-    """Either `test`, what the task's own test option could name, or `source` and `reference`, two aligned files.
+    """Either `test`, in the form of the task's own test option, or `source` and `reference`, two aligned files.
 
-    direction: of a translator with several.
+    direction: that of the text, for a translator with several.
     """
 
     test: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class OtherText:
             raise OptionError("no text is given", fix="name a test set, or a source and its reference")
 
     def files(self, title: str) -> tuple[str, ...]:
-        """What a task takes that reads no pairs of files; title: what its runs are."""
+        """The files, for a task that does not read pairs of files; title: what its runs are called in errors."""
         if self.source is not None or self.direction is not None:
             name = "direction" if self.source is None else "source"
             raise OptionError(f"{name} has no effect on {title}", fix="name files: test")

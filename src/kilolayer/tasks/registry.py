@@ -1,6 +1,6 @@
-"""The tasks that are known: those of this folder, and those of users, by name or as `module:Class`.
+"""The known tasks: those in this folder, and user-defined ones, by name or as `module:Class`.
 
-What stands here is read before torch is imported, for the help; a task's code is imported when it is asked for.
+This module is imported before torch, to show the help; a task's code is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from kilolayer.errors import InputError, OptionError, shown, unknown
 from kilolayer.importing import import_class
 
 DEFAULT = "translation"
-"""The task of a configuration that names none."""
+"""The task of a configuration that does not name one."""
 EMBEDDED = Path(__file__).parent / "translation" / "quickstart.toml"
-"""The configuration that is trained where none is named, on a corpus that is made for it."""
+"""The default configuration, which trains on a generated corpus."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A word of the command. home: the module with its `configure` and `run`."""
+    """A subcommand. home: the module with its `configure` and `run`."""
 
     summary: str
     home: str
@@ -29,7 +29,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Headline:
-    """The score that a run is told by: its key in scores.json and in validations."""
+    """The main score of a run: its key in scores.json and in validations, its title and its format."""
 
     key: str
     title: str
@@ -39,9 +39,9 @@ class Headline:
 
 @dataclass(frozen=True)
 class Samples:
-    """How samples.json is shown. parts: the keys of a sample, with their titles; line: one sample on a terminal.
+    """How samples.json is shown. parts: the keys of a sample, with their titles; line: the format of a sample on a terminal.
 
-    compared: of these, what was asked for and what the model gave, where the report marks the words in which they differ.
+    compared: the keys of the reference and of the model's output, if the report should mark the words in which they differ.
     """
 
     title: str
@@ -52,14 +52,14 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """What is known of a task before its code is imported.
+    """What is known about a task before its code is imported.
 
-    name: by which configurations name it; without one, that of its class, `my_module:MyTask`, and so for task.
-
-    summary: what is learned, in a line. title: what a run of it is. usage: how such a run is used, {} its folder. config, task:
-    `module:Class` of its configuration and of the task. verbs: words that it adds to the command. evaluation: the module that
-    adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test part. unit: what a loss is the mean
-    of, and what the speed of a training counts. run: `module:Class` of what `kl.load` gives, which extends `kl.TrainedRun`.
+    name: its name in configurations; by default the path of its class, `my_module:MyTask`, which is also the default of `task`.
+    summary: what it learns, in one line. title: what its runs are called. usage: how to use a run, with {} for its folder.
+    config, task: `module:Class` of its configuration and of the task. verbs: subcommands that it adds.
+    evaluation: the module that adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test set.
+    unit: what the loss is averaged over and the training speed counts.
+    run: `module:Class` of what `kl.load` returns, a subclass of `kl.TrainedRun`.
     """
 
     name: str = ""
@@ -76,15 +76,15 @@ class Registration:
     run: str = "kilolayer.runs.trained_run:TrainedRun"
 
     def load_config(self) -> Any:
-        """The class of the task's configuration, which extends `RunConfig`."""
+        """Import the class of the task's configuration, a subclass of `RunConfig`."""
         return import_class(self.config, "task")
 
     def load(self) -> Any:
-        """The task's class, which extends `Task`."""
+        """Import the task's class, a subclass of `Task`."""
         return import_class(self.task, "task")
 
     def load_run(self) -> Any:
-        """The class of its runs in Python, which extends `TrainedRun`."""
+        """Import the Python class of its runs, a subclass of `TrainedRun`."""
         return import_class(self.run, "task")
 
 
@@ -95,9 +95,9 @@ AnyTask = TypeVar("AnyTask", bound=Registration | type)
 
 
 def register(task: AnyTask) -> AnyTask:
-    """Make a task known by its name: by its registration, or, as a decorator, by its class, which holds one.
+    """Register a task by name: give its registration, or use this as a decorator on a class that has a `registration`.
 
-    The same task again replaces it, as in a notebook that is run twice; the name of another task is refused.
+    Registering the same task again replaces it, as when a notebook cell is run twice; the name of another task is refused.
     """
     own = task if isinstance(task, Registration) else _of_class(task, f"{task.__module__}:{task.__qualname__}")
     before = _registry.get(own.name)
@@ -111,13 +111,13 @@ def register(task: AnyTask) -> AnyTask:
 
 
 def names() -> list[str]:
-    """Of all tasks that are known, sorted."""
+    """The names of all registered tasks, sorted."""
     return sorted(_registry)
 
 
 def get(name: str) -> Registration:
-    """A task by its name, or a user's class by its place, `my_module:MyTask`; an unknown name raises with the nearest one."""
-    if not isinstance(name, str):  # a file may hold anything
+    """The task with this name, or with the class path `my_module:MyTask`; an unknown name raises with the nearest one."""
+    if not isinstance(name, str):  # a file may contain any value
         raise OptionError(f"task is {shown(name)}", fix=f"allowed: {', '.join(names())}, or my_module:MyTask")
     if name in _registry:
         return _registry[name]
@@ -127,12 +127,12 @@ def get(name: str) -> Registration:
 
 
 def all_of() -> list[Registration]:
-    """All tasks that are known, the default first."""
+    """All registered tasks, the default first."""
     return sorted(_registry.values(), key=lambda each: (each.name != DEFAULT, each.name))
 
 
 def _of_class(cls: Any, path: str) -> Registration:
-    """The registration that a class holds, its name and task those of the class where it says nothing."""
+    """The registration of a class; its name and task default to the class's path."""
     found = getattr(cls, "registration", None)
     if not isinstance(found, Registration):
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a test leaves in a run's folder."""
+"""Reads and writes the test results in a run folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 
 VALIDATION = "validation"
-"""The scores of the validation part, where there is no test part that could be scored."""
-# The counts of a bucket, and then its score.
+"""The key of the validation scores, which are used if there is no test set that can be scored."""
+# The count keys of a bucket, then the key of its score.
 BUCKETS = {"frequency_buckets": ("matched", "reference", "hypothesis", "f1"), "length_buckets": ("sentences", "bleu")}
 
 
 def read_scores(folder: Path) -> dict[str, Any]:
-    """What scores.json holds, its form checked: the folder may be a stranger's."""
+    """The contents of scores.json, with the format checked because the folder may come from someone else."""
     path = folder / "scores.json"
     scores = read_json(path)
     if not isinstance(scores, dict) or not all(_fits(name, entry) for name, entry in scores.items()):
@@ -27,7 +27,7 @@ def read_scores(folder: Path) -> dict[str, Any]:
 
 
 def read_samples(folder: Path) -> list[dict[str, str]]:
-    """What samples.json holds, its form checked."""
+    """The contents of samples.json, with the format checked."""
     path = folder / "samples.json"
     samples = read_json(path)
     if not isinstance(samples, list) or not all(map(_is_sample, samples)):
@@ -40,7 +40,7 @@ def _is_sample(sample: Any) -> bool:
 
 
 def _fits(name: str, entry: Any) -> bool:
-    """Whether an entry of scores.json has the form that `write_results` gives it."""
+    """Whether an entry of scores.json has the form that `write_results` writes."""
     if name.startswith("test") or name == VALIDATION:
         return isinstance(entry, dict) and all(_is_score(each) for each in entry.values())
     if name == "averages":
@@ -80,10 +80,10 @@ def _is_number(value: Any) -> bool:
 def write_results(
     folder: Path, samples: Sequence[Mapping[str, str]], scores: Mapping[str, Any], weights: Mapping[str, Any] | None = None
 ) -> None:
-    """samples.json, texts for the report, and scores.json: a table of scores for each test part, and what explains them.
+    """Write samples.json, texts for the report, and scores.json: a table of scores for each test set, and further details.
 
     weights: which of the run's checkpoints were scored.
     """
     write(folder / "samples.json", json.dumps(samples, indent=1, ensure_ascii=False))
-    # Last: a run with this file is finished.
+    # Written last, because a run with this file is finished.
     write(folder / "scores.json", json.dumps({**scores, **({} if weights is None else {"weights": weights})}, indent=1))

@@ -1,4 +1,4 @@
-"""What training asks of a task. A task binds data, model, loss and scores; the loop knows nothing else of it."""
+"""The interface between training and a task: data, model, loss and scores. The training loop knows nothing else about it."""
 
 from __future__ import annotations
 
@@ -24,75 +24,75 @@ Config = TypeVar("Config", bound=RunConfig)
 
 
 class Batch(Protocol):
-    """The input of a step."""
+    """The input of a training step."""
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """Tensors of few fixed shapes, in the order that the task's loss takes them."""
+        """Tensors of a few fixed shapes, in the order that the task's loss expects."""
         ...
 
     @property
     def tokens(self) -> int:
-        """Labels that count, at least 1: the weight of the batch's mean loss."""
+        """The number of labels, at least 1: the weight of the batch's mean loss."""
         ...
 
 
 class Batches(Protocol):
-    """Endless batches of few fixed shapes, with a position that can be saved."""
+    """Endless batches of a few fixed shapes, with a position that can be saved."""
 
     @property
     def epoch(self) -> int:
-        """Which one the next batch belongs to, unless the last of it was read."""
+        """The epoch of the next batch, unless the last batch of an epoch has just been read."""
         ...
 
     @property
     def index(self) -> int:
-        """Batches of the epoch that were read."""
+        """The number of batches read in this epoch."""
         ...
 
     @property
     def summary(self) -> str:
-        """What was read, and how it is batched, for the log."""
+        """What was read and how it is batched, for the log."""
         ...
 
     def __next__(self) -> Batch: ...
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it."""
+        """Skip the next batch without reading it."""
         ...
 
     def __len__(self) -> int:
-        """Batches in the current epoch."""
+        """The number of batches in the current epoch."""
         ...
 
     def state(self) -> dict[str, int | str]:
-        """The position, as JSON holds it."""
+        """The position, as JSON values."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position."""
+        """Move to a saved position."""
         ...
 
 
 class Validation(Protocol):
-    """What a validation found; its text is a line of the log."""
+    """The result of a validation; its str() is a line of the log."""
 
     @property
     def quality(self) -> float:
-        """What the best checkpoint is chosen by: the larger, the better."""
+        """The value that the best checkpoint is chosen by; larger is better."""
         ...
 
     def metrics(self) -> dict[str, Any]:
-        """The same for metrics.jsonl: the mean loss of a token, `loss`, and what the task adds."""
+        """The values for metrics.jsonl: `loss`, the mean loss per token, and what the task adds."""
         ...
 
 
 class Vocabulary(Protocol):
-    """What a run keeps of its vocabulary."""
+    """The vocabulary that a run stores."""
 
     @property
     def digest(self) -> str:
-        """What tells it apart from all others."""
+        """A hash that identifies the vocabulary."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -102,9 +102,9 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a batch, summed over `count` labels; total: what is differentiated, nll: what is told. All are tensors [].
+    """The loss of a batch, summed over `count` labels: total is differentiated, nll is reported. All are tensors [].
 
-    output: the model's, of which training takes the loss of its routers, and the norms of its layers.
+    output: the model's output, from which training takes the router losses and the residual norms of the layers.
     """
 
     total: Tensor
@@ -115,47 +115,47 @@ class Loss:
 
 @dataclass(frozen=True)
 class Answers:
-    """What should have been written for the test part, and what a run has written, a line each."""
+    """The references of the test set and the output of a run, one line each."""
 
     references: list[str]
     hypotheses: list[str]
 
 
 class Task(ABC, Generic[Config]):
-    """The data of a run, ready to train, to validate and to test on. A `model` has the shape that the task trains.
+    """The data of a run, ready for training, validation and testing. Every `model` argument has the shape that the task trains.
 
-    A class of your own also has `registration`, so that a configuration can name it: `task = "my_module:MyTask"`.
+    A user-defined class also has a `registration`, so that a configuration can name it: `task = "my_module:MyTask"`.
     """
 
     registration: ClassVar[Registration]
     starts_from: ClassVar[tuple[str, ...]] = ()
-    """Tasks besides its own whose runs it can start from: `train.start_from`."""
+    """Other tasks whose runs this task can start from with `train.start_from`."""
 
     @classmethod
     @abstractmethod
     def prepare(cls, config: Config, cache: Path, vocabulary: Any = None) -> Self:
-        """Find the data and, unless a run has its own, make the vocabulary: what is wrong with them shows now.
+        """Find the data and make the vocabulary, unless one is given, so that errors in either show at once.
 
-        cache: the folder for what is made of the data, and kept by its content.
+        cache: the folder for files derived from the data, which are reused as long as the content is the same.
         """
 
     @classmethod
     @abstractmethod
     def load_vocabulary(cls, config: Config, folder: Path) -> Vocabulary:
-        """The vocabulary that a run keeps in its folder."""
+        """The vocabulary stored in a run folder."""
 
     @classmethod
     def answers(cls, config: Config, folder: Path, cache: Path) -> Answers | None:
-        """What a run has left of its test, for comparisons; None where it has left no lines that can be scored."""
+        """The references and the output of a run's test, for comparisons; None if it has no lines that can be scored."""
         return None
 
     @classmethod
     def read_text(
         cls, config: Config, vocabulary: Any, text: OtherText, cache: Path
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
-        """Read a text besides the run's own, and check it; what comes back scores a model on it.
+        """Read and check a text other than the run's own; returns a function that scores a model on it.
 
-        The scores are tables as in scores.json, one for each part of the text, and nothing is written.
+        The scores are tables as in scores.json, one for each part of the text; nothing is written.
         """
         title = registry.get(config.task).title
         raise InputError(f"{title} is scored on its own test set only", where="--test", fix="give its task read_text")
@@ -163,52 +163,52 @@ class Task(ABC, Generic[Config]):
     @property
     @abstractmethod
     def vocabulary(self) -> Vocabulary:
-        """What the run keeps."""
+        """The vocabulary that the run stores."""
 
     @abstractmethod
     def resolve(self, config: Config) -> Config:
-        """The configuration with nothing implicit left: what the data decide of the model, absolute paths."""
+        """The configuration with everything explicit: model sizes that depend on the data, and absolute paths."""
 
     @abstractmethod
     def training_batches(self, seed: int) -> Batches:
-        """Endless shuffled batches; seed and data alone decide their order."""
+        """Endless shuffled batches, whose order depends only on the seed and the data."""
 
     @abstractmethod
     def loss(self, model: Any, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
-        """The loss of a batch's parts; hidden_states: ask the model for them too. It reads nothing back from the device."""
+        """The loss of a batch's parts, computed without reading from the device; hidden_states: ask the model for them too."""
 
     @abstractmethod
     def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...] | Mapping[str, Tensor]:
-        """What the model is called with, in its order or by name: a recipe may be calibrated on it.
+        """The model's inputs from a batch's parts, positional or by name, for recipes that are calibrated on data.
 
         Rows that only fill up a batch are left out.
         """
 
     @abstractmethod
     def validate(self, model: Any, most: int, recorder: Recorder | None = None) -> Validation | None:
-        """The model on the validation part, of which the first `most` pairs, windows or examples count; None without one.
+        """Evaluate the model on the first `most` pairs, windows or examples of the validation set; None if there is none.
 
-        recorder: runs the forward and the loss of each batch; kept from one validation to the next.
+        recorder: runs the forward pass and the loss of each batch; it is kept between validations.
         """
 
     @abstractmethod
     def score(self, model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Leave the scores of the test part, scores.json, and samples of what the model does in a run's folder.
+        """Write the scores of the test set (scores.json) and samples of the model's output into a run folder.
 
-        weights: which of the run's checkpoints the model is, for scores.json.
+        weights: which of the run's checkpoints the model was loaded from, for scores.json.
         """
 
     def held_out(self) -> HeldOut:
-        """What tells the validation and the test part from others: a run that goes on notices where they have changed."""
+        """Fingerprints of the validation and test sets, by which a resumed run notices that they have changed."""
         return HeldOut()
 
     def frequency_loss(self) -> float | None:
-        """Nats a label of the training part under the frequencies of its labels: what is learned without reading the input.
+        """The training labels' mean loss in nats under their own frequencies: what can be learned without reading the input.
 
-        None where the labels are nothing to be counted.
+        None if the labels cannot be counted.
         """
         return None
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of a run to start from, as this task's model takes them; own: those that it has by itself."""
+        """Convert the weights of another run to those of this task's model; own: the weights of the new model."""
         return dict(weights)

@@ -1,4 +1,4 @@
-"""What the configurations of all tasks on running text share."""
+"""The configuration that all tasks on running text share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 
 @dataclass(frozen=True, kw_only=True)
 class TextRunConfig(RunConfig):
-    """Running text, its vocabulary, and batches of rows of one length."""
+    """Running text, its vocabulary, and batches of rows of equal length."""
 
     more_rows: ClassVar[int] = 0
-    """Rows of the model's table that are no tokens of the vocabulary."""
+    """Rows of the model's embedding table in addition to the vocabulary's tokens."""
 
     text: DocumentsConfig = field(default_factory=DocumentsConfig)
     """Running text, and how much of it is read at once."""
@@ -59,7 +59,7 @@ class TextRunConfig(RunConfig):
 
     @property
     def rows(self) -> int:
-        """Windows of a batch."""
+        """The number of windows in a batch."""
         return max(1, self.batches.tokens // self.text.length)
 
     def usual_batch(self, length: int | None) -> UsualBatch:

@@ -23,10 +23,10 @@ Config = TypeVar("Config", bound=TextRunConfig)
 
 
 class TextTask(Task[Config], Generic[Config]):
-    """The text of a run in its vocabulary; a batch has `rows` rows of `length` tokens. A subclass encodes the parts."""
+    """The tokenized text of a run; a batch has `rows` rows of `length` tokens. A subclass encodes the parts."""
 
     test: Any
-    """The test part; None where there is none."""
+    """The test set; None if there is none."""
 
     def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: Config) -> None:
         self._vocabulary, self.config, self.length = vocabulary, config, config.text.length
@@ -46,10 +46,10 @@ class TextTask(Task[Config], Generic[Config]):
     def read_text(
         cls, config: Config, vocabulary: TextVocabulary, text: OtherText, cache: Path
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
-        """Files, and folders with all files below them, as `text.test` names them."""
+        """Read files, or folders with all files below them, in the form of `text.test`."""
         title = registry.get(config.task).title
         if min(_place(cls, "score"), _place(cls, "test_scores")) < _place(cls, "scores_of"):
-            # It tests its models in its own way: the scores of the task that it extends would be numbers without meaning.
+            # The subclass tests its models in its own way: the scores of its base class would be meaningless.
             raise InputError(f"{title} is scored on its own test set only", where="--test", fix="give its task scores_of")
         files = text_files(text.files(title), "--test")
         tokens = encode_documents(TextPart(files), vocabulary, cache)
@@ -62,32 +62,32 @@ class TextTask(Task[Config], Generic[Config]):
     @classmethod
     @abstractmethod
     def scores_of(cls, model: Any, text: TokenText, vocabulary: TextVocabulary, config: Config) -> Mapping[str, TextScore]:
-        """Those of any text, by their keys."""
+        """The scores of any text, by key."""
 
     @property
     def vocabulary(self) -> TextVocabulary:
         return self._vocabulary
 
     def resolve(self, config: Config) -> Config:
-        """With the size of the vocabulary, and absolute paths."""
+        """The configuration with the size of the vocabulary and absolute paths."""
         model = replace(config.model, vocab_size=self.vocabulary.vocab_size + config.more_rows)
         return replace(config, model=model, text=absolute(config.text))
 
     def score(self, model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Leave the scores of the test part and samples of what the model makes of text in a run's folder."""
+        """Write the scores of the test set and samples of the model's output into a run folder."""
         tested = {} if self.test is None else {"test": self.test_scores(model)}
         scores = {part: {key: asdict(score) for key, score in found.items()} for part, found in tested.items()}
         write_results(folder, self.samples(model), scores, weights)
 
     @abstractmethod
     def test_scores(self, model: Any) -> Mapping[str, TextScore]:
-        """Those of the test part, by their keys."""
+        """The scores of the test set, by key."""
 
     @abstractmethod
     def samples(self, model: Any) -> list[dict[str, str]]:
-        """Texts for the report, of a part that the model was not trained on, where there is one."""
+        """Texts for the report, from a part that the model was not trained on, if there is one."""
 
 
 def _place(cls: type, name: str) -> int:
-    """Of the class that defines a method among those that `cls` extends, itself first."""
+    """The position in the MRO of `cls` of the class that defines a method."""
     return next(place for place, each in enumerate(cls.__mro__) if name in vars(each))

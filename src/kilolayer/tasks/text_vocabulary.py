@@ -1,4 +1,4 @@
-"""What the configurations of all models that read text exactly ask of a vocabulary: that it gives every text back as it was."""
+"""Vocabulary defaults and checks for models of text, whose vocabulary must be able to reproduce every text exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kilolayer.tasks.config import Fault
 
 
 def exact_vocabulary(table: Mapping[str, Any], more: int = 0) -> Table:
-    """The defaults of [model] and [tokenizer]; more: rows of the model's table that are no tokens of the vocabulary."""
+    """The defaults of [model] and [tokenizer]; more: rows of the model's table in addition to the vocabulary's tokens."""
     tokenizer = table.get("tokenizer", {})
     if not isinstance(tokenizer, Mapping):
         return {}
@@ -27,7 +27,7 @@ def exact_vocabulary(table: Mapping[str, Any], more: int = 0) -> Table:
 
 
 def vocabulary_faults(model: ModelConfig, tokenizer: TokenizerConfig, more: int = 0) -> Iterator[Fault]:
-    """Of the tables [model] and [tokenizer]."""
+    """Yield the possible faults of the tables [model] and [tokenizer]."""
     known = (ByteVocabulary.vocab_size if tokenizer.of_bytes else tokenizer.vocab_size) + more
     trained = tokenizer.path is None and not tokenizer.of_bytes
     loses = trained and (not tokenizer.byte_fallback or tokenizer.normalization != "identity")

@@ -1,4 +1,4 @@
-"""The loss of a batch's tokens."""
+"""The cross-entropy of a batch's tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kilolayer.tasks.task import Loss
 
 
 def token_loss(model: nn.Module, parts: Sequence[Tensor], *, hidden_states: bool, smoothing: float) -> Loss:
-    """The loss of a batch whose parts are the model's inputs and, last, labels: int64 [rows, length], padding where none is."""
+    """The loss of a batch; parts: the model's inputs, then labels int64 [rows, length], padding where there is none."""
     *inputs, labels = parts
     output = model(*inputs, hidden_states=hidden_states)
     total, nll = token_losses(output.logits, labels, smoothing)

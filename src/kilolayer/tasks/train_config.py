@@ -11,13 +11,13 @@ from kilolayer.errors import IdleOptionError, OptionError, shown
 from kilolayer.importing import CLASS_PATH
 
 EVERY = 1000
-"""Steps between validations, and between checkpoints, where nothing else is said."""
+"""Default number of steps between validations, and between checkpoints."""
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Steps, batch, optimizer, schedule, precision, and when to look and to save."""
+    """Steps, batch, optimizer, schedule, precision, and when to measure and to save."""
 
     replaces: ClassVar = {
         "steps": ("epochs",),
@@ -153,7 +153,7 @@ class TrainConfig:
                 raise OptionError(f"a tracker is {shown(place)}", fix="name its module and class: my_module:MyTracker")
 
     def in_steps(self, epoch: float) -> Self:
-        """With nothing told in epochs or shares any more; epoch: the steps of one."""
+        """The configuration with epochs and fractions converted to steps; epoch: the number of steps in one."""
         steps = self.steps if self.epochs is None else max(1, round(self.epochs * epoch))
         usual = EVERY if self.epochs is None else max(1, round(epoch))
         return dataclasses.replace(
@@ -171,7 +171,7 @@ class TrainConfig:
         return step % (EVERY if self.valid_every == "auto" else self.valid_every) == 0 or step == self.steps
 
     def saves(self, step: int) -> bool:
-        """Whether there is a checkpoint on the schedule after this step, the last one aside."""
+        """Whether there is a scheduled checkpoint after this step, not counting the one at the end."""
         return step % (EVERY if self.save_every == "auto" else self.save_every) == 0
 
     def measures_layers(self, step: int) -> bool:
@@ -181,16 +181,16 @@ class TrainConfig:
 
     @property
     def layers_distance(self) -> int:
-        """Steps from one measurement of the layers to the next; 0 where there is none."""
+        """Steps between measurements of the layers; 0: none."""
         return max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
 
     @property
     def decoupled(self) -> bool:
-        """Whether the decay is of the weights, w <- (1 - lr decay) w, and not a part of the gradient."""
+        """Whether weight decay is decoupled, w <- (1 - lr decay) w, and not added to the gradient."""
         return self.optimizer != "adam"
 
     def _warmup(self, steps: int) -> int:
-        """The steps of the warm-up in a run of so many."""
+        """The number of warm-up steps in a run of this many steps."""
         return self.warmup_steps if self.warmup_share is None else round(self.warmup_share * steps)
 
     def _check_length(self) -> None:
@@ -202,7 +202,7 @@ class TrainConfig:
 
     def _check_schedule(self) -> None:
         if self.schedule == "warmup_stable_decay":
-            # The steps of epochs are known when the run is created, and checked again then.
+            # With epochs, the number of steps is known only when the run is created; it is checked again then.
             most = self.steps - self._warmup(self.steps) if self.epochs is None else 10**12
             if not 0 < self.decay_steps <= most:
                 raise OptionError(

@@ -1,1 +1,1 @@
-"""The training loop and what it keeps: optimizer, schedule, guard, checkpoints, metrics."""
+"""The training loop and its parts: optimizer, schedule, non-finite guard, checkpoints and metrics."""

@@ -1,4 +1,7 @@
-"""What may change in a run that has begun, and what the rest would break: typed beside `--resume`, or edited in config.toml."""
+"""Which options may change when a run is resumed, and why the others may not.
+
+Changes come from options given with `--resume`, or from edits of the run's config.toml.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from kilolayer.training.schedule import learning_rate
 
 PLACES = ("data.folder", "data.manifest", "text.train", "text.valid", "text.test")
 PLACES += ("examples.train", "examples.valid", "examples.test", "examples.folder")
-"""Paths of files. Whether the text in them is still the same is checked by its content."""
+"""Paths of files. They may change; whether the text in them is still the same is checked by its content."""
 SCHEDULE = ("train.steps", "train.lr", "train.min_lr", "train.schedule", "train.warmup_steps", "train.decay_steps")
 MAY_CHANGE: dict[str, tuple[str, ...]] = {
     "how long it trains, and at which learning rate": (*SCHEDULE, "train.patience", "train.stop_when_dead"),
@@ -28,7 +31,7 @@ MAY_CHANGE: dict[str, tuple[str, ...]] = {
     "where its files are": PLACES,
     "how it is tested": ("search", "text.stride"),
 }
-"""The options that may change when a run goes on; a table stands for all that is in it."""
+"""The options that may change when a run is resumed; the name of a table stands for all of its options."""
 BREAKS = {
     "task": "a run learns one task",
     "model": "its weights and its optimizer state belong to this model",
@@ -52,7 +55,7 @@ OTHERWISE = "its steps so far were taken with the other value"
 
 @dataclass(frozen=True)
 class Change:
-    """An option that a run goes on with, and what it was before; None: absent."""
+    """An option whose value differs in the resumed run, with its value before and now; None: the option is absent."""
 
     place: str
     before: Any
@@ -60,12 +63,12 @@ class Change:
 
     @property
     def allowed(self) -> bool:
-        """Whether a run that has begun can go on with it."""
+        """Whether a run that has begun can be resumed with this change."""
         return any(self.place == each or self.place.startswith(f"{each}.") for each in sum(MAY_CHANGE.values(), ()))
 
     @property
     def breaks(self) -> str:
-        """Why it cannot."""
+        """Why the change is not allowed."""
         return BREAKS.get(self.place) or BREAKS.get(self.place.partition(".")[0]) or OTHERWISE
 
     def __str__(self) -> str:
@@ -74,13 +77,13 @@ class Change:
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
-    """The options that differ, by the names of their places."""
+    """The options that differ between two configurations, by their dotted names."""
     old, new = (dict(_flat(each.table())) for each in (before, now))
     return [Change(place, old.get(place), new.get(place)) for place in {**old, **new} if old.get(place) != new.get(place)]
 
 
 def check_changes(changes: Sequence[Change], where: str, folder: str) -> None:
-    """Refuse those that a run that has begun cannot go on with."""
+    """Raise if any of the changes is not allowed in a run that has begun."""
     refused = [change for change in changes if not change.allowed]
     if refused:
         names = ", ".join(change.place for change in refused[:-1])
@@ -93,12 +96,12 @@ def check_changes(changes: Sequence[Change], where: str, folder: str) -> None:
 
 
 def state_with(config: RunConfig, held_out: HeldOut) -> dict[str, Any]:
-    """What a checkpoint holds of the configuration that it was trained with, and of the text that it was validated on."""
+    """What a checkpoint stores about its configuration and about the validation and test sets."""
     return {"config": dump(config.table()), "held_out": asdict(held_out)}
 
 
 def saved_config(state: Mapping[str, Any]) -> RunConfig | None:
-    """The configuration that a checkpoint was trained with; None where it does not tell, or in words of another version."""
+    """The configuration that a checkpoint was trained with; None if it is missing or of another version."""
     text = state.get("config")
     try:
         return build(RunConfig, parse_toml(text)) if isinstance(text, str) else None
@@ -107,7 +110,7 @@ def saved_config(state: Mapping[str, Any]) -> RunConfig | None:
 
 
 def check_validation(state: Mapping[str, Any], now: HeldOut, folder: str) -> None:
-    """Refuse another validation part than that of a checkpoint's validations: losses of other text are not better or worse."""
+    """Raise if the validation set has changed since the checkpoint: losses on different texts cannot be compared."""
     best = state.get("best")
     validated = isinstance(best, dict) and best.get("step") is not None
     if validated and "validation" in _other_parts(state, now):
@@ -119,7 +122,7 @@ def check_validation(state: Mapping[str, Any], now: HeldOut, folder: str) -> Non
 
 
 def announce_held_out(state: Mapping[str, Any], now: HeldOut, step: int) -> str | None:
-    """That a part which nothing so far was chosen by has changed; None where none has."""
+    """A message saying that a held-out set has changed which no choice so far depended on; None if none has."""
     parts = _other_parts(state, now)
     if not parts:
         return None
@@ -128,7 +131,7 @@ def announce_held_out(state: Mapping[str, Any], now: HeldOut, step: int) -> str 
 
 
 def _other_parts(state: Mapping[str, Any], now: HeldOut) -> list[str]:
-    """Those whose text is not that of a checkpoint; where one of both does not tell, or has no such part, it is none."""
+    """The held-out sets whose text differs from the checkpoint's; a set that one of the two did not record is left out."""
     saved = state.get("held_out")
     before = saved if isinstance(saved, dict) else {}
     pairs = {"validation": (before.get("valid"), now.valid), "test": (before.get("test"), now.test)}
@@ -136,7 +139,7 @@ def _other_parts(state: Mapping[str, Any], now: HeldOut) -> list[str]:
 
 
 def announce(before: RunConfig, now: RunConfig, step: int) -> str | None:
-    """What the run does otherwise after `step`, and what becomes of its learning rate; None where nothing has changed."""
+    """A message on what the run does differently after `step`, and how its learning rate changes; None if nothing changed."""
     changes = changes_between(before, now)
     if not changes:
         return None
@@ -154,7 +157,7 @@ def _rates(before: TrainConfig, now: TrainConfig, step: int) -> str:
 
 
 def _flat(table: Table, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by their names with dots."""
+    """The values of nested tables, by their dotted names."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")

@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or absent: safetensors and JSON, each file hashed, written beside and renamed.
+"""Checkpoints that are either complete or absent: safetensors and JSON files, hashed, written aside and renamed into place.
 
     checkpoints/step-00001000/ {model.safetensors, optimizer.safetensors, state.json, manifest.json}
 
-The manifest is written last and names every file with its size and the SHA-256 of each 64 MiB of it, which several threads
-write and check: one would need a minute for a thousand layers. A folder that does not match its manifest does not exist for a
-resume: the one before it serves.
+The manifest is written last. It lists every file with its size and the SHA-256 of each 64 MiB piece; several threads write and
+check the pieces, because a single one would take a minute for a thousand layers. A folder that does not match its manifest is
+ignored when a run is resumed, and the checkpoint before it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.pool import ThreadPool  # its threads, unlike those of futures, do not hold up the end of the process
+from multiprocessing.pool import ThreadPool  # unlike concurrent.futures, it does not delay the exit of the process
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from kilolayer.version import VERSION
 logger = logging.getLogger(__name__)
 
 PIECE = 1 << 26
-"""Bytes of a file that are hashed as one."""
+"""Bytes of a file that are hashed as one piece."""
 THREADS = min(8, os.cpu_count() or 1)
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 MANIFEST = "manifest.json"
@@ -59,7 +59,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""As safetensors files name them."""
+"""The names of dtypes in safetensors files."""
 
 
 class CheckpointError(KilolayerError):
@@ -68,7 +68,7 @@ class CheckpointError(KilolayerError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that a run needs to go on: weights and buffers, optimizer and random state, and small values."""
+    """Everything needed to resume a run: weights and buffers, optimizer and random state, and small values."""
 
     step: int
     model: dict[str, Tensor]
@@ -77,7 +77,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `checkpoint` below `folder`; on any failure nothing of it stays."""
+    """Write `checkpoint` below `folder` and return its path; if anything fails, no part of it remains."""
     final = path_of(folder, checkpoint.step)
     partial, replaced = (folder / f".{final.name}{end}" for end in (".partial", REPLACED))
     try:
@@ -108,7 +108,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def recover(folder: Path) -> None:
-    """Put back a checkpoint whose replacement by another of its step was cut short."""
+    """Restore a checkpoint whose replacement by another one of the same step was interrupted."""
     for replaced in folder.glob(f".step-*{REPLACED}"):
         final = replaced.with_name(replaced.name[1:].removesuffix(REPLACED))
         with suppress(OSError):
@@ -117,7 +117,7 @@ def recover(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder and what is in it as far as that can be done; of a link the link alone."""
+    """Delete a folder and its contents, as far as possible; of a symbolic link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -143,30 +143,30 @@ def _unsaved(error: OSError | WriteError, final: Path, checkpoint: Checkpoint) -
 
 
 def steps(folder: Path) -> list[Path]:
-    """The folders of checkpoints, oldest first, whole or not."""
+    """The checkpoint folders, oldest first, complete or not."""
     try:
         names = os.listdir(folder)
         found = [folder / name for name in names if NAME.fullmatch(name) and (folder / name).is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        # Not an empty list: a run whose checkpoints cannot be seen must not start again from the beginning.
+        # Do not return an empty list: a run whose checkpoints cannot be listed must not start again from the beginning.
         raise unreadable(folder, error) from None
     return sorted(found, key=step_of)
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """The folder of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """The step in a checkpoint's name."""
+    """The step in the name of a checkpoint folder."""
     return int(path.name.removeprefix("step-"))
 
 
 def newest(folder: Path, find: FindFault | None = None) -> Path | None:
-    """The newest whole checkpoint; a damaged one is named in the log and passed over, one that cannot be read raises."""
+    """The newest complete checkpoint. A damaged one is logged and skipped; one that cannot be read raises."""
     for path in reversed(steps(folder)):
         fault = (find or find_fault)(path)
         if fault is None:
@@ -176,7 +176,7 @@ def newest(folder: Path, find: FindFault | None = None) -> Path | None:
 
 
 def find_fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None where every file is as its manifest says. One that cannot be read raises."""
+    """What is wrong with a checkpoint; None if every file matches the manifest. Raises if a file cannot be read."""
     try:
         _size_of(path / MANIFEST)
         match read_json(path / MANIFEST, MOST_MANIFEST):
@@ -198,7 +198,7 @@ def _check_file(path: Path, written: Any) -> None:
             found = _size_of(path)
         case _:
             raise InputError(f"{MANIFEST} does not describe {path.name}")
-    # Before the hashes: a file that is not ours may be very long.
+    # Checked before the hashes, because a file that is not ours may be very long.
     if found != size or len(hashes) != len(_places(size)):
         raise InputError(f"{path.name} has {found:,} bytes, not {size:,} with SHA-256 {first[:12]}")
     for number, (ours, theirs) in enumerate(zip(_fingerprint(path)["sha256"], hashes, strict=False)):
@@ -207,7 +207,7 @@ def _check_file(path: Path, written: Any) -> None:
 
 
 def _size_of(path: Path) -> int:
-    """The bytes of a file; a link to one is none of ours."""
+    """The size of a file in bytes; a symbolic link is refused."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def _size_of(path: Path) -> int:
 
 
 def load(path: Path, device: str = "cpu", find: FindFault | None = None) -> Checkpoint:
-    """Read a whole checkpoint."""
+    """Read a checkpoint, after checking that it is complete."""
     fault = (find or find_fault)(path)
     if fault is not None:
         raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(path), fix="use another checkpoint")
@@ -233,7 +233,7 @@ def load(path: Path, device: str = "cpu", find: FindFault | None = None) -> Chec
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The small values of a checkpoint; `saved_state.fitted` checks what is in them."""
+    """The small values of a checkpoint (state.json); their form is checked by `saved_state.fitted`."""
     state = read_json(path / "state.json", MOST_STATE)
     if not isinstance(state, dict):
         raise InputError("the file holds no table", where=str(path / "state.json"), fix="use a checkpoint of a run")
@@ -241,12 +241,12 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def is_scheduled(path: Path) -> bool:
-    """Whether a whole checkpoint is one that every such run has; a run that is stopped has one more, to go on from."""
+    """Whether a complete checkpoint is on the run's schedule, and not an extra one that a stopped run left."""
     return load_state(path).get("scheduled") is not False
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints; what is not floating-point is the newest's."""
+    """The mean of the weights of several checkpoints, oldest first; non-floating-point tensors are the newest ones."""
     newest = load_tensors(paths[-1] / "model.safetensors")
     floating = {name: tensor for name, tensor in newest.items() if tensor.is_floating_point()}
     mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in floating.items()}
@@ -259,7 +259,7 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def check_alike(given: Mapping[str, Tensor], ours: Mapping[str, Tensor], where: Path | str) -> None:
-    """Refuse tensors of other names, shapes or kinds."""
+    """Raise unless both have tensors of the same names, shapes and dtypes."""
     for name in sorted(given.keys() | ours.keys()):
         there, here = (_kind(tensors.get(name)) for tensors in (given, ours))
         if there != here:
@@ -275,8 +275,8 @@ def _kind(tensor: Tensor | None) -> str:
 
 
 def _serialise(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The parts of a safetensors file: the length of its header, the header, and the tensors as they lie in memory."""
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # each is aligned to its elements
+    """The parts of a safetensors file: the length of its header, the header, and the bytes of the tensors."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that each is aligned
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in ordered:
@@ -291,7 +291,7 @@ def _serialise(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write the parts one after the other; what `_fingerprint` says of the file where the disk has kept it."""
+    """Write the parts one after the other and return the file's manifest entry, as `_fingerprint` does, once it is on disk."""
     pieces = _pieces(parts)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(descriptor, "wb") as file, ThreadPool(THREADS) as pool:
@@ -301,7 +301,7 @@ def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
 
 
 def _pieces(parts: Iterable[bytes | memoryview]) -> list[list[memoryview]]:
-    """The parts, cut so that each piece but the last has PIECE bytes."""
+    """Cut the parts into pieces of PIECE bytes; the last piece may be shorter."""
     pieces: list[list[memoryview]] = [[]]
     room = PIECE
     for part in parts:
@@ -334,7 +334,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def _places(size: int) -> range:
-    """Where the pieces of a file begin."""
+    """The offsets of the pieces of a file."""
     return range(0, max(size, 1), PIECE)
 
 

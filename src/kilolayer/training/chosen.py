@@ -1,4 +1,4 @@
-"""Which checkpoints of a run its trained weights come from."""
+"""Which checkpoints the trained weights of a run are taken from."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Chosen:
-    """The steps of the checkpoints that are used and why these; passed_over: those that cannot be used and would be.
+    """The steps of the checkpoints that are used, and why these; scores.json stores it as "weights".
 
-    scores.json holds it as "weights".
+    passed_over: steps of checkpoints that should have been used but cannot be.
     """
 
     chosen: str
@@ -34,14 +34,14 @@ class Chosen:
     passed_over: list[int]
 
     def table(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The values for JSON."""
         return asdict(self)
 
 
 def choose(folder: Path, config: TrainConfig) -> Chosen:
-    """The newest regular checkpoints where the run averages, else the best one, else the newest.
+    """The newest scheduled checkpoints if the run averages, else the best one, else the newest.
 
-    Each that should be used and cannot be is named in the log, with what is used in its place.
+    Each checkpoint that should be used but cannot be is logged, along with what is used instead.
     """
     faults: dict[int, str] = {}
     whole = _whole(checkpoint.steps(folder), faults)
@@ -70,7 +70,7 @@ def _warn(faults: dict[int, str], instead: str) -> None:
 
 
 def _whole(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
-    """Whole checkpoints, the newest first, as they are asked for; `faults` takes the others."""
+    """Yield complete checkpoints, newest first, checking each only when it is asked for; `faults` collects the others."""
     for path in reversed(paths):
         if (fault := checkpoint.find_fault(path)) is None:
             yield path
@@ -79,7 +79,7 @@ def _whole(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
 
 
 def _find_missing(newest: Path, regular: list[Path], count: int, faults: dict[int, str]) -> None:
-    """Each checkpoint tells which regular one was before it: of the last `count`, `faults` takes those that are gone."""
+    """Add to `faults` those of the last `count` scheduled checkpoints that are gone; each one records its predecessor."""
     found = 0
     for path in dict.fromkeys([newest, *regular]):
         found += path in regular
@@ -99,7 +99,7 @@ def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tu
     if best == newest:
         return "best", [best]
     if not config.save_best and not config.saves(step):
-        return "newest", [newest]  # what may be there was left by a stop
+        return "newest", [newest]  # a checkpoint of that step, if there is one, was left by a stop
     if best not in checkpoint.steps(newest.parent):
         faults[step] = "missing, and it is the best"
     elif next(_whole([best], faults), None) and checkpoint.is_scheduled(best):
@@ -108,7 +108,7 @@ def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tu
 
 
 def load_chosen(folder: Path, chosen: Chosen) -> dict[str, Tensor]:
-    """The weights; not the optimizer's state, which is twice their size."""
+    """The weights alone, without the optimizer's state, which is twice their size."""
     paths = [checkpoint.path_of(folder, step) for step in chosen.steps]
     if len(paths) == 1:
         return load_tensors(paths[0] / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Stacks whose first layers have stopped learning, seen in the optimizer's moments: no step is changed or read back for it."""
+"""Detects stacks whose first layers have stopped learning, from the optimizer's moments and without changing any step."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -18,33 +18,36 @@ from kilolayer.training.norms import LayerNorms, columns_of
 from kilolayer.training.optimizer import AT_ONCE, Group, Optimizer
 
 REACHED = 1e-3
-"""Of the largest gradient of a layer: with less, twice in a row and not rising, the first layers are dead. Runs that died
-(benchmarks/translation/warmup.json, thousand-*.json) had 7e-4 and less and did not come back; those that lived above 4e-3.
-Recipes whose branches start closed, as ReZero, begin below it and rise."""
+"""The smallest healthy gradient of the first layers, as a fraction of the largest layer's gradient.
+
+Below it twice in a row, and not rising, the first layers are dead. Runs that died (benchmarks/translation/warmup.json,
+thousand-*.json) had 7e-4 or less and did not recover; runs that lived stayed above 4e-3. Recipes whose branches start closed,
+such as ReZero, begin below it and rise.
+"""
 MOVED, LEAST_MOVE = 1e-3, 1e-6
-"""Of Adam's usual step, and at the highest learning rate: with less than both, eps hides the gradient and nothing moves."""
+"""As a fraction of Adam's usual step, and times the peak learning rate: below both, eps dominates and no weight moves."""
 SHARE = 0.1
-"""Of a stack's layers that are its first."""
+"""The fraction of a stack's layers that count as its first layers."""
 LEAST_UPDATES, LEAST_DISTANCE = 10, 10
-"""Updates before the moments tell anything, and steps between two looks at them."""
+"""Updates before the moments are meaningful, and the minimum number of steps between two checks."""
 
 
 class DeadStackError(KilolayerError):
-    """A stack no longer learns, and the run was to end there."""
+    """A stack no longer learns, and the run was configured to stop in that case."""
 
 
 def first_layers(norms: Sequence[float], share: float = SHARE) -> float:
-    """The mean of the first `share` of a stack's layers, of at least one."""
+    """The mean over the first `share` of a stack's layers, at least one layer."""
     count = max(1, round(share * len(norms)))
     return sum(norms[:count]) / count
 
 
 @dataclass(frozen=True)
 class StackPulse:
-    """What still reaches the first layers of a stack.
+    """How much gradient still reaches the first layers of a stack.
 
-    first: the mean norm of their running gradients; largest: the largest layer's of the model. moved: the most that a weight in
-    them moves, 1 being Adam's usual step.
+    first: mean norm of their running gradients. largest: that of the layer with the largest one in the model. moved: the
+    largest step of any weight in them, where 1 is Adam's usual step.
     """
 
     side: str
@@ -54,13 +57,13 @@ class StackPulse:
 
     @property
     def reached(self) -> float:
-        """The share of the gradient that reaches them."""
+        """The gradient of the first layers as a fraction of the largest layer's."""
         return self.first / self.largest if self.largest else 0.0
 
     def fault(self, lr: float, before: float | None) -> str | None:
-        """Why the stack is dead, in words; None where it is not.
+        """Why the stack is dead, for a message; None if it is not.
 
-        lr: the run's highest learning rate. before: the share that reached the first layers when they were last looked at.
+        lr: the run's peak learning rate. before: `reached` at the previous check.
         """
         if self.moved < MOVED and self.moved * lr < LEAST_MOVE:
             return f"a step moves its first layers by {self.moved:.1e} of the learning rate: train.eps hides their gradient"
@@ -73,9 +76,9 @@ class StackPulse:
 
 
 class StackWatch:
-    """Looks now and then whether the stacks of a run still learn; each that does not is told once.
+    """Checks from time to time whether the stacks of a run still learn, and reports each dead stack once.
 
-    told: for each stack the step at which it was found dead. before: what reached it when it was looked at last.
+    told: for each dead stack, the step at which it was found. before: for each stack, `reached` at the previous check.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: TrainConfig) -> None:
@@ -85,13 +88,14 @@ class StackWatch:
         self.before: dict[str, float | None] = dict.fromkeys(self.depths)
         self.columns = columns_of(model, optimizer)
         self.every = config.log_every * -(-LEAST_DISTANCE // config.log_every)
-        # A measured gradient is the step's own, the moments' is the mean of the last ones; the two are not mixed.
+        # A measured gradient is that of one step, the moments hold the mean of several; the two are not mixed.
         self.reads_norms = config.layers_distance > 0 and self.every % config.layers_distance == 0
 
     def look(self, step: int, lr: float, norms: LayerNorms | None = None) -> dict[str, str]:
-        """The stacks found dead for the first time after this step, of learning rate `lr`, each with what to tell.
+        """The stacks found dead for the first time after this step, each with the message to log.
 
-        norms: what the step has measured. Looks where metrics are written, at least ten steps apart; called on all processes.
+        lr: the step's learning rate. norms: what the step measured. Checks when metrics are written, at least ten steps apart;
+        must be called on all processes.
         """
         if step % self.every or not lr or None not in self.told.values():
             return {}
@@ -105,7 +109,7 @@ class StackWatch:
         return found
 
     def check(self, step: int) -> None:
-        """Raise where a stack is dead."""
+        """Raise if a stack is dead."""
         if dead := [side for side, found in self.told.items() if found is not None]:
             raise DeadStackError(
                 f"the {' and the '.join(dead)} no longer learn{'s' * (len(dead) == 1)}, and train.stop_when_dead ends the run",
@@ -120,12 +124,12 @@ class StackWatch:
         self.told, self.before = dict(state["told"]), dict(state["before"])
 
     def form(self) -> dict[str, Any]:
-        """What `state` gives, as types."""
+        """The types of the values in `state`."""
         return {"told": dict.fromkeys(self.told, int | None), "before": dict.fromkeys(self.told, float | None)}
 
     @torch.no_grad()
     def feel(self, lr: float, norms: LayerNorms | None = None) -> list[StackPulse]:
-        """What reaches each stack now, by the moments or by the gradients of `norms`; empty while the moments tell nothing."""
+        """The pulse of each stack, from the moments or the gradients in `norms`; empty before the moments are meaningful."""
         taken = int(self.optimizer.taken)
         if taken < LEAST_UPDATES:
             return []
@@ -149,19 +153,19 @@ class StackWatch:
         return pulses
 
     def _sizes(self, group: Group) -> Tensor:
-        """The elements of each weight of a group, on all processes that share it."""
+        """The number of elements of each weight of a group, over all processes that share it: fp64 [weights of the group]."""
         shares = 1 if self.optimizer.sharing is None or not group.of_experts else self.optimizer.sharing.size
         sizes = [weight.numel() * shares for weight in group.weights]
         return torch.tensor(sizes, dtype=torch.float64, device=self.optimizer.device)
 
     def _norms(self, group: Group, start: int, taken: int, factors: list[float]) -> tuple[Tensor, Tensor]:
-        """Of a few weights: the norms of their running gradients, and of what these changed in the last update."""
+        """For a few weights: the norms of their running gradients, and of the change in the last update."""
         few = slice(start, start + AT_ONCE)
         _, step, root, offset, _ = factors
         offset *= group.eps if root else 1.0
         means, seen = group.means[few], 1 - self.config.beta1**taken
         if group.decay and not self.config.decoupled:
-            # The mean is that of the gradient + decay w. Weights are slow: their part is decay w times what the mean has seen.
+            # The mean also contains decay * w. Weights change slowly, so that this part is about decay * w * (1 - beta1^t).
             weights = [weight.detach().to(means[0].dtype) for weight in (group.masters or list(group.weights))[few]]
             means = torch._foreach_sub(means, torch._foreach_mul(weights, group.decay * seen))
         roots = torch._foreach_sqrt(group.squares[few])

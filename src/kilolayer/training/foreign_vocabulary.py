@@ -1,6 +1,6 @@
-"""The vocabulary of an imported model with our numbers: padding 0, unknown 1, start 2, end 3, then all other tokens.
+"""The vocabulary of an imported model, renumbered: padding 0, unknown 1, start 2, end 3, then all other tokens.
 
-What the model has no token for gets a row of its own that is 0 and is never predicted.
+A special token that the model does not have gets a zero row and is never predicted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS: dict[str, Kind] = {"bert": "wordpiece", "gpt2": "byte_bpe", "opt": "byte_
 
 @dataclass(frozen=True)
 class ForeignVocabulary:
-    """rows: for each of our ids the row of the imported tables; None where they have none, which are the first ids alone."""
+    """rows: for each of our ids, the row in the imported tables; None if there is none, which only the first ids can have."""
 
     kind: Kind
     folder: Path
@@ -34,11 +34,11 @@ class ForeignVocabulary:
 
     @property
     def table(self) -> Table:
-        """As [tokenizer] has it."""
+        """The values of the [tokenizer] table."""
         return {"path": str(self.folder), **({} if self.kind == "marian" else {"kind": self.kind})}
 
     def load(self) -> Vocabulary:
-        """The vocabulary itself."""
+        """Load the vocabulary."""
         match self.kind:
             case "byte_bpe":
                 return BytePieceVocabulary.load(self.folder)
@@ -48,7 +48,7 @@ class ForeignVocabulary:
                 return load_tokenizers(self.folder)
 
     def renumbered(self, config: ModelConfig) -> ModelConfig:
-        """The model whose tables have a row for each of our ids."""
+        """The model configuration with one table row for each of our ids."""
         sizes: dict[str, Any] = {"vocab_size": len(self.rows), "pad_id": PAD if config.shape == "encoder_decoder" else None}
         if config.source_vocab_size is not None:
             raise InputError(
@@ -60,7 +60,7 @@ class ForeignVocabulary:
 
 
 def read_vocabulary(imported: Imported) -> ForeignVocabulary:
-    """The vocabulary in a folder; each of its tokens must have a row in the tables."""
+    """Read the vocabulary in a folder; each of its tokens must have a row in the tables."""
     folder, theirs, kind = imported.folder, imported.theirs, KINDS[imported.form.model_type]
     end = theirs.get("eos_token_id")
     rows: list[int | None]
@@ -70,13 +70,13 @@ def read_vocabulary(imported: Imported) -> ForeignVocabulary:
         case "byte_bpe":
             pieces = read_byte_pieces(folder)
             special = [pieces.others.get(name) for name in ("<pad>", "<unk>", "<s>")]
-            # What is never predicted are the first ids: where one is missing, all three are left out.
+            # Only the first ids can be excluded from prediction: if one of the three is missing, all are left out.
             rows = [*(special if None not in special else [None] * END), end, *pieces.ids]
         case "marian":
             pieces = read_marian_pieces(folder)
             start = theirs.get("decoder_start_token_id", theirs.get("pad_token_id"))
             pad = theirs.get("pad_token_id")
-            # Marian itself reads padding as the start; the row is then that of the start.
+            # Marian uses padding as the start token; its row is then that of the start.
             first = [None if pad == start else pad, pieces.numbers["<unk>"], start, end]
             rows = [*first, *(pieces.numbers[piece] for piece in pieces.pieces[END + 1 :])]
     size = imported.config.vocab_size or 0

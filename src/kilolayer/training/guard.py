@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: skipped without a trace, and too many of them end the run."""
+"""Skips steps whose loss or gradient is not finite, and ends the run if there are too many of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TOLERATED = 10
 
 
 class DivergedError(KilolayerError):
-    """Training cannot go on."""
+    """Too many steps in a row were not finite: training cannot continue."""
 
 
 class Guard:
@@ -24,14 +24,14 @@ class Guard:
         self.good = 0
 
     def accept(self) -> None:
-        """A finite step."""
+        """Count a finite step."""
         self.in_a_row = 0
         self.good += 1
         if self.scaled and self.good % self.GROWTH_STEPS == 0:
             self.scale = min(self.scale * 2, 2.0**24)
 
     def skip(self, step: int, what: str) -> str:
-        """A step that must not touch the state; returns what to tell."""
+        """Count a step that must not change the state; return the message to log."""
         self.in_a_row += 1
         self.skipped += 1
         self.good = 0
@@ -40,7 +40,7 @@ class Guard:
         return f"step {step} skipped: {what} is not finite"
 
     def check(self, step: int) -> None:
-        """Raise when too many steps in a row were skipped."""
+        """Raise if too many steps in a row were skipped."""
         if self.in_a_row >= TOLERATED:
             raise DivergedError(
                 f"{self.in_a_row} steps in a row were not finite",

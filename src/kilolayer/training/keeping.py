@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay on disk."""
+"""Decides which checkpoints of a run stay on disk."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ logger = logging.getLogger(__name__)
 
 
 class Inspector:
-    """Finds the faults of checkpoints, of each once: hashing them takes long."""
+    """Checks checkpoints and remembers the results, because hashing them takes long."""
 
     def __init__(self) -> None:
         self.known: dict[Path, str | None] = {}
         self.told: set[Path] = set()
 
     def find_fault(self, path: Path) -> str | None:
-        """As `checkpoint.find_fault`, from memory where it is known."""
+        """`checkpoint.find_fault`, with the result cached."""
         if path not in self.known:
             self.known[path] = checkpoint.find_fault(path)
         return self.known[path]
 
     def forget(self, path: Path) -> None:
-        """Look again: the checkpoint was written anew."""
+        """Drop the cached result, because the checkpoint was rewritten."""
         self.known.pop(path, None)
         self.told.discard(path)
 
     def is_regular(self, path: Path) -> bool | None:
-        """Whether a whole checkpoint is on the run's schedule; None, with a line in the log, where it is not known to be whole.
+        """Whether a complete checkpoint is on the run's schedule; None, with a warning, if it is damaged or cannot be read.
 
-        Such a one is neither counted nor deleted: something may be saved from it.
+        Such a checkpoint is neither counted nor deleted, since something may be recovered from it.
         """
         try:
             fault = self.find_fault(path)
@@ -48,11 +48,11 @@ class Inspector:
 
 
 def prune(folder: Path, keep: int, also: set[int], inspector: Inspector | None = None) -> None:
-    """Delete all but the newest `keep` checkpoints and those of the steps `also`; called after a verified save.
+    """Delete all but the newest `keep` checkpoints and those of the steps `also`; call it after a verified save.
 
-    One that a stop added to the schedule stays while it is the newest, and counts nowhere else.
+    An extra checkpoint that a stop left is kept as long as it is the newest, and is not counted.
     """
-    for leftover in folder.glob(".step-*"):  # of a process that was killed as it wrote or deleted
+    for leftover in folder.glob(".step-*"):  # left by a process that was killed while writing or deleting
         checkpoint.remove(leftover)
     inspector = inspector or Inspector()
     whole = {path: regular for path in checkpoint.steps(folder) if (regular := inspector.is_regular(path)) is not None}
@@ -63,7 +63,7 @@ def prune(folder: Path, keep: int, also: set[int], inspector: Inspector | None =
 
 
 def _delete(path: Path) -> None:
-    # Renamed first: a delete that is cut short leaves no folder that looks like a checkpoint.
+    # Renamed first, so that an interrupted deletion leaves no folder that looks like a checkpoint.
     doomed = path.with_name(f".{path.name}.deleted")
     try:
         path.rename(doomed)

@@ -1,4 +1,4 @@
-"""The step of the last checkpoint that a run has saved: beside the checkpoints, so that one that was deleted is noticed."""
+"""Records the step of a run's last saved checkpoint next to the checkpoints, so that a deleted one is noticed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NAME = "last_checkpoint.json"
 
 
 def note_saved(checkpoints: Path, step: int) -> None:
-    """Say in the run's folder that the checkpoint of a step is whole; a disk that is full costs this alone."""
+    """Record that the checkpoint of a step is complete; if the disk is full, only this record is lost."""
     with suppress(WriteError):
         write(checkpoints.parent / NAME, json.dumps({"step": step}))
 
 
 def last_saved(checkpoints: Path) -> int | None:
-    """The step of the last checkpoint; None where none was saved, or nothing tells it."""
+    """The step of the last saved checkpoint; None if none was saved or none is recorded."""
     path = checkpoints.parent / NAME
     try:
         found = None if kind_of(path) is None else read_json(path, 1 << 10)
@@ -36,13 +36,13 @@ def last_saved(checkpoints: Path) -> int | None:
 
 
 def deleted(checkpoints: Path) -> int | None:
-    """The step of the last checkpoint where it is no longer there; None where it is, or was never saved."""
+    """The step of the last saved checkpoint if it is no longer there; None if it is there, or none was saved."""
     step = last_saved(checkpoints)
     return None if step is None or os.path.lexists(checkpoint.path_of(checkpoints, step)) else step
 
 
 def all_deleted(checkpoints: Path) -> InputError | None:
-    """The error for a run that has saved checkpoints and has none any more; None where it has some, or never had."""
+    """The error for a run that has saved checkpoints but no longer has any; None if it has some, or never saved one."""
     step = deleted(checkpoints)
     finished = kind_of(checkpoints.parent / "scores.json") is not None
     if checkpoint.steps(checkpoints) or (step is None and not finished):

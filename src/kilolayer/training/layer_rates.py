@@ -1,4 +1,4 @@
-"""Learning rates that fall from the top of a model to its input."""
+"""Layer-wise learning rate decay: rates that fall from the top of a model to its input."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kilolayer.layers.stack import Stack
 
 
 def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
-    """What the learning rate of each weight is multiplied by: decay^(L - l) in layer l of a stack of L, counted from 1.
+    """The factor on the learning rate of each weight: decay^(L - l) in layer l of a stack of L, counted from 1.
 
-    Below the first layer are its stack's positions and input norm, decay^L, and the tables of tokens and of sentence types, by
-    the deepest stack, also where the output has the same table. Weights that are not listed have the factor 1. They stand above
-    all layers, as a head, an output table of its own or a final norm; or between them, as DLCL's combination, whose one matrix
-    serves them all.
+    The positions and the input norm of a stack are below its first layer and have decay^L. So do the tables of tokens and of
+    sentence types, with the L of the deepest stack, even if the output shares the table. Weights that are not listed have the
+    factor 1: those above all layers, such as a head, a separate output table or a final norm, and those that all layers share,
+    such as DLCL's combination matrix.
     """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     rates: dict[nn.Parameter, float] = {}

@@ -37,11 +37,11 @@ def train(
     stop: Stop | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> int:
-    """Train until the end, until it no longer gets better, or until a signal; return the exit code.
+    """Train until the last step, until patience runs out, or until a signal; return the exit code.
 
-    Called by each of several processes; the first alone writes files and the log. stop: of who handles the signals already.
-    A signal that comes before training has begun raises `Stopped`. trackers: are started here, and given all metrics; who
-    knows the scores finishes them.
+    Call it in every process; only the first writes files and the log. stop: a signal handler that is already installed. A
+    signal that arrives before training has begun raises `Stopped`. trackers: started here and given all metrics; the caller,
+    who has the scores, finishes them.
     """
     processes = processes or Processes()
     with (
@@ -89,14 +89,14 @@ def train(
 
 
 def _write_reference(run: Run, task: Task, metrics: Metrics) -> None:
-    """Once in a run, what its losses can be held against."""
+    """Write, once per run, the reference that losses can be compared with: the loss of predicting token frequencies."""
     known = any(row["kind"] == "reference" for row in read_metrics(run.folder))
     if not known and (found := task.frequency_loss()) is not None:
         metrics.write("reference", 0, frequency_loss=found)
 
 
 def _lost(run: Run, saved: Checkpoint | None) -> str | None:
-    """What is said where the run does not go on from where it has been."""
+    """The message for a run that cannot be resumed from its last step; None if it can."""
     if saved is None:
         reached = max((row["step"] for row in read_metrics(run.folder)), default=0)
         before = f", though it had reached step {reached:,}" if reached else ""
@@ -108,7 +108,7 @@ def _lost(run: Run, saved: Checkpoint | None) -> str | None:
 
 
 def _tell_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
-    """What the run goes on with and was not begun with. One that was killed before its next checkpoint tells it again."""
+    """Log the options that have changed since the checkpoint. A run killed before its next checkpoint logs them again."""
     before = saved_config(saved.state)
     options = None if before is None else announce(before, trainer.run.config, saved.step)
     for text in filter(None, (options, announce_held_out(saved.state, trainer.task.held_out(), saved.step))):
@@ -118,7 +118,7 @@ def _tell_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progres
 
 
 def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:
-    """The checkpoint to go on from: what the first process finds."""
+    """The checkpoint to resume from, as found by the first process; None: there is none."""
     found = None
     if processes.first:
         checkpoint.recover(run.checkpoints)
@@ -141,7 +141,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.task.loss,
     )
     validation = stepper.recorder.beside("validation runs")
-    # One that a signal has ended before the run was resumed.
+    # A validation that was interrupted by a signal before the run was resumed.
     _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
     while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
         if config.patience and trainer.best.waited >= config.patience:
@@ -184,8 +184,8 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
 
 
 def _take_step(trainer: Trainer, stepper: Stepper, lr: float, norms: LayerNorms | None, stop: Stop) -> StepResult | None:
-    """The next step; None where a signal did not wait for its end, and all is as it was before."""
-    if trainer.processes.size > 1:  # the others would wait for this one
+    """Take the next step; None if a signal interrupted it, in which case everything is as it was before."""
+    if trainer.processes.size > 1:  # the other processes would wait for this one
         return stepper.step(trainer.take_batches(), lr, norms)
     position, random = trainer.batches.state(), trainer.random_state()
     try:
@@ -237,7 +237,7 @@ def _shown(trainer: Trainer, summary: dict[str, float]) -> dict[str, str]:
 def _validate_and_save(
     trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder, stop: Stop, saver: Saver
 ) -> None:
-    """What the step that was taken last asks for. A signal ends the validation, and a resumed run begins with it."""
+    """Validate and save if the last step calls for it. A signal ends the validation, and a resumed run starts with it."""
     improved = False
     if trainer.validation_due:
         random = trainer.random_state()
@@ -255,7 +255,7 @@ def _validate_and_save(
 
 
 def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder, stop: Stop) -> bool:
-    """Whether it is the best so far."""
+    """Validate and log the result; return whether it is the best so far."""
     found = _measure(trainer, stepper, recorder, stop)
     trainer.validated = trainer.step
     if found is None:
@@ -266,17 +266,18 @@ def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Pr
 
 
 def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop) -> Validation | None:
-    """What the task finds. A signal to one of several processes raises `Stopped` on all of them.
+    """Run the task's validation. A signal to one of several processes raises `Stopped` on all of them.
 
-    Each asks the others before each run of the recorder, and once at the end. One that a signal ends between two such
-    questions asks once more, and this is the next question of the others; but those that share experts run together.
+    The processes exchange their signals before each run of the recorder and once at the end. A process that a signal interrupts
+    between two exchanges takes part in one more, which is the next one of the others. Processes that share experts always run
+    in step.
     """
     processes, together = trainer.processes, trainer.placement.shared
     agreed = False
 
     def ask() -> None:
         nonlocal agreed
-        with stop.at_next_step():  # what was agreed would else be lost
+        with stop.at_next_step():  # otherwise the agreement would be lost
             number = processes.largest(stop.signal)
             agreed = number > 0
         if agreed or (stop.signal and not together):
@@ -296,9 +297,9 @@ def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop)
 
 
 def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
-    """Begin to write a checkpoint, unless this step has one.
+    """Start writing a checkpoint, unless this step already has one.
 
-    scheduled: every such run has it. A run that is stopped leaves one more: it serves to go on, and for nothing else.
+    scheduled: whether the checkpoint is on the run's schedule. A stopped run leaves an extra one, used only to resume from.
     """
     if trainer.saved not in ((trainer.step, True), (trainer.step, scheduled)):
         state = trainer.state()

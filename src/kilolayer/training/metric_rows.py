@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl, of which some may be broken: each loses itself and no other."""
+"""Reads the rows of metrics.jsonl; a broken line loses only itself."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from kilolayer.errors import InputError
 from kilolayer.files.reading import open_regular, parse_json
 
 MOST = 1 << 32
-"""Bytes that such a file may have."""
+"""Maximum size of the file, in bytes."""
 LONGEST = 1 << 26
-"""Bytes that a line may have."""
+"""Maximum length of a line, in bytes."""
 NAMED = 10
 
 
 @dataclass
 class Rows:
-    """The rows of metrics.jsonl: objects with a kind and a step. broken: numbers of the lines that are none.
+    """The rows of metrics.jsonl: objects with a kind and a step.
 
-    cut: the last line has no end, as where a run was killed, or still writes.
+    broken: numbers of the lines that are not such rows. cut: the last line has no end, because the run was killed or is still
+    writing.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -32,7 +33,7 @@ class Rows:
 
     @property
     def warning(self) -> str | None:
-        """What was left out, in words."""
+        """A message on what was left out; None if nothing was."""
         if not self.broken:
             return None
         shown = ", ".join(map(str, self.broken[:NAMED])) + (
@@ -44,7 +45,7 @@ class Rows:
 
 
 def read_rows(path: Path) -> Rows:
-    """The rows of a file as far as they can be read; none where there is no file."""
+    """All rows of a file that can be read; none if there is no file."""
     found = Rows()
     if not os.path.lexists(path):
         return found
@@ -70,7 +71,7 @@ def read_rows(path: Path) -> Rows:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines; of one that is too long the end alone, which is no JSON."""
+    """Yield the lines; of one that is too long, only its end, which is not valid JSON."""
     while line := file.readline(LONGEST):
         while len(line) == LONGEST and not line.endswith(b"\n"):
             line = b"?" + file.readline(LONGEST - 1)

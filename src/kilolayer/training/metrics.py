@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, which trackers are given too."""
+"""Writes metrics.jsonl, one JSON object per line, and passes each row to the trackers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kilolayer.training.trackers import Tracker
 logger = logging.getLogger(__name__)
 Kind = Literal["train", "valid", "layers", "routing", "event", "reference"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""What a row is about."""
+"""The kinds of rows."""
 
 
 class Metrics:
-    """Appends to a run's metrics. A resumed run first drops what was written after its checkpoint.
+    """Appends rows to a run's metrics. A resumed run first drops the rows written after its checkpoint.
 
-    trackers: have been started. validated: the step of the last validation that the checkpoint knows of, where that may be
-    before `step`.
+    trackers: already started. validated: the step of the last validation that the checkpoint includes, if it may be before
+    `step`.
     """
 
     def __init__(self, folder: Path, step: int, trackers: Sequence[Tracker] = (), validated: int | None = None) -> None:
@@ -36,7 +36,7 @@ class Metrics:
         write(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, kind: Kind, step: int, **values: Any) -> None:
-        """One line; numbers that are not finite are written as null."""
+        """Write one row; numbers that are not finite are written as null."""
         row = {"kind": kind, "step": step, **_finite(values)}
         append(self.path, json.dumps(row) + "\n")
         for tracker in self.trackers:
@@ -44,17 +44,17 @@ class Metrics:
 
 
 class Unwritten(Metrics):
-    """The metrics of a process that is not the first of a run: they are the first's, which writes them."""
+    """The metrics of every process but the first, which alone writes them."""
 
     def __init__(self) -> None:
         self.trackers = ()
 
     def write(self, kind: Kind, step: int, **values: Any) -> None:
-        """Leave it to the first."""
+        """Do nothing: the first process writes the row."""
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run so far; lines that are broken or were cut short are left out."""
+    """The rows of a run so far; broken or incomplete lines are left out."""
     return read_rows(folder / "metrics.jsonl").rows
 
 

@@ -1,4 +1,4 @@
-"""What each layer does in a step: the size of its gradient, of its update and of the residual stream after it."""
+"""Measures each layer during a step: the norms of its gradient and its update, and the residual stream after it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ByLayer = dict[str, list[float]]
 
 @dataclass
 class LayerNorms:
-    """Norms by stack and layer: of the gradient and of the update of a layer's weights, and the residual's root mean square."""
+    """Norms by stack and layer: of the gradient and the update of a layer's weights, and the residual stream's RMS."""
 
     gradient: ByLayer = field(default_factory=dict)
     update: ByLayer = field(default_factory=dict)
     residual: ByLayer = field(default_factory=dict)
 
     def rounded(self) -> dict[str, ByLayer]:
-        """All norms by name in six digits, which take half the space of all digits in a file."""
+        """All norms by name, rounded to six digits, which halves their size in a file."""
         return {
             name: {side: [float(f"{norm:.6g}") for norm in norms] for side, norms in stacks.items()}
             for name, stacks in vars(self).items()
@@ -31,10 +31,10 @@ class LayerNorms:
 
 
 class Meter:
-    """Measures layers while a step runs, without reading anything back, so that a recorded step can do it too.
+    """Measures layers during a step without reading from the device, so that the step can be captured in a CUDA graph.
 
-    `found` [3, layers + 1]: squares of gradient and update norms, and sums over batches of the residual's root mean square, of
-    all stacks one after the other; the last column gathers what is in no layer.
+    `found` [3, layers + 1]: squared gradient norms, squared update norms, and the residual stream's RMS summed over batches.
+    The layers of all stacks follow one another; the last column collects what belongs to no layer.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
@@ -44,26 +44,26 @@ class Meter:
         self.columns = columns_of(model, optimizer)
 
     def note_residuals(self, out: EncoderOutput | DecoderOutput | EncoderDecoderOutput) -> None:
-        """After a forward that returned hidden states."""
+        """Add the residual stream of a forward pass that returned hidden states."""
         encoder = out.encoder_hidden_states if isinstance(out, EncoderDecoderOutput) else None
         states = [*(encoder or ())[1:], *(out.hidden_states or ())[1:]]
         self.residuals[:-1] += torch.stack([state.detach().double().square().mean().sqrt() for state in states])
 
     @property
     def residuals(self) -> Tensor:
-        """What `note_residuals` has summed so far: [layers + 1]."""
+        """The sums of `note_residuals` so far: [layers + 1]."""
         return self.found[2]
 
     def note_gradients(self) -> None:
-        """Before the update."""
+        """Measure the gradients; call it before the update."""
         self._note(0, self.optimizer.gradient_norms())
 
     def note_update(self, factors: Tensor) -> None:
-        """After the update, with its coefficients."""
+        """Measure the update; call it after the update, with its coefficients."""
         self._note(1, self.optimizer.update_norms(factors))
 
     def read(self, norms: LayerNorms, batches: int, scale: float) -> None:
-        """Put what was found into `norms`, and forget it; gradients were `scale` times too large."""
+        """Move the measurements into `norms` and reset them; the gradients were `scale` times too large."""
         gradient, update, residual = self.found.tolist()
         self.found.zero_()
         norms.gradient = self._by_stack([value**0.5 / scale for value in gradient])
@@ -80,9 +80,9 @@ class Meter:
 
 
 def columns_of(model: Model, optimizer: Optimizer) -> list[Tensor]:
-    """The layer of each weight, group by group: int64 [weights of the group].
+    """The column of each weight's layer, group by group: int64 [weights of the group].
 
-    The layers of all stacks are counted one after the other, and behind the last stands what is in no layer.
+    The layers of all stacks are numbered consecutively; one more column follows for weights that belong to no layer.
     """
     stacks = model.stacks()
     starts = {stack.side: sum(len(other.blocks) for other in stacks[:index]) for index, stack in enumerate(stacks)}

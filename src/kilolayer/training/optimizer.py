@@ -1,4 +1,4 @@
-"""Adam, AdamW and RAdam on all weights at once, with fp32 masters for weights that are held in less."""
+"""Adam, AdamW and RAdam that update all weights at once, with fp32 master copies of weights held in lower precision."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from kilolayer.operators.update_kernel import UpdateKernel
 
 AT_ONCE = 64
-ALIGNMENT = 64  # elements: each tensor's part of a flat buffer starts where wide loads may start
+ALIGNMENT = 64  # elements; each tensor's part of a flat buffer starts where wide loads are possible
 
 
 @dataclass
 class Group:
-    """Weights of one dtype that are decayed alike. Moments and masters lie in one buffer each, in the weights' order.
+    """Weights of one dtype with the same weight decay; their moments and masters are in one flat buffer each, in order.
 
-    rates: what the learning rate of each weight is multiplied by. of_experts: weights of which each expert of a sparse model
-    has its own. eps: what Adam's eps is multiplied by.
+    rates: the factor on the learning rate of each weight. of_experts: whether each expert of a sparse model has its own copy of
+    these weights. eps: the factor on Adam's eps.
     """
 
     names: list[str]
@@ -54,32 +54,32 @@ class Group:
         self.means, self.squares = self._buffer("means"), self._buffer("squares")
 
     def keep_masters(self, precise: Mapping[nn.Parameter, Tensor]) -> None:
-        """Hold a copy of each weight before it was rounded."""
+        """Keep an fp32 master copy of each weight, from its value before rounding."""
         self.masters = self._buffer("masters")
         for master, weight in zip(self.masters, self.weights, strict=True):
             master.copy_(precise[weight])
 
     def keep_sums(self) -> None:
-        """Make room for gradients that are added up over batches."""
+        """Allocate buffers that gradients are accumulated in over batches."""
         self.sums = self._buffer("sums")
 
     def join_weights(self) -> None:
-        """Let the weights lie in one buffer too, so that an update is a few operations and not a few for each of them."""
+        """Move the weights into one flat buffer too, so that an update takes a few operations in all, not a few per weight."""
         for place, weight in zip(self._buffer("weights"), self.weights, strict=True):
             weight.data = place.copy_(weight.data)
 
     @property
     def even(self) -> bool:
-        """Whether all weights have one learning rate."""
+        """Whether all weights have the same learning rate."""
         return all(rate == self.rates[0] for rate in self.rates)
 
     @property
     def gradients(self) -> list[Tensor | None]:
-        """What the next update reads: the sums over batches where they are kept, else the last backward's."""
+        """What the next update reads: the sums over batches if they are kept, else the gradients of the last backward pass."""
         return list(self.sums) if self.sums is not None else [weight.grad for weight in self.weights]
 
     def _buffer(self, name: str) -> list[Tensor]:
-        """A tensor for each weight, at least in fp32: views of one zeroed buffer."""
+        """A tensor for each weight, in fp32 or higher precision: views of one zeroed buffer."""
         dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
         flat = self.buffers[name] = torch.zeros(self.size, dtype=dtype, device=self.weights[0].device)
         return [
@@ -89,22 +89,23 @@ class Group:
 
 
 class Optimizer:
-    """w <- (1 - lr decay) w - step * mean / (root * sqrt(square) + offset), the decay on matrices and tables alone.
+    """w <- (1 - lr decay) w - step * mean / (root * sqrt(square) + offset); only matrices and tables are decayed.
 
-    mean and square are the running means of the gradient and of its square. With t updates, Adam has step = lr / (1 - beta1^t),
-    root = 1 / sqrt(1 - beta2^t), offset = eps. RAdam multiplies by its rectification and leaves the denominator out until that
-    is defined. AdamW and RAdam, as in its authors' code, decay as written; Adam adds decay * w to the gradient.
-    `lr` is a tensor, so that a captured step reads its value of the moment; each weight has its own factor on lr and step, and
-    each group on eps.
+    mean and square are the running means of the gradient and of its square. After t updates, Adam has step = lr / (1 -
+    beta1^t), root = 1 / sqrt(1 - beta2^t), offset = eps. RAdam multiplies by its rectification term and omits the denominator
+    until that is defined. AdamW and RAdam (as in its authors' code) decay as written above; Adam adds decay * w to the
+    gradient.
+    `lr` is a tensor, so that a captured step reads its current value. Each weight has its own factor on lr and step, and each
+    group its own factor on eps.
     """
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, precise: Mapping[nn.Parameter, Tensor] | None = None, sums: bool = False
     ) -> None:
-        """precise: the weights of a lowered model before rounding.
+        """precise: the weights of a reduced-precision model before rounding.
 
-        sums: gradients are added up in one buffer: needed for several batches a step, and faster on the CPU. A weight that has
-        no gradient then has the gradient 0.
+        sums: accumulate gradients in one buffer, which is needed for several batches per step and is faster on the CPU. A
+        weight without a gradient then has the gradient 0.
         """
         self.config = config
         self.groups = _group(model, config)
@@ -122,7 +123,7 @@ class Optimizer:
         self.taken = torch.zeros((), dtype=torch.float64, device=self.device)
 
     def collect(self) -> None:
-        """Add the last backward's gradients to the sums."""
+        """Add the gradients of the last backward pass to the sums."""
         summed = [group for group in self.groups if group.sums is not None]
         if self.kernel is not None and summed:
             self.kernel.collect()
@@ -133,12 +134,12 @@ class Optimizer:
                 weight.grad = None
 
     def shared_sums(self) -> list[Tensor]:
-        """The sums of gradients to which every process adds: all but those of experts that processes share."""
+        """The gradient sums that all processes add to: all but those of experts that are distributed over the processes."""
         joint = [group for group in self.groups if self.sharing is None or not group.of_experts]
         return [group.buffers["sums"] for group in joint if group.sums is not None]
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         for group in self.groups:
             if group.sums is not None:
                 group.buffers["sums"].zero_()
@@ -146,7 +147,7 @@ class Optimizer:
                 weight.grad = None
 
     def gradient_norms(self) -> list[Tensor]:
-        """The norm of each weight's gradient, group by group, 0 where there is none: fp32 [weights of the group] each."""
+        """The norm of each weight's gradient, group by group, 0 if it has none: fp32 [weights of the group] each."""
         norms = []
         for group in self.groups:
             zero = torch.zeros((), dtype=group.means[0].dtype, device=self.device)
@@ -157,7 +158,7 @@ class Optimizer:
         return norms
 
     def norms(self) -> tuple[Tensor, Tensor]:
-        """The norm of all gradients but those of experts, and of those: [] each."""
+        """The norm of all gradients except those of experts, and the norm of those of experts: [] each."""
         if self.kernel is not None:
             norms = [self.of_all(*pair) for pair in zip(self.groups, self.kernel.norms(), strict=True)]
         elif all(group.sums is not None for group in self.groups):
@@ -171,7 +172,7 @@ class Optimizer:
         return dense, expert
 
     def update_norms(self, factors: Tensor) -> list[Tensor]:
-        """The norm of what the update with these coefficients changed in each weight, from the moments that it left behind."""
+        """The norm of each weight's change in the update with these coefficients, computed from the moments after it."""
         return [
             self.of_all(
                 group, torch.cat([self._changes(group, start, factors) for start in range(0, len(group.weights), AT_ONCE)])
@@ -180,13 +181,13 @@ class Optimizer:
         ]
 
     def of_all(self, group: Group, norms: Tensor) -> Tensor:
-        """Norms over the weights that all processes hold, from those over the weights that are held here."""
+        """Norms over the weights on all processes, from those over the weights on this process."""
         if self.sharing is None or not group.of_experts:
             return norms
         return sum_over(norms.double().square(), self.sharing).sqrt().to(norms.dtype)
 
     def _changes(self, group: Group, start: int, factors: Tensor) -> Tensor:
-        """Norms of the changes of a few weights: more at once would hold a second copy of the model."""
+        """The norms of the changes of a few weights at a time; all at once would need a second copy of the model."""
         few = slice(start, start + AT_ONCE)
         weights, means, squares = (group.masters or list(group.weights))[few], group.means[few], group.squares[few]
         lr, step, root, offset, _ = factors.to(means[0].dtype)
@@ -194,7 +195,7 @@ class Optimizer:
             offset = torch.where(root == 0, offset, offset * group.eps)
         roots = torch._foreach_sqrt(squares)
         torch._foreach_mul_(roots, root)
-        torch.ops.aten._foreach_add_.Tensor(roots, offset)  # by its short name it reads the number, which a recording must not
+        torch.ops.aten._foreach_add_.Tensor(roots, offset)  # the short name would read the number back
         changes = torch._foreach_div(means, roots)
         torch._foreach_mul_(changes, step)
         rates = group.rates[few]
@@ -207,7 +208,7 @@ class Optimizer:
         return torch.stack(torch._foreach_norm(changes, 2))
 
     def coefficients(self, scale: Tensor, count: Tensor | None = None) -> Tensor:
-        """lr, step, root, offset and the factor on the gradient, for the update number `count`, else the next: fp64 [5]."""
+        """lr, step, root, offset and the factor on the gradient for update `count`, by default the next one: fp64 [5]."""
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
         count = self.taken + 1 if count is None else count
         left1, left2 = 1 - beta1**count, 1 - beta2**count
@@ -221,7 +222,7 @@ class Optimizer:
         return torch.stack([self.lr, step, rectified.double(), torch.where(rectified, eps, 1.0), scale.double()])
 
     def update(self, scale: Tensor, finite: Tensor) -> Tensor:
-        """Change the weights by the gradients times `scale`, where `finite`; otherwise nothing. Both are tensors [].
+        """Update the weights with the gradients times `scale` if `finite`; otherwise change nothing. Both are tensors [].
 
         Returns the coefficients, for `update_norms`.
         """
@@ -236,7 +237,7 @@ class Optimizer:
         return factors
 
     def precise(self) -> dict[str, Tensor]:
-        """Every trained weight by name, as exact as it is held."""
+        """Every trained weight by name, in the highest precision that is held."""
         return {
             name: weight.detach()
             for group in self.groups
@@ -244,7 +245,7 @@ class Optimizer:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state but for the masters: `embedding.weight/mean`, `embedding.weight/square`, and `updates`."""
+        """The state without the masters: `embedding.weight/mean`, `embedding.weight/square`, ..., and `updates`."""
         slots = {"mean": lambda group: group.means, "square": lambda group: group.squares}
         named = {
             f"{name}/{slot}": tensor
@@ -255,7 +256,7 @@ class Optimizer:
         return named | {"updates": self.taken}
 
     def load(self, tensors: Mapping[str, Tensor], where: Path | str = "the optimizer's state") -> None:
-        """Put back what `tensors` gave, as it was found in `where`."""
+        """Restore what `tensors` returned; where: the place it was read from, for errors."""
         ours = self.tensors()
         check_alike(tensors, ours, where)
         for name, tensor in ours.items():
@@ -263,7 +264,7 @@ class Optimizer:
 
 
 def add_lists(group: Group) -> None:
-    """The last backward's gradients of one group to its sums: what runs on the CPU, and what the kernel is tested against."""
+    """Add the last gradients of one group to its sums: the CPU version, and the reference for the kernel's tests."""
     assert group.sums is not None
     found = [(total, weight.grad) for total, weight in zip(group.sums, group.weights, strict=True)]
     present = [(total, gradient) for total, gradient in found if gradient is not None]
@@ -271,9 +272,9 @@ def add_lists(group: Group) -> None:
 
 
 def update_lists(group: Group, factors: list[float], config: TrainConfig) -> None:
-    """The update of one group, in buffers or tensor by tensor: what runs on the CPU, and what the kernel is tested against."""
+    """Update one group, as flat buffers or tensor by tensor: the CPU version, and the reference for the kernel's tests."""
     lr, step, root, offset, scale = factors
-    if root:  # without it there is no denominator, and no eps in it
+    if root:  # otherwise there is no denominator, and no eps in it
         offset *= group.eps
     present = [index for index, gradient in enumerate(group.gradients) if gradient is not None]
     if not present:
@@ -316,7 +317,7 @@ def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | Non
 
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:
-    """The weights, apart by dtype, by weight decay and eps, and by whether each expert has its own."""
+    """Group the weights by dtype, weight decay, eps and whether each expert has its own copy."""
     members: dict[tuple[torch.dtype, bool, bool, float, float], list[tuple[str, nn.Parameter, float]]] = {}
     for name, weight, factors in trained_weights(model, config.layer_decay):
         key = (weight.dtype, factors.is_matrix, factors.of_experts, factors.decay, factors.eps)

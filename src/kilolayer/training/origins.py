@@ -1,4 +1,4 @@
-"""What a run may start from: another run, a bare model that was saved, or a model of Hugging Face."""
+"""What a run can start from: another run, a bare model written by `kl.save`, or a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from kilolayer.training.run import Run
 
 
 class Origin(Protocol):
-    """What `train.start_from` names."""
+    """What `train.start_from` refers to."""
 
     @property
     def folder(self) -> Path: ...
 
     @property
     def model(self) -> ModelConfig:
-        """Of the weights."""
+        """The configuration of the model that the weights belong to."""
         ...
 
     @property
     def tables(self) -> Table:
-        """[model] and [tokenizer], as a configuration has them."""
+        """The [model] and [tokenizer] tables of a configuration."""
         ...
 
     def check_task(self, task: Registration) -> None:
-        """Refuse a task that cannot start here."""
+        """Raise if the task cannot start from this."""
         ...
 
     def vocabulary(self) -> Vocabulary | None:
-        """Whose tokens the weights are meant for; None where that is not known."""
+        """The vocabulary that the weights were trained with; None if it is not known."""
         ...
 
     def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights; vocabulary: that they will serve; own: those of the model that they are for."""
+        """The weights, for a model with this vocabulary; own: the tensors of the model that receives them."""
         ...
 
 
 def open_origin(folder: Path) -> Origin:
-    """The run or the model in a folder."""
+    """Open the run or the model in a folder."""
     folder = storable(folder)
     if kind_of(folder / SAVED_CONFIG) != "file" and is_foreign(folder):
         return ForeignOrigin(Imported.open(folder))
@@ -68,7 +68,7 @@ def open_origin(folder: Path) -> Origin:
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """A run of ours."""
+    """A Kilolayer run."""
 
     run: Run
 
@@ -102,7 +102,7 @@ class RunOrigin:
 
 @dataclass(frozen=True)
 class SavedOrigin:
-    """A bare model that kl.save wrote. It has no vocabulary: what its tokens are is up to the configuration."""
+    """A bare model written by `kl.save`. It has no vocabulary: the configuration decides what its tokens mean."""
 
     folder: Path
 
@@ -116,7 +116,7 @@ class SavedOrigin:
 
     @property
     def tables(self) -> Table:
-        """Padding is as the task has it."""
+        """Without the padding id, which the task decides."""
         return {"model": {name: value for name, value in table_of(self.model).items() if name != "pad_id"}}
 
     def check_task(self, task: Registration) -> None:
@@ -141,7 +141,7 @@ def _check_shape(origin: Origin, task: Registration, what: str) -> None:
 
 @dataclass(frozen=True)
 class ForeignOrigin:
-    """A folder of Hugging Face, its tokens numbered as ours are."""
+    """A Hugging Face folder; its tokens are renumbered in our order."""
 
     imported: Imported
 
@@ -151,12 +151,12 @@ class ForeignOrigin:
 
     @cached_property
     def tokens(self) -> ForeignVocabulary:
-        """The vocabulary's files, and the rows of its tokens."""
+        """The vocabulary's files, and the table rows of its tokens."""
         return read_vocabulary(self.imported)
 
     @property
     def model(self) -> ModelConfig:
-        """As the imported one, but for the numbers of its tokens."""
+        """The imported model's configuration, with our token ids."""
         return self.tokens.renumbered(self.imported.config)
 
     @property
@@ -181,7 +181,7 @@ class ForeignOrigin:
             if name in found:
                 found[name] = self._renumbered(found[name])
         found |= {name: tensor for name, tensor in self.imported.spare_weights().items() if name in own}
-        # A file may hold fewer bits than the model that trains.
+        # A file may have lower precision than the model that is trained.
         return {name: tensor.to(own[name].dtype if name in own else torch.float32) for name, tensor in found.items()}
 
     def _renumbered(self, table: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What each weight's learning rate, eps and weight decay are multiplied by, for our own optimizer and for any of torch."""
+"""The factors on each weight's learning rate, eps and weight decay, for our optimizer and for any torch optimizer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kilolayer.training.layer_rates import layer_rates
 from kilolayer.training.recipe_rates import recipe_rates
 
 USUAL_EPS = 1e-8
-"""Of torch's Adam and AdamW."""
+"""The default of torch's Adam and AdamW."""
 
 
 @dataclass(frozen=True)
 class WeightFactors:
-    """Factors on the options of an optimizer, for one weight; decay is 0 where a weight is not decayed.
+    """Factors on the optimizer's options for one weight; decay is 0 if the weight is not decayed.
 
-    of_experts: whether each expert of a sparse model has its own.
+    of_experts: whether each expert of a sparse model has its own copy of the weight.
     """
 
     lr: float
@@ -33,7 +33,7 @@ class WeightFactors:
 
 
 def trained_weights(model: nn.Module, layer_decay: float) -> Iterator[tuple[str, nn.Parameter, WeightFactors]]:
-    """Every weight that is trained, by name, with its factors: those of its layer times those that the recipe asks for.
+    """Every trained weight with its name and its factors: those of its layer times those of the recipe.
 
     Matrices and tables are decayed; norms, biases and scales are not.
     """
@@ -51,13 +51,13 @@ def trained_weights(model: nn.Module, layer_decay: float) -> Iterator[tuple[str,
 def parameter_groups(
     model: nn.Module, *, lr: float, weight_decay: float = 0.0, layer_decay: float = 1.0, eps: float | None = None
 ) -> list[dict[str, Any]]:
-    """The weights of `model` for an optimizer of torch, as `kilolayer train` would train them: `AdamW(parameter_groups(...))`.
+    """The weights of `model` for a torch optimizer, as `kilolayer train` would train them: `AdamW(parameter_groups(...))`.
 
-    Each group has `params`, `lr` and `weight_decay`, with the factors of the model's recipe, such as CompleteP's, and of its
-    layer: layer_decay is what the learning rate is multiplied by from each layer to the one below it. Matrices and tables are
-    decayed; norms, biases and scales are not. Frozen weights are left out. eps: that of the optimizer; where it is None, only
-    groups for which the recipe changes it have one, times 1e-8.
-    model: one of ours, or a module that holds one, as DistributedDataParallel does.
+    Each group has `params`, `lr` and `weight_decay`, including the factors of the model's recipe, such as CompleteP's, and of
+    the layer. Matrices and tables are decayed; norms, biases and scales are not. Frozen weights are left out.
+    model: one of our models, or a module that contains one, such as DistributedDataParallel.
+    layer_decay: the factor on the learning rate from each layer to the one below it.
+    eps: the optimizer's eps. If it is None, only groups whose eps the recipe changes have one, relative to 1e-8.
     """
     given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "layer_decay": layer_decay}
     for name, value in (given if eps is None else {**given, "eps": eps}).items():

@@ -1,4 +1,4 @@
-"""Where the parts of a model lie: on one process all of them; of several, each holds a part of the experts and all the rest."""
+"""Places a model on the processes: each holds all dense weights and, if there are several, its share of the experts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kilolayer.training.run import load_weights
 
 
 class Placement:
-    """Builds a run's model, and translates between what this process holds of it and the whole.
+    """Builds a run's model, and converts between this process's part of its state and the whole.
 
-    States are of the whole model, by name, however many processes there are: what four save, one can load.
+    Saved states are of the whole model, by name, regardless of the number of processes: what four save, one can load.
     """
 
     def __init__(self, config: ModelConfig, processes: Processes, device: torch.device, seed: int) -> None:
@@ -32,30 +32,30 @@ class Placement:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """The number of parameters of the whole model."""
         here = sum(parameter.numel() for parameter in self.model.parameters())
         of_experts = sum(parameter.numel() for _, parameter in expert_parameters(self.model))
         return here + (self.processes.size - 1) * of_experts
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token passes through."""
+        """The number of parameters that a token passes through."""
         return self.parameters - idle_parameters(self.model, self.config.moe)
 
     def full_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole model's tensors from those of each process; called on all, it is empty on all but the first."""
+        """Collect the whole model's tensors on the first process; call it on all. The result is empty on the others."""
         return join_state(self.model, state)
 
     def own_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What this process holds of the whole model's tensors."""
+        """This process's part of the whole model's tensors."""
         return own_state(self.model, state)
 
     def load(self, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """Give the model the weights of a whole one, which were found in `folder`."""
+        """Load the weights of a whole model, which were found in `folder`."""
         load_weights(self.model, self.own_state(weights), folder)
 
     def calibrate(self, inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
-        """Set residual scales from a batch. They come from the whole model, which each process then has for a moment."""
+        """Set residual scales from a batch. This needs the whole model, which each process builds temporarily."""
         if not self.shared:
             calibrate(self.model, inputs)
             return
@@ -64,7 +64,7 @@ class Placement:
         load_full_state_dict(self.model, whole.state_dict())
 
     def make_equal(self) -> None:
-        """Give all processes the first one's weights, but for experts, of which each has its own."""
+        """Copy the first process's weights to all processes, except for the experts, which differ."""
         experts = {name for name, _ in expert_parameters(self.model)}
         self.processes.spread_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
 

@@ -1,4 +1,4 @@
-"""How a run shows itself: a live line on a terminal, plain lines elsewhere. Logs go to stderr and to the run's log.txt."""
+"""Shows the progress of a run: a live line on a terminal, plain lines elsewhere, on stderr and in the run's log.txt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kilolayer.terminal import LiveLine, printable, say
 
 
 class Progress:
-    """Steps, loss, speed and the time that is left."""
+    """Shows steps, loss, speed and the remaining time."""
 
     def __init__(self, log: Path, steps: int, step: int) -> None:
         self.log, self.steps, self.first = log, steps, step
@@ -20,13 +20,13 @@ class Progress:
         self.live = LiveLine()
 
     def say(self, text: str) -> None:
-        """A line that stays, in the terminal and in log.txt."""
+        """Write a permanent line to the terminal and to log.txt."""
         self.live.clear()
         say(text)
         self._write(text)
 
     def update(self, step: int, values: Mapping[str, str], *, logged: bool) -> None:
-        """The state of the run: a live line on a terminal; elsewhere, and in log.txt, a line where `logged`."""
+        """Show the state of the run: a live line on a terminal; elsewhere, and in log.txt, a line if `logged`."""
         done = step - self.first
         left = (time.monotonic() - self.start) / done * (self.steps - step) if done else 0.0
         shown = "  ".join(f"{name} {value}" for name, value in values.items())
@@ -38,7 +38,7 @@ class Progress:
                 say(line)
 
     def refresh(self, step: int, values: Callable[[], Mapping[str, str]]) -> None:
-        """To be called after every step: a live line that is a second old is written anew, with the values of now."""
+        """Call it after every step: rewrites the live line, with current values, if it is a second old."""
         if self.live.due:
             self.update(step, values(), logged=False)
 
@@ -51,10 +51,10 @@ class Progress:
 
 
 class Silence(Progress):
-    """What a process shows that is not the first of a run: nothing."""
+    """The progress of every process but the first: it shows nothing."""
 
     def say(self, text: str) -> None:
-        """Leave it to the first."""
+        """Do nothing: the first process says it."""
 
     def update(self, step: int, values: Mapping[str, str], *, logged: bool) -> None:
-        """Leave it to the first."""
+        """Do nothing: the first process shows it."""

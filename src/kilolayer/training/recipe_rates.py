@@ -1,4 +1,4 @@
-"""Learning rates, eps and weight decay by what a weight is, as the model's recipe asks for them."""
+"""Factors on learning rate, eps and weight decay by the role of a weight, as the model's recipe defines them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NORMS = nn.LayerNorm | nn.RMSNorm | ExpertNorm
 
 
 def recipe_rates(model: nn.Module) -> dict[nn.Parameter, Rates]:
-    """The factors of each weight of the models inside `model`; what is not listed has none."""
+    """The factors of each weight of the models inside `model`; weights that are not listed have none."""
     return {
         weight: rates
         for inner in model.modules()
@@ -41,7 +41,7 @@ def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:
 
 
 def _placed(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
-    """Every module with its stack, and what its weights are where their owner does not say."""
+    """Every module with its stack, and the part that its weights belong to unless the module says otherwise."""
     for child in model.children():
         if not isinstance(child, Stack):
             side = _side_of_table(model, child)
@@ -55,7 +55,7 @@ def _placed(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
 
 
 def _side_of_table(model: Model, table: nn.Module) -> Side:
-    """The encoder's, where the table is the source's or that of both."""
+    """The side of a table: the encoder's if it is the source table or shared by both sides."""
     sides = model.config.depths.sides
     source = getattr(model, "source_embedding", None)
     of_source = isinstance(table, Embedding) and (source is None or table is source)
@@ -63,11 +63,11 @@ def _side_of_table(model: Model, table: nn.Module) -> Side:
 
 
 def _kinds(module: nn.Module, name: str, weight: nn.Parameter, usual: Part) -> set[Role | Part]:
-    """What one weight of a module is; several roles where one matrix serves several projections."""
+    """The roles of one weight of a module; several if one matrix serves several projections."""
     match module:
         case Projection() | ExpertProjection():
             return {role for role, _ in module.parts} if name == "weight" else {Part.BIAS}
-        case nn.Linear():  # in a module of a user's own
+        case nn.Linear():  # in a user-defined module
             return {Role.FFN_IN} if name == "weight" else {Part.BIAS}
         case Router() if weight.dim() > 1:
             return {Role.ROUTER}

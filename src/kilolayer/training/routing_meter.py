@@ -1,4 +1,4 @@
-"""How layers with experts sent their tokens, summed over steps."""
+"""Statistics of how expert layers route their tokens, summed over steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SUMS = ("load", "tokens", "numbers", "batches")
 
 
 class RoutingMeter:
-    """Sums over the batches of a step, and over steps, without reading anything back, so that a recorded step can do it too.
+    """Sums over batches and steps without reading from the device, so that the step can be captured in a CUDA graph.
 
-    load [layers, experts]: choices that fell on each expert. tokens [layers]: that made them. numbers [layers, 3]: entropy,
-    dropped share and temperature, summed over batches. A step that is not finite leaves no trace.
+    load [layers, experts]: choices of each expert. tokens [layers]: tokens that made them. numbers [layers, 3]: entropy,
+    dropped fraction and temperature, summed over batches. A step that is not finite is not counted.
     """
 
     def __init__(self, model: Model, device: torch.device) -> None:
@@ -30,14 +30,14 @@ class RoutingMeter:
         self.layers = [_title(name) for name in sparse_layers(model)]
         # A linear router has no temperature.
         self.reported = NUMBERS if model.config.moe.router == "xmoe" else NUMBERS[:-1]
-        # A frozen router stays as it is, and its biases are a part of it.
+        # A frozen router is not changed, nor are its biases.
         self.balances = any(router.weight.requires_grad for router in balanced_routers(model))
         count = len(self.layers)
         shapes = (count, model.config.moe.experts), (count,), (count, len(NUMBERS)), ()
         self.of_step, self.total = ([torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes] for _ in "ab")
 
     def note(self, routing: Sequence[Routing]) -> None:
-        """Add what a batch's forward returned, layer by layer."""
+        """Add the routing that a batch's forward pass returned, layer by layer."""
         load, tokens, numbers, batches = self.of_step
         load += torch.stack([layer.load for layer in routing])
         tokens += torch.stack([layer.tokens for layer in routing])
@@ -45,9 +45,9 @@ class RoutingMeter:
         batches += 1
 
     def end_step(self, finite: Tensor) -> None:
-        """Count the step's batches where it is `finite`, and move the biases of loss-free balancing."""
+        """Count the step's batches if it is `finite`, and update the biases of loss-free balancing."""
         if self.balances:
-            # Equal loads move nothing.
+            # Equal loads leave the biases unchanged.
             update_balance(self.model, list(torch.where(finite, self.of_step[0], 0.0)))
         for total, of_step in zip(self.total, self.of_step, strict=True):
             total += torch.where(finite, of_step, 0.0)
@@ -58,10 +58,10 @@ class RoutingMeter:
             of_step.zero_()
 
     def read(self) -> dict[str, Any]:
-        """What happened since the last time, by layer.
+        """The statistics since the last call, by layer.
 
-        tokens, and the choices that they made; load: each expert's share of the choices; the others as means, the temperature
-        where the routers have one.
+        The number of tokens and of their choices; load: the fraction of choices for each expert; means of the other numbers,
+        the temperature only if the routers have one.
         """
         load, tokens, numbers, batches = self.total
         choices = load.sum(dim=1)
@@ -74,7 +74,7 @@ class RoutingMeter:
         return found
 
     def state(self) -> dict[str, Any]:
-        """The sums so far, as JSON holds them."""
+        """The sums so far, as JSON values."""
         return {name: total.tolist() for name, total in zip(SUMS, self.total, strict=True)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -83,6 +83,6 @@ class RoutingMeter:
 
 
 def _title(name: str) -> str:
-    """decoder.blocks.1.feedforward.f is layer 2 of the decoder."""
+    """The layer's title: decoder.blocks.1.feedforward.f is layer 2 of the decoder."""
     side, _, index, *_ = name.split(".")
     return f"{side} {int(index) + 1}"

@@ -1,8 +1,9 @@
-"""A run is a folder: its configuration, vocabulary, metrics, log and checkpoints.
+"""A run is a folder with its configuration, vocabulary, metrics, log and checkpoints.
 
 runs/NAME/  config.toml  tokenizer.model  metrics.jsonl  log.txt  checkpoints/  scores.json  samples.json  report.html
 
-Byte-level BPE has a tokenizer.json, two vocabularies have two files, bytes none. A task may leave more, as translations.
+Byte-level BPE has a tokenizer.json instead, two vocabularies have two files, and bytes have none. A task may add files, such as
+translations.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from kilolayer.training.saved_state import fitted
 
 Precision = Literal["fp32", "bf16", "int8"]
 UNFINISHED = re.compile(rf"data|lock|tokenizer\..*|.*{re.escape(PART)}", re.DOTALL)
-"""The files of a run that has no configuration yet."""
+"""Files that a run folder may contain before it has a configuration."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,17 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
-        """Write configuration and vocabulary into a new or empty folder; what is "auto" is settled for this device."""
+        """Write the configuration and the vocabulary into a new or empty folder; "auto" values are resolved for this device."""
         check_new(folder)
         config = settled(config)
         vocabulary.save(folder)
-        # Last: a folder with this file is a run.
+        # Written last, because a folder with this file is a run.
         write(folder / "config.toml", configuration.dump(config.table()))
         return cls(folder, config)
 
     @classmethod
     def open(cls, folder: str | PathLike[str], tasks: Collection[str] = ()) -> Run:
-        """A run that was created before; with `tasks`, of one of these alone."""
+        """Open an existing run; tasks: if given, refuse runs of other tasks."""
         folder = as_path(folder, "the run's folder")
         path = folder / "config.toml"
         if kind_of(path) != "file":
@@ -100,36 +101,36 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is anything of it but its configuration: a checkpoint, or a line of metrics after its start."""
+        """Whether the run holds more than its configuration: a checkpoint, or a row of metrics after step 0."""
         steps = (row["step"] for row in read_rows(self.folder / "metrics.jsonl").rows)
         return os.path.lexists(self.checkpoints) or any(step > 0 for step in steps)
 
     def withdraw(self) -> None:
-        """Leave a run that has not begun as if it had not been created."""
+        """Undo the creation of a run that has not begun."""
         for name in ("config.toml", "log.txt", "metrics.jsonl"):
             remove(self.folder / name)
 
     @property
     def registration(self) -> Registration:
-        """What is known of the run's task."""
+        """The registration of the run's task."""
         return registry.get(self.config.task)
 
     def task(self, cache: Path) -> Task:
-        """The run's data, with the vocabulary that the run keeps."""
+        """The run's data, prepared with the run's own vocabulary."""
         return prepare(self.config, cache, self.vocabulary())
 
     def vocabulary(self) -> Vocabulary:
-        """What the run keeps."""
+        """The vocabulary stored in the run folder."""
         return self.registration.load().load_vocabulary(self.config, self.folder)
 
     def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
-        """The trained model."""
+        """Load the trained model."""
         model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
         load_weights(model, self.weights(self.vocabulary(), chosen), self.folder)
         return model.to(device).eval()
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
-        """The trained model for inference: in its plain form where the recipe has one, its products in `precision`."""
+        """Load the trained model for inference: in plain form if the recipe has one, with matrix products in `precision`."""
         if precision == "int8" and device.type != "cpu":
             raise OptionError("int8 runs only on the CPU", where="--precision", fix="use bf16, or add --device cpu")
         model = self.load_model(device, chosen)
@@ -144,9 +145,9 @@ class Run:
         return model
 
     def weights(self, vocabulary: Vocabulary, chosen: Chosen | None = None) -> dict[str, torch.Tensor]:
-        """The trained weights: the mean of the last checkpoints where the run averages, else the best ones.
+        """The trained weights: the mean of the last checkpoints if the run averages, else the best ones.
 
-        vocabulary: whose tokens they are meant for.
+        vocabulary: the one that the model is used with; another one than the run's is refused.
         """
         chosen = chosen or choose(self.checkpoints, self.config.train)
         path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
@@ -155,24 +156,24 @@ class Run:
         return load_chosen(self.checkpoints, chosen)
 
     def score(self, task: Task, device: torch.device) -> None:
-        """Leave the scores of the test part in the folder, with the checkpoints that they are of."""
+        """Write the scores of the test set into the folder, along with the checkpoints that were scored."""
         chosen = choose(self.checkpoints, self.config.train)
         task.score(self.load_reader(device, chosen=chosen), self.folder, chosen.table())
 
     def scores(self, device: str | torch.device) -> dict[str, Any]:
-        """What scores.json holds; the test part is scored now where it has not been."""
+        """The contents of scores.json; the test set is scored now if it has not been yet."""
         if kind_of(self.folder / "scores.json") is None:
             self.score(self.task(cache_folder()), choose_device(device) if isinstance(device, str) else device)
         return read_scores(self.folder)
 
 
 def prepare(config: RunConfig, cache: Path, vocabulary: Vocabulary | None = None) -> Task:
-    """The data of a configuration; without a vocabulary, one is trained unless the configuration names it."""
+    """Prepare the data of a configuration; without a vocabulary, one is trained unless the configuration names one."""
     return registry.get(config.task).load().prepare(config, cache, vocabulary)
 
 
 def in_steps(config: RunConfig, task: Task, processes: int = 1) -> RunConfig:
-    """The configuration with its epochs told in steps of all `processes`."""
+    """The configuration with epochs converted to steps, each of which is taken by all `processes` together."""
     if config.train.epochs is None:
         return config
     batches = len(task.training_batches(config.train.seed))
@@ -180,7 +181,7 @@ def in_steps(config: RunConfig, task: Task, processes: int = 1) -> RunConfig:
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """The configuration with nothing that is "auto" or a share; its epochs have been told in steps."""
+    """The configuration with every "auto" and every fraction resolved; its epochs have already been converted to steps."""
     train = config.train
     assert train.epochs is None, "in_steps tells epochs in steps"
     train = train.in_steps(0)
@@ -188,13 +189,13 @@ def settled(config: RunConfig) -> RunConfig:
 
 
 def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
-    """Put weights into a model; a mismatch is an error that names the tensor."""
+    """Load weights into a model; a mismatch raises an error that names the tensor."""
     check_fit(model, weights, where)
     model.load_state_dict(weights)
 
 
 def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
-    """Refuse weights of another model."""
+    """Raise if the weights belong to another model."""
     if misfit := find_misfit(model.state_dict(), weights):
         raise InputError(
             f"the checkpoint does not fit the configuration: {misfit}",
@@ -204,7 +205,7 @@ def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> No
 
 
 def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
-    """Refuse a vocabulary that is not the one of a checkpoint: its tokens would mean something else."""
+    """Raise if the vocabulary is not the checkpoint's: the same ids would stand for other tokens."""
     if vocabulary.digest != digest:
         raise InputError(
             "the vocabulary is not the one that the checkpoint was trained with",
@@ -214,7 +215,7 @@ def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder that holds something, that is a file, or that cannot be written: before any work is done."""
+    """Raise, before any work is done, if the folder is not empty, is a file, or cannot be written."""
     storable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,7 +229,7 @@ def check_new(folder: Path) -> None:
         raise InputError(
             f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another: --run runs/NAME"
         ) from None
-    # What a start that was killed leaves behind is no hindrance.
+    # What a killed start left behind is allowed.
     if any(not UNFINISHED.fullmatch(name) for name in names):
         raise InputError(
             "the run folder is not empty", where=str(folder), fix="choose another with --run, or resume it with --resume"
@@ -237,7 +238,7 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the lock of a dead process is gone with it."""
+    """Hold the folder's lock for this process; the lock of a dead process disappears with it."""
     path = folder / "lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -264,7 +265,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def holder_of(folder: Path) -> int | None:
-    """The process that holds the folder; 0 where its number is not known; None where no process does."""
+    """The id of the process that holds the folder's lock; 0 if the id is not known, None if no process holds it."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -279,7 +280,7 @@ def holder_of(folder: Path) -> int | None:
 
 
 def cache_folder() -> Path:
-    """Where vocabularies and token files are kept: KILOLAYER_CACHE, or .cache/kilolayer at home."""
+    """The folder for cached vocabularies and token files: KILOLAYER_CACHE, or ~/.cache/kilolayer."""
     try:
         return Path(os.environ.get("KILOLAYER_CACHE") or Path.home() / ".cache" / "kilolayer")
     except RuntimeError:
@@ -289,7 +290,7 @@ def cache_folder() -> Path:
 
 
 def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
-    """The precision that a configuration names, or that suits its device."""
+    """The precision that a configuration names; for "auto", the one that suits the device."""
     if config.precision != "auto":
         return config.precision
     device = choose_device(config.device)
@@ -297,7 +298,7 @@ def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a configuration names."""
+    """The device that a configuration names; for "auto", the GPU if there is one."""
     if name == "cuda" and not torch.cuda.is_available():
         raise OptionError("there is no CUDA device", where="train.device or --device", fix='set it to "auto" or "cpu"')
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

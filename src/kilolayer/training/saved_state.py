@@ -1,4 +1,4 @@
-"""The small values of a checkpoint, as a run expects them."""
+"""Checks that the small values stored in a checkpoint have the expected form."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or
 
 
 def form_of(value: Any) -> Any:
-    """Tables and lists as they are, and in the place of each value its type: what `fitted` asks for."""
+    """The form of a value: tables and lists are kept, and each value in them is replaced by its type. For `fitted`."""
     if isinstance(value, dict):
         return {name: form_of(each) for name, each in value.items()}
     return [form_of(each) for each in value] if isinstance(value, list) else type(value)
 
 
 def fitted(saved: Any, form: Any, path: Path, key: str = "") -> Any:
-    """Of what a checkpoint holds in the file `path`, the values that `form` names; else an error that names file and key.
+    """The values that `form` names, from what the file `path` of a checkpoint holds; a misfit raises, naming file and key.
 
-    form: tables by name, lists of equal length, and types, `int` or `float | None`. An int serves as a float.
+    form: tables by name, lists of equal length, and types such as `int` or `float | None`. An int is accepted as a float.
     """
     if isinstance(form, dict) and isinstance(saved, dict):
         if absent := sorted(form.keys() - saved.keys()):
@@ -37,7 +37,7 @@ def fitted(saved: Any, form: Any, path: Path, key: str = "") -> Any:
 
 
 def regular_before(state: dict[str, Any], path: Path) -> int | None:
-    """The step of the checkpoint on the run's schedule before this one; None where there is none, or it is not told."""
+    """The step of the scheduled checkpoint before this one; None if there is none, or it is not recorded."""
     return fitted({"regular_before": None} | state, {"regular_before": int | None}, path)["regular_before"]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Writes checkpoints in the background while training continues."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Keeps the newest `keep` checkpoints of a run in `folder`, and its best.
+    """Keeps the newest `keep` checkpoints of a run in `folder`, and the best one.
 
-    Training waits until its tensors are copied to the processor's memory, and for a checkpoint that is still being written.
-    inspector: knows what was verified before.
+    Training waits only while its tensors are copied to CPU memory, and for the previous checkpoint to be written. inspector:
+    remembers which checkpoints were verified.
     """
 
     def __init__(self, folder: Path, keep: int, inspector: Inspector | None = None) -> None:
@@ -31,19 +31,19 @@ class Saver:
         self.writing: _Writing | None = None
 
     def save(self, state: Checkpoint, best: int | None) -> None:
-        """Copy what is to be saved, and begin to write it; best: the step whose checkpoint stays."""
+        """Copy the state and start writing it; best: the step of the best checkpoint, which is kept."""
         self.wait()
         copied = Checkpoint(state.step, _copied(state.model), _copied(state.optimizer), copy.deepcopy(state.state))
         self.writing = _Writing(self, copied, set() if best is None else {best})
         self.writing.start()
 
     def check(self) -> None:
-        """Raise what the last save failed with, if it has failed by now."""
+        """Raise the error of the last save, if it has failed by now."""
         if self.writing is not None and not self.writing.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Until the last save is done; raise what it failed with."""
+        """Wait until the last save is done; raise its error if it failed."""
         if self.writing is not None:
             self.writing.join()
             writing, self.writing = self.writing, None
@@ -56,7 +56,7 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self.wait()
-        elif not isinstance(error, KeyboardInterrupt):  # who asks twice does not wait; half a checkpoint is none
+        elif not isinstance(error, KeyboardInterrupt):  # a second interrupt does not wait; an incomplete checkpoint is ignored
             try:
                 self.wait()
             except Exception as fault:
@@ -64,7 +64,7 @@ class Saver:
 
 
 class _Writing(threading.Thread):
-    """Writes one checkpoint and deletes those that are no longer wanted; ends with the process."""
+    """Writes one checkpoint and deletes those that are no longer kept; a daemon thread."""
 
     def __init__(self, saver: Saver, state: Checkpoint, also: set[int]) -> None:
         super().__init__(daemon=True)

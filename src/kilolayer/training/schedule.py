@@ -1,4 +1,4 @@
-"""The learning rate of each step."""
+"""The learning rate schedule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kilolayer.tasks.train_config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of `step`, counted from 1: a linear rise over the warm-up, then the schedule."""
+    """The learning rate of `step`, counted from 1: a linear warm-up, then the schedule."""
     warmup = config.warmup_steps
     if step <= warmup:
         return config.lr * step / warmup
@@ -29,7 +29,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def warmup_warning(config: TrainConfig) -> str | None:
-    """What is said where a run ends before its warm-up does; epochs are told in steps when the run is created, not before."""
+    """The warning for a warm-up that is as long as the run or longer; None if it is shorter, or a length is still in epochs."""
     warmup, steps = config.warmup_steps, config.steps
     if config.epochs is not None or config.warmup_share is not None or warmup < steps:
         return None

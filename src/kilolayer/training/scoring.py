@@ -1,4 +1,4 @@
-"""The scores of a run on any text; its own test part is scored by `Run.scores`."""
+"""Scores a run on any text; its own test set is scored by `Run.scores`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def score_text(
 ) -> dict[str, Any]:
     """Tables as in scores.json, one for each part of the text, and `weights`, the checkpoints that were scored.
 
-    Nothing is written. loaded: the checkpoints of a model, and what gives it; without them, the run's own are read.
+    Nothing is written. loaded: the checkpoints of an already loaded model, and a function that returns it; by default the run's
+    own are loaded.
     """
     score = run.registration.load().read_text(run.config, run.vocabulary(), text, cache_folder())
     if loaded is None:

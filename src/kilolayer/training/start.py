@@ -1,4 +1,4 @@
-"""What a configuration starts from, and what that gives where the configuration says nothing."""
+"""What a configuration starts from (`train.start_from`), and the values that it inherits from there."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kilolayer.training.origins import Origin, RunOrigin, open_origin
 
 
 def find_start(given: Mapping[str, Any]) -> tuple[Origin | None, Table]:
-    """What `train.start_from` of the tables `given` names, and what lies below them: its model and vocabulary."""
+    """What `train.start_from` in the tables `given` refers to, and the tables it provides as defaults: model and vocabulary."""
     train = given.get("train")
     place = train.get("start_from") if isinstance(train, dict) else None
     if not isinstance(place, str) or place == "none":
         return None, {}
-    TrainConfig(start_from=place)  # refuses a text that is no path
+    TrainConfig(start_from=place)  # raises if the value cannot be a path
     task = registry.get(given.get("task", registry.DEFAULT))
     start = open_origin(Path(place))
     start.check_task(task)
@@ -34,23 +34,23 @@ def find_start(given: Mapping[str, Any]) -> tuple[Origin | None, Table]:
 
 
 def read_started(given: Given, below: Table | None = None) -> tuple[RunConfig, Origin | None]:
-    """The configuration over what it takes of its start and over `below`; and that start."""
+    """The configuration, with the values of its start and of `below` as defaults; and that start."""
     start, taken = find_start(given.merged)
     return given.build(RunConfig, {**taken, **(below or {})}), start
 
 
 def started_config(given: Table) -> RunConfig:
-    """The configuration of these tables, over what it takes of its start."""
+    """The configuration of these tables, with the values of its start as defaults."""
     return build(RunConfig, merge(find_start(given)[1], given))
 
 
 def start_of(config: RunConfig) -> Origin | None:
-    """What a configuration starts from."""
+    """What a configuration starts from; None: new weights."""
     return None if config.train.start_from is None else open_origin(Path(config.train.start_from))
 
 
 def vocabulary_of(start: Origin | None, config: RunConfig) -> Vocabulary | None:
-    """That of the start, where the configuration has the same table: it is the same on other text too."""
+    """The start's vocabulary, if the configuration has the same [tokenizer] table, whatever text it is used on."""
     if start is None:
         return None
     table = start.tables.get("tokenizer")
@@ -59,7 +59,7 @@ def vocabulary_of(start: Origin | None, config: RunConfig) -> Vocabulary | None:
 
 
 def other_vocabulary(start: Origin) -> InputError:
-    """The error where the vocabulary is not that of the start."""
+    """The error for a vocabulary that differs from the start's."""
     written = f", or write it as in {start.folder / 'config.toml'}" if isinstance(start, RunOrigin) else ""
     return InputError(
         f"the vocabulary is not that of the {'run' if isinstance(start, RunOrigin) else 'model'} to start from",
@@ -75,5 +75,5 @@ def _other_vocabulary(given: object, below: object) -> bool:
     try:
         return build(TokenizerConfig, merge(below, given)) != build(TokenizerConfig, below)
     except KilolayerError:
-        # What is no vocabulary at all is refused where all of the configuration is read.
+        # A value that is no vocabulary at all is refused when the whole configuration is read.
         return "path" in below

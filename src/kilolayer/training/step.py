@@ -27,10 +27,11 @@ from kilolayer.training.routing_meter import RoutingMeter
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss (what is minimised: smoothed, with a sparse model's router loss) and nll: means over the step's labels.
+    """The result of a step; loss and nll are means over the step's labels.
 
-    gradient_norm: as it is clipped; dense_norm and expert_norm: of the gradient of experts, and of all others.
-    fault: what was not finite; the state is untouched then.
+    loss: what is minimised, with label smoothing and, in a sparse model, the router loss. gradient_norm: the norm that is
+    clipped; dense_norm and expert_norm: the gradient norms of all other weights and of the experts. fault: what was not finite;
+    if it is set, the state was not changed.
     """
 
     loss: float
@@ -44,14 +45,14 @@ class StepResult:
 
 
 LossFunction = Callable[..., Loss]
-"""Of the model and a batch's parts, with `hidden_states`: as `Task.loss`."""
+"""Called with the model, a batch's parts and `hidden_states`, like `Task.loss`."""
 
 
 class Stepper:
-    """Takes steps with a model and its optimizer. Nothing is read back from the device before a step has ended.
+    """Takes training steps with a model and its optimizer. Nothing is read from the device before a step has ended.
 
-    Each of several `processes` has batches of its own; their gradients are summed before the update, which all make alike.
-    recorder: runs the pieces of a step, as they are or recorded. loss: the task's; without one, that of tokens.
+    Each of several `processes` has its own batches; the gradients are summed before the update, which is the same on all.
+    recorder: runs the pieces of a step, directly or as captured CUDA graphs. loss: the task's loss; by default that of tokens.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Stepper:
         self.counted_experts = _counted_experts(model, config, say)
         self.totals = torch.zeros(2, device=device)
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
-        self.scale = torch.ones((), dtype=torch.float64, device=device)  # of the loss
+        self.scale = torch.ones((), dtype=torch.float64, device=device)  # loss scale
         self.measured = torch.zeros(5, dtype=torch.float64, device=device)
         self.meter, self.measures = Meter(model, optimizer), False
         self.can_restart = True
         self.form, self.recorder = training_form(model, device, say, eager=config.eager, recompute=config.recompute)
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
-        """One update from `batches`, of all processes; with `norms`, also measure each layer."""
+        """Take one optimizer step on `batches` of all processes; with `norms`, also measure each layer."""
         tokens = self.processes.total(sum(batch.tokens for batch in batches))
         self.optimizer.lr.fill_(lr)
         self.share.fill_(1 / tokens)
@@ -95,7 +96,7 @@ class Stepper:
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
     def _pieces(self, batches: Sequence[Batch]) -> list[Piece]:
-        """The whole step of one batch; of several, here or on other processes, each batch, their sum, and the update."""
+        """The pieces of a step: one piece for a single batch on one process; otherwise each batch, the sum, and the update."""
         if len(batches) * self.processes.size == 1:
             return [Piece(("step", self.measures), self.accumulate_and_update, batches[0].parts)]
         return [
@@ -105,18 +106,18 @@ class Stepper:
         ]
 
     def accumulate_and_update(self, *parts: Tensor) -> None:
-        """A step of one batch on one process."""
+        """A whole step: one batch on one process."""
         self.accumulate(*parts)
         self.update()
 
     def accumulate(self, *parts: Tensor) -> None:
-        """Forward and backward of one batch: adds to the gradients and to the sums of both losses."""
+        """Forward and backward of one batch; adds to the gradients and to the sums of both losses."""
         found = self.loss(self.form, parts, hidden_states=self.measures)
         total, out = found.total, found.output
         if self.measures:
             self.meter.note_residuals(out)
-        if out.router_loss.requires_grad:  # a dense model's is a constant 0
-            # A mean over the batch, which counts as the batch does: by its labels.
+        if out.router_loss.requires_grad:  # that of a dense model is a constant 0
+            # It is a mean over the batch and is weighted, like the batch, by its number of labels.
             total = total + out.router_loss * found.count
         (total * (self.scale * self.share).to(total.dtype)).backward()
         self.totals += torch.stack([total.detach(), found.nll.detach()])
@@ -126,17 +127,17 @@ class Stepper:
         self.optimizer.collect()
 
     def sum_over_processes(self) -> None:
-        """Sum losses and gradients of all batches; the gradients of experts are whole where the experts are."""
+        """Sum losses and gradients over all processes; expert gradients are already complete where the experts are."""
         left = [self.totals, *self.optimizer.shared_sums()]
         if self.measures:
             left.append(self.meter.residuals)
         if self.routing is not None:
             left += self.routing.of_step
-        self.can_restart = self.processes.size == 1  # the others go on
+        self.can_restart = self.processes.size == 1  # other processes would continue
         self.processes.sum_(left)
 
     def update(self) -> None:
-        """Clip and update where all is finite; leave the means of both losses and the gradient's norms in `measured`."""
+        """Clip and update if everything is finite; store the mean losses and the gradient norms in `measured`."""
         if self.measures:
             self.meter.note_gradients()
         means = self.totals * self.share
@@ -146,7 +147,7 @@ class Stepper:
         factor = 1 / self.scale
         if self.config.clip_norm:
             factor = factor * (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.can_restart = False  # no update is made twice
+        self.can_restart = False  # an update must not be repeated
         factors = self.optimizer.update(factor, finite)
         if self.measures:
             self.meter.note_update(factors)
@@ -158,12 +159,12 @@ class Stepper:
 
     @property
     def can_abandon(self) -> bool:
-        """Whether `restart` would leave everything as it was before the step: nothing is replayed that makes the update."""
+        """Whether the step can still be undone by `restart`: no part of it that includes the update has been replayed."""
         replayed = self.recorder.replaying
         return self.can_restart and (replayed is None or replayed.function == self.accumulate)
 
     def restart(self) -> bool:
-        """Undo what was accumulated; False where it is too late to begin the step anew."""
+        """Undo what was accumulated; False if it is too late to start the step again."""
         if not self.can_restart:
             return False
         self.optimizer.clear()
@@ -176,19 +177,19 @@ class Stepper:
     @contextmanager
     def _around_capture(self) -> Iterator[None]:
         assert self.optimizer.kernel is not None
-        self.can_restart = False  # half a capture is not left
+        self.can_restart = False  # a capture cannot be abandoned halfway
         try:
             with self.optimizer.kernel.recording():
                 yield
         finally:
-            # What a capture left behind has a place in the pool but no value.
+            # Gradients left by a capture have memory in the pool but no values.
             for weight in self.model.parameters():
                 weight.grad = None
             self.can_restart = True
 
 
 def _counted_experts(model: Model, config: TrainConfig, say: Callable[[str], None]) -> int:
-    """As how many experts SparseClip counts them; with 1 the norm is the plain one."""
+    """The number of experts that SparseClip assumes; with 1 the norm is the plain one."""
     if model.config.moe is None and config.clip == "sparse":
         say('train.clip = "sparse" has no effect on a model without experts')
     return 1 if model.config.moe is None or config.clip == "plain" else model.config.moe.experts

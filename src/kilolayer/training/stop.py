@@ -1,4 +1,4 @@
-"""Signals that end a run: SIGTERM, SIGINT and SIGHUP. The first one asks, a second one insists."""
+"""Handles the signals that end a run: SIGTERM, SIGINT and SIGHUP. The first one asks, a second one insists."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEP_SECONDS = 20.0
-"""How long a step may go on after a signal. Who sends one commonly kills 30 seconds later, and a checkpoint takes some."""
+"""How long a step may continue after a signal. Schedulers commonly kill 30 seconds later, and saving also takes time."""
 ORPHAN_SECONDS = 60.0
-"""How long a process may take to end when the one that started it is dead; then it is ended."""
+"""How long a process may take to end after its parent has died, before it is killed."""
 REPEAT_SECONDS = 5.0
-"""When a signal that was raised and has ended nothing is raised again: some code drops what is raised in it."""
+"""When to raise again after a raised signal had no effect, since some code swallows exceptions."""
 DROPPED_SECONDS = 0.05
-"""The same where Python tells that it was dropped, as in a destructor."""
+"""The same if Python reports that the exception was swallowed, as in a destructor."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ends what is going on. number: of the first one that came."""
+    """A signal has ended the work. number: the first signal that arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass
 class Stop:
-    """Whether a signal has come, and what it does: it raises `Stopped` in the main thread, unless the work waits for a step.
+    """Whether a signal has arrived, and what it does: it raises `Stopped` in the main thread, unless the work waits for a step.
 
-    signal: the first one that came, 0 where there is none; times: how many came. A second one raises in any case.
+    signal: the first one that arrived, 0 if there was none; times: how many arrived. A second one always raises.
     """
 
     signal: int = 0
@@ -47,18 +47,18 @@ class Stop:
 
     @property
     def insists(self) -> bool:
-        """Whether a second one came."""
+        """Whether a second signal has arrived."""
         return self.times > 1
 
     @contextmanager
     def at_next_step(self) -> Iterator[None]:
-        """Inside, a signal is only noted: the work looks at `signal` between its steps."""
+        """Inside, a signal is only recorded: the work checks `signal` between its steps."""
         with self._waiting(True):
             yield
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, a signal raises, and one that has come before does so at the beginning."""
+        """Inside, a signal raises at once; one that arrived earlier raises on entry."""
         with self._waiting(False):
             if self.signal:
                 raise Stopped(self.signal)
@@ -67,7 +67,7 @@ class Stop:
 
     @contextmanager
     def abandoning(self, may_abandon: Callable[[], bool]) -> Iterator[None]:
-        """A step, which a signal lets go on for a while; then it raises, as soon as `may_abandon` says that it may."""
+        """Inside, a signal lets the step continue for STEP_SECONDS and then raises as soon as `may_abandon` returns True."""
         self._may_abandon = may_abandon
         try:
             if self.signal:
@@ -78,19 +78,19 @@ class Stop:
             self._may_abandon = None
 
     def orphaned(self) -> None:
-        """Who started this process is dead, and sends no signal any more: end as if one had come, or else at once."""
+        """The parent process has died: end as if a signal had arrived, or at once if that takes more than ORPHAN_SECONDS."""
         if not self.signal:
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_SECONDS)
         os._exit(128 + signal.SIGTERM)
 
     def heed(self) -> None:
-        """What was raised has ended what it should: it is not raised again."""
+        """The exception has taken effect: do not raise it again."""
         self._raised = False
         _raise_in(0)
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """What the system calls."""
+        """The signal handler."""
         if number == signal.SIGALRM:
             self._repeat()
             return
@@ -114,7 +114,7 @@ class Stop:
 
     @contextmanager
     def _in_its_own_form(self) -> Iterator[None]:
-        """Compiled libraries put an error of their own in the place of what is raised while they run: `Stopped` comes back."""
+        """Compiled libraries may replace an exception raised while they run by their own: raise `Stopped` again instead."""
         try:
             yield
         except Exception as error:
@@ -133,12 +133,12 @@ class Stop:
 
 @contextmanager
 def catching() -> Iterator[Stop]:
-    """Handle the signals of this process, which can be done in its main thread alone; elsewhere nothing is handled."""
+    """Install the signal handlers; only possible in the main thread, elsewhere nothing is handled."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    # Who ignores SIGHUP, as nohup does, wants the run to outlive its terminal.
+    # If SIGHUP is ignored, as under nohup, the run is meant to outlive its terminal.
     ours = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop.handle) for number in (*ours, signal.SIGALRM)}
     report = sys.unraisablehook
@@ -160,5 +160,5 @@ def catching() -> Iterator[Stop]:
 
 
 def _raise_in(seconds: float) -> None:
-    """Set the alarm, of which a process has one; 0: unset it."""
+    """Set the process's one alarm timer; 0 clears it."""
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -1,4 +1,4 @@
-"""Trackers are given the metrics of a run as they come. TensorBoard is one of them; others are classes of a user's own."""
+"""Trackers receive the metrics of a run as they are written. TensorBoard is built in; others are user-defined classes."""
 
 from __future__ import annotations
 
@@ -18,47 +18,50 @@ logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """What follows a run: Weights & Biases, MLflow, a file of one's own. Of several processes the first alone has trackers."""
+    """The interface of a tracker, such as one for Weights & Biases or MLflow. Only the first process of a run has trackers."""
 
     def start(self, folder: Path, config: Table, step: int) -> None:
-        """Called before the first step, and again where the run is resumed: step is then that of its checkpoint.
+        """Called before the first step, and again when the run is resumed; step is then that of its checkpoint.
 
-        folder: the run's. config: its tables as plain values. A resumed run logs again what comes after `step`.
+        folder: the run folder. config: its tables as plain values. A resumed run logs the rows after `step` again.
         """
         ...
 
     def log(self, row: dict[str, Any]) -> None:
-        """A line of metrics.jsonl: "kind" ("train", "valid", "layers", "routing", "event", "reference"), "step", and values."""
+        """Called for each row of metrics.jsonl.
+
+        A row has "kind" ("train", "valid", "layers", "routing", "event", "reference"), "step", and values.
+        """
         ...
 
     def finish(self, scores: dict[str, Any] | None) -> None:
-        """Called once, at the end. scores: what scores.json holds; None where training has stopped before its end."""
+        """Called once, at the end. scores: the contents of scores.json; None if training stopped before its end."""
         ...
 
 
 class TensorBoard:
-    """Numbers as TensorBoard's files, in the folder `tensorboard` of a run."""
+    """Writes numbers as TensorBoard files, into the folder `tensorboard` of a run."""
 
     def start(self, folder: Path, config: Table, step: int) -> None:
-        """TensorBoard forgets the events after this step: a resumed run writes them again."""
+        """Open the writer; TensorBoard drops the events after this step, which a resumed run writes again."""
         make_folder(folder / "tensorboard")
         self.board = summary_writer()(str(folder / "tensorboard"), purge_step=step + 1)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Each number of a row is a scalar: train/loss."""
+        """Write each number of a row as a scalar, such as train/loss."""
         for name, value in row.items():
             if name not in ("kind", "step") and isinstance(value, int | float):
                 self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
 
     def finish(self, scores: dict[str, Any] | None) -> None:
-        """Write out what is still held back."""
+        """Flush and close the files."""
         self.board.close()
 
 
 class Guarded:
-    """A tracker that cannot end a run: one that raises is named in the log, once, and left out from there on.
+    """Wraps a tracker so that it cannot end a run: if it raises, this is logged once and the tracker is no longer called.
 
-    Nothing reaches it before its start or after its finish.
+    Nothing is passed to it before its start or after its finish.
     """
 
     def __init__(self, tracker: Tracker) -> None:
@@ -66,17 +69,17 @@ class Guarded:
         self.running = False
 
     def start(self, folder: Path, config: Table, step: int) -> None:
-        """An error of ours, which says what to do, is raised: nothing has been trained yet."""
+        """A KilolayerError, which says what to do, is passed on, since nothing has been trained yet."""
         self.running = True
         self._call("start", folder, config, step)
 
     def log(self, row: dict[str, Any]) -> None:
-        """A copy of the row: what a tracker does to it stays with the tracker."""
+        """Pass on a copy of the row, which the tracker may change."""
         if self.running:
             self._call("log", dict(row))
 
     def finish(self, scores: dict[str, Any] | None) -> None:
-        """The first call counts."""
+        """Only the first call has an effect."""
         if self.running:
             self._call("finish", scores)
             self.running = False
@@ -96,18 +99,18 @@ class Guarded:
 
 
 def guarded(trackers: Sequence[Tracker]) -> list[Guarded]:
-    """The same trackers, none of which can end a run."""
+    """Wrap the trackers so that none of them can end a run."""
     return [each if isinstance(each, Guarded) else Guarded(each) for each in trackers]
 
 
 def make_trackers(config: TrainConfig, given: Sequence[Tracker] = ()) -> list[Guarded]:
-    """The trackers of a run: those that its configuration names, then those that are given as objects."""
+    """The trackers of a run: those that its configuration names, then those given as objects."""
     named = find_trackers(config).items()
     return guarded([*(_made(name, make) for name, make in named), *given])
 
 
 def find_trackers(config: TrainConfig) -> dict[str, Callable[[], Any]]:
-    """What makes each tracker that a configuration names; what cannot be imported is refused."""
+    """The class or function that makes each tracker in a configuration; one that cannot be imported raises."""
     found: dict[str, Callable[[], Any]] = {}
     if config.tensorboard:
         summary_writer()
@@ -129,7 +132,7 @@ def _made(place: str, make: Callable[[], Any]) -> Tracker:
 
 
 def check_tracker(tracker: Any, where: str) -> None:
-    """Refuse what cannot follow a run: a class in the place of its object, and what lacks a method."""
+    """Raise if this cannot be a tracker: a class instead of an object, or an object that lacks a method."""
     absent = [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]
     if absent or isinstance(tracker, type):
         raise InputError(
@@ -140,7 +143,7 @@ def check_tracker(tracker: Any, where: str) -> None:
 
 
 def summary_writer() -> Any:
-    """TensorBoard's writer, a class; refuses where the package is missing."""
+    """TensorBoard's writer class; raises if the package is missing."""
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:

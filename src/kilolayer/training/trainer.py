@@ -1,4 +1,4 @@
-"""A run in motion: model, optimizer and data, and everything that a checkpoint must hold."""
+"""The state of a run during training: model, optimizer and data, and everything that a checkpoint must hold."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ RESIDUALS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass
 class Best:
-    """The best validation so far, `waited` validations ago; value: its quality."""
+    """The best validation so far; value: its quality. waited: the number of validations since."""
 
     value: float | None = None
     step: int | None = None
     waited: int = 0
 
     def update(self, quality: float, step: int) -> bool:
-        """Note a validation; True where it is the best."""
+        """Record a validation; return whether it is the best so far."""
         value = -math.inf if math.isnan(quality) else quality
         if self.value is None or value > self.value:
             self.value, self.step, self.waited = value, step, 0
@@ -52,7 +52,7 @@ class Best:
 
 @dataclass
 class Window:
-    """Sums since the last line of metrics; a skipped step adds to `skipped` and `seconds` alone."""
+    """Sums since the last row of metrics; a skipped step adds only to `skipped` and `seconds`."""
 
     loss: float = 0.0
     nll: float = 0.0
@@ -91,15 +91,15 @@ class Window:
         }
 
     def parts(self) -> dict[str, float]:
-        """The gradient's norm without weights: of experts, and of all else."""
+        """Mean gradient norms of the experts and of all other weights, without SparseClip, and clipped steps."""
         steps = self.steps or math.nan
         return {"dense_norm": self.dense_norm / steps, "expert_norm": self.expert_norm / steps, "clipped": self.clipped}
 
 
 class Trainer:
-    """A run in motion. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side.
+    """A run during training. Everything that a checkpoint must hold is listed in `state` and `restore`, side by side.
 
-    Of several processes each has a trainer of its own, and all have the same state but for their noise.
+    Each of several processes has its own trainer; all have the same state except for their random generators.
     """
 
     def __init__(self, run: Run, task: Task, processes: Processes | None = None) -> None:
@@ -123,13 +123,13 @@ class Trainer:
         self.step = 0
         self.validated = 0
         self.saved: tuple[int, bool] | None = None
-        """The step of the last checkpoint, and whether it is on the schedule."""
+        """The step of the last checkpoint, and whether it was on the schedule."""
         self.regular: int | None = None
-        """The step of the last checkpoint on the schedule."""
+        """The step of the last scheduled checkpoint."""
         self.seconds = 0.0
 
     def begin(self, saved: Checkpoint | None) -> None:
-        """Start with new weights, or go on from a checkpoint; then lower the precision of the model's products."""
+        """Start with new weights or resume from a checkpoint; then lower the precision of the model's matrix products."""
         if saved is None:
             self.start_weights()
         else:
@@ -153,7 +153,7 @@ class Trainer:
             self.restore(saved)
 
     def start_weights(self) -> None:
-        """Give a model that was just built what it starts with: the weights of another run, or scales that data decide."""
+        """Initialise a new model: with the weights of `train.start_from`, or with scales calibrated on data."""
         if self.config.start_from is None:
             self.calibrate()
             return
@@ -161,13 +161,13 @@ class Trainer:
         self.placement.load(self.task.adopt(start.weights(self.task.vocabulary, own), own), start.folder)
 
     def state(self) -> Checkpoint:
-        """All that a resumed run needs to go on as if it had not stopped."""
+        """Everything that a resumed run needs to continue as if it had not stopped."""
         moments = self.placement.full_state(self.optimizer.tensors())
         weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
         return Checkpoint(self.step, weights, moments | self.random_state(), self.values())
 
     def values(self) -> dict[str, Any]:
-        """The part of the state that is not in tensors."""
+        """The part of the state that is not tensors."""
         return {
             "guard": self.guard.state(),
             "batches": self.batches.state(),
@@ -181,20 +181,20 @@ class Trainer:
         }
 
     def random_state(self) -> dict[str, Tensor]:
-        """Of the generators that training draws from."""
+        """The states of the random generators that training uses."""
         found = {"random.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             found["random.cuda"] = torch.cuda.get_rng_state(self.device)
         return found
 
     def set_random_state(self, found: Mapping[str, Tensor]) -> None:
-        """Draw again what was drawn after `random_state`."""
+        """Restore the generators to an earlier `random_state`."""
         torch.set_rng_state(found["random.cpu"])
         if (cuda := found.get("random.cuda")) is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda, self.device)
 
     def restore(self, saved: Checkpoint) -> None:
-        """Put back what `state` gave, but for the weights, which `begin` loads."""
+        """Restore what `state` returned, except for the weights, which `begin` loads."""
         path = checkpoint.path_of(self.run.checkpoints, saved.step)
         form = form_of(self.values()) | {"best": get_type_hints(Best), "window": get_type_hints(Window)}
         form |= {"watch": self.watch.form()}
@@ -216,7 +216,7 @@ class Trainer:
         self.regular = saved.step if scheduled else regular_before(saved.state, path / "state.json")
 
     def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        # A run may go on where there is a GPU, or is none, unlike before.
+        # A run may be resumed on a machine with a GPU after training without one, or the reverse.
         ours = {name: tensor for name, tensor in self.random_state().items() if name in tensors or name == "random.cpu"}
         checkpoint.check_alike({name: tensors[name] for name in ours if name in tensors}, ours, path)
         try:
@@ -226,13 +226,13 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to train: all steps are taken, or it no longer gets better."""
+        """Whether training is over: all steps are taken, or patience has run out."""
         patience = self.config.patience
         return self.step >= self.config.steps or bool(patience and self.best.waited >= patience)
 
     @property
     def validation_due(self) -> bool:
-        """Whether this step has a validation that was not made yet, or was ended by a signal."""
+        """Whether this step has a validation that has not been made, or was interrupted by a signal."""
         scheduled = self.step > 0 and self.config.validates(self.step)
         return scheduled and self.validated != self.step
 
@@ -248,13 +248,13 @@ class Trainer:
         return taken
 
     def calibrate(self) -> None:
-        """Set the residual scales of a recipe that takes them from data; only before the first step."""
+        """Set the residual scales of a recipe that derives them from data; only before the first step."""
         if self.model.config.recipe.calibration() is None:
             return
         position, taken, tokens = self.batches.state(), [], 0
         for _ in range(len(self.batches)):
             inputs = self.task.model_inputs(next(self.batches).parts)
-            # A batch without padding may have no mask: those that are joined have the same parts.
+            # A batch without padding may have no mask: only batches with the same parts are joined.
             if not taken or _part_names(inputs) == _part_names(taken[0]):
                 taken.append(inputs)
                 tokens += self._count_tokens(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs[0])
@@ -268,7 +268,7 @@ class Trainer:
             self.placement.calibrate(tuple(each.to(self.device) for each in whole))
 
     def _count_tokens(self, ids: Tensor) -> int:
-        """Those of a batch [rows, length, ...] that are not padding, as far as ids tell it."""
+        """The number of tokens in a batch [rows, length, ...] that are not padding, as far as the ids show it."""
         pad = self.model.config.pad_id
         return ids.shape[0] * ids.shape[1] if pad is None or ids.is_floating_point() else int((ids != pad).sum())
 

@@ -1,4 +1,4 @@
-"""Language modelling: running text, a decoder, the loss a token, bits per byte."""
+"""Language modelling: running text, a decoder, the loss per token, bits per byte."""
 
 from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, register
 

@@ -1,4 +1,4 @@
-"""The configuration of a language model's run."""
+"""The configuration of a language model run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilolayer.tasks.text_config import TextRunConfig
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLMConfig(TextRunConfig):
-    """Everything that a language model's run is made from."""
+    """Everything that a language model run is made from."""
 
     shape: ClassVar[Shape | None] = "decoder"
 

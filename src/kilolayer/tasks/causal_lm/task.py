@@ -1,4 +1,4 @@
-"""Language modelling: running text, a decoder, the loss a token, bits per byte."""
+"""Language modelling: running text, a decoder, the loss per token, bits per byte."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from kilolayer.tasks.task import Loss
 from kilolayer.tasks.text_task import TextTask
 from kilolayer.tasks.token_loss import token_loss
 
-SAMPLES, PROMPT, CONTINUATION = 5, 100, 200  # of the report: texts, tokens before, tokens written
+SAMPLES, PROMPT, CONTINUATION = 5, 100, 200  # in the report: texts, prompt tokens, generated tokens
 
 
 class CausalLMTask(TextTask[CausalLMConfig]):
-    """The text of a run, ready to train, to validate and to test on."""
+    """The text of a run, ready for training, validation and testing."""
 
     def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: CausalLMConfig) -> None:
         super().__init__(text, vocabulary, cache, config)
@@ -37,10 +37,10 @@ class CausalLMTask(TextTask[CausalLMConfig]):
         self.valid, self.test = (
             None if part is None else encode_documents(part, vocabulary, cache) for part in (text.valid, text.test)
         )
-        self.training_batches(seed=0)  # refuses a text that is too short
+        self.training_batches(seed=0)  # raises if the text is too short
 
     def loss(self, model: Decoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
-        """Parts: tokens and, as labels, the token after each: int64 [rows, length]."""
+        """Parts: tokens and, as labels, the next token of each: int64 [rows, length]."""
         return token_loss(model, parts, hidden_states=hidden_states, smoothing=self.config.train.label_smoothing)
 
     def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -54,13 +54,13 @@ class CausalLMTask(TextTask[CausalLMConfig]):
         return HeldOut(*(None if part is None else part.digest for part in (self.valid, self.test)))
 
     def frequency_loss(self) -> float:
-        """Of all tokens, the ends of documents too."""
+        """The frequency loss of all tokens, including the ends of documents."""
         return frequency_loss(count_tokens(self.train))
 
     def validate(self, model: Decoder, most: int, recorder: Recorder | None = None) -> TextLoss | None:
-        """The loss of the first `most` windows of the validation part, which do not overlap; None where there is none.
+        """The loss of the first `most` windows of the validation set, which do not overlap; None if there is no such set.
 
-        recorder: runs the forward and the loss of each batch.
+        recorder: runs the forward pass and the loss of each batch.
         """
         if self.valid is None:
             return None
@@ -68,7 +68,7 @@ class CausalLMTask(TextTask[CausalLMConfig]):
         return measure(model, batches, self.vocabulary.byte_lengths, recorder)
 
     def test_scores(self, model: Decoder, stride: int | None = None) -> dict[str, TextScore]:
-        """The scores of the test part; stride: in the place of the configured one."""
+        """The scores of the test set; stride: overrides the configured one."""
         assert self.test is not None
         config = self.config
         if stride is not None:
@@ -79,14 +79,14 @@ class CausalLMTask(TextTask[CausalLMConfig]):
     def scores_of(
         cls, model: Decoder, text: TokenText, vocabulary: TextVocabulary, config: CausalLMConfig
     ) -> dict[str, TextScore]:
-        """Windows that lie `text.stride` tokens apart, each token scored once."""
+        """Scores over windows that start `text.stride` tokens apart; each token is scored once."""
         length = config.text.length
         stride = config.text.stride or length
         batches = windows_in_order(text, config.rows, length, stride)
         return measure(model, batches, vocabulary.byte_lengths).scores(f"length:{length}|stride:{stride}")
 
     def samples(self, model: Decoder) -> list[dict[str, str]]:
-        """How the model goes on at a few places of a text that it was not trained on, where there is one."""
+        """The model's continuations at a few places of a text that it was not trained on, if there is one."""
         text = self.test or self.valid or self.train
         width = min(PROMPT + CONTINUATION, len(text) - 1)
         prompt = -(-width * PROMPT // (PROMPT + CONTINUATION))
@@ -104,5 +104,5 @@ class CausalLMTask(TextTask[CausalLMConfig]):
         ]
 
     def _readable(self, tokens: list[int]) -> str:
-        """Their text, without the halves of characters at its edges."""
+        """The text of the tokens, without partial characters at its ends."""
         return self.vocabulary.decode(tokens).strip("\ufffd")

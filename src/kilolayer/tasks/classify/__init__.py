@@ -1,4 +1,4 @@
-"""Fine-tuning: one or two sentences, an encoder with a head, a class or a number."""
+"""Classification and regression: one or two sentences, an encoder with a head, a class or a number."""
 
 from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, register
 

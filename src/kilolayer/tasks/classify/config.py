@@ -1,4 +1,4 @@
-"""The configuration of a classifier's run."""
+"""The configuration of a classifier run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
 from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 from kilolayer.terminal import counted
 
-# Convention for models of BERT's kind: learning rates of 1e-5 to 3e-5, a warm-up of 6%, then linearly to 0, weight decay 0.1.
-# The epochs and the rate from scratch are ours.
+# Usual for BERT-like models: learning rates of 1e-5 to 3e-5, 6% warm-up, then linear decay to 0, weight decay 0.1.
+# The number of epochs and the learning rate from scratch are our choice.
 FINE_TUNING: Table = {
     "optimizer": "adamw",
     "schedule": "linear",
@@ -31,7 +31,7 @@ LR, LR_FROM_SCRATCH, EPOCHS, WARMUP = 3e-5, 3e-4, 5, 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyConfig(RunConfig):
-    """Everything that a classifier's run is made from."""
+    """Everything that a classifier run is made from."""
 
     shape: ClassVar[Shape | None] = "encoder"
 
@@ -44,7 +44,7 @@ class ClassifyConfig(RunConfig):
 
     @classmethod
     def from_start(cls, tables: Table) -> Table:
-        """Without what a classifier has in its own way: no scores of tokens, padded batches, outputs that its labels decide."""
+        """The inherited tables, without the options of token outputs, padding, and the number of outputs."""
         tables = super().from_start(tables)
         model = {name: value for name, value in tables["model"].items() if name not in OF_TOKENS}
         model["head"] = {name: value for name, value in model.get("head", {}).items() if name != "outputs"}
@@ -85,12 +85,12 @@ class ClassifyConfig(RunConfig):
 
     @property
     def row_of_mask(self) -> int:
-        """1 where the model has a row for the mask of the masked language model that it starts from, else 0."""
+        """1 if the model has a row for the mask token of the masked language model that it starts from, else 0."""
         known = ByteVocabulary.vocab_size if self.tokenizer.of_bytes else self.tokenizer.vocab_size
         return int(self.train.start_from is not None and self.model.vocab_size == known + 1)
 
     def classes_of_run(self) -> tuple[str, ...]:
-        """Of a run that was created, one for each output of its model; empty where labels are numbers."""
+        """The classes of an existing run, one for each output of its model; empty if the labels are numbers."""
         outputs, classes = 0 if self.model.head is None else self.model.head.outputs, self.examples.classes
         named = len(classes) if self.examples.layout_kind == "class" else 1
         if outputs != named:
@@ -106,6 +106,6 @@ class ClassifyConfig(RunConfig):
 
 
 def _part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table inside another; an empty one where something else stands in its place, which is refused later."""
+    """A nested table; an empty one if the value is not a table, which is refused later."""
     part = table.get(name, {})
     return part if isinstance(part, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Fine-tuning: one or two sentences, an encoder with a head, a class or a number."""
+"""Classification and regression: one or two sentences, an encoder with a head, a class or a number."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ PREDICTIONS = "test.predictions.tsv"
 
 
 class ClassifyTask(Task[ClassifyConfig]):
-    """The examples of a run, ready to train, to validate and to test on."""
+    """The examples of a run, ready for training, validation and testing."""
 
     starts_from: ClassVar[tuple[str, ...]] = ("masked_lm",)
 
     def __init__(self, parts: ExampleParts, vocabulary: TextVocabulary, config: ClassifyConfig) -> None:
         self._vocabulary, self.config, self.parts = vocabulary, config, parts
         self.classes = parts.classes
-        # More rows than there are examples would hold padding alone.
+        # Rows beyond the number of examples would contain only padding.
         self.metrics, self.rows = config.examples.metrics, min(config.examples.rows, len(parts.train))
         self.train, self.valid, self.test = map(self._encoded, (parts.train, parts.valid, parts.test))
         assert self.train is not None
@@ -76,7 +76,7 @@ class ClassifyTask(Task[ClassifyConfig]):
     def read_text(
         cls, config: ClassifyConfig, vocabulary: TextVocabulary, text: OtherText, cache: Path
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
-        """A file of labelled examples with the columns of the run's own."""
+        """Read a file of labelled examples with the same columns as the run's own."""
         require_packages()
         examples, title = config.examples, registry.get(config.task).title
         path, *others = text.files(title)
@@ -99,7 +99,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         return self._vocabulary
 
     def resolve(self, config: ClassifyConfig) -> ClassifyConfig:
-        """With the sizes of the vocabulary and of the head, the classes in their order, and absolute paths."""
+        """The configuration with the sizes of the vocabulary and the head, the classes in order, and absolute paths."""
         known, head = self.vocabulary.vocab_size, config.model.head
         assert head is not None
         of_mask = config.train.start_from is not None and config.model.vocab_size == known + 1
@@ -108,9 +108,9 @@ class ClassifyTask(Task[ClassifyConfig]):
         return replace(config, model=model, examples=examples)
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The body of another model, without what scores tokens; its head too, where it has one of this form.
+        """The body of another model, without its token outputs; also its head, if it has the same form.
 
-        Of an imported model that has the first matrix of a head alone, BERT's pooler, this one is taken.
+        If an imported model has only the first matrix of a head, BERT's pooler, that matrix is taken.
         """
         head = {name: tensor for name, tensor in own.items() if name.startswith("head.")}
         theirs = {name: weights[name] for name in head if name in weights}
@@ -126,9 +126,9 @@ class ClassifyTask(Task[ClassifyConfig]):
         return ExampleBatches(self.train, self.rows, seed)
 
     def loss(self, model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
-        """Cross-entropy of the classes, or the squared error of the numbers.
+        """Cross-entropy of the classes, or squared error of the numbers.
 
-        parts: tokens int64 [rows, length], rows of padding alone not counted; labels int64 [rows] or fp32 [rows].
+        parts: tokens int64 [rows, length], in which rows of only padding are not counted; labels int64 [rows] or fp32 [rows].
         """
         tokens, labels = parts
         output = model(tokens, **types_for(model.config, tokens), hidden_states=hidden_states)
@@ -153,23 +153,23 @@ class ClassifyTask(Task[ClassifyConfig]):
         return HeldOut(*(None if part is None else part.digest for part in (self.valid, self.test)))
 
     def frequency_loss(self) -> float | None:
-        """Of the classes; None where the labels are numbers."""
+        """The frequency loss of the classes; None if the labels are numbers."""
         assert self.train is not None
         assert self.train.labels is not None
         return frequency_loss(np.bincount(self.train.labels)) if self.classes else None
 
     def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> LabelLoss | None:
-        """Loss and metrics of the first `most` examples of the validation part; None where there is none.
+        """The loss and metrics of the first `most` examples of the validation set; None if there is no such set.
 
-        recorder: runs the forward of each batch.
+        recorder: runs the forward pass of each batch.
         """
         return None if self.valid is None else self._measured(self.valid, predict(model, self.valid, self.rows, most, recorder))
 
     def score(self, model: Encoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Leave the scores of the test part and samples in a run's folder.
+        """Write the scores of the test set and samples into a run folder.
 
-        Of a test part without labels the predictions are left, in the form that GLUE takes; the scores are then those of the
-        validation part, and so they are without a test set. `metric` is the one that the best checkpoint was chosen by.
+        If the test set has no labels, its predictions are written in GLUE's submission format. The scores are then those of the
+        validation set, as they are without a test set. `metric` is the one by which the best checkpoint was chosen.
         """
         scores: dict[str, Any] = {}
         samples: list[dict[str, str]] = []
@@ -189,7 +189,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         write_results(folder, samples, scores, weights)
 
     def predicted(self, scores: np.ndarray) -> list[str]:
-        """The labels, as texts, that scores [examples, outputs] stand for."""
+        """The predicted labels, as text, for scores [examples, outputs]."""
         if not self.classes:
             return [f"{value:.3f}" for value in scores[:, 0]]
         return [self.classes[place] for place in scores.argmax(axis=1)]
@@ -200,13 +200,13 @@ class ClassifyTask(Task[ClassifyConfig]):
 
 
 def _score_table(measured: LabelLoss) -> dict[str, Any]:
-    """As scores.json holds it: first, as `metric`, the score that the best checkpoint is chosen by."""
+    """The entry of scores.json; its first score, `metric`, is the one by which the best checkpoint is chosen."""
     (_, chosen), *others = measured.scores.items()
     return {key: asdict(score) for key, score in {"metric": chosen, **dict(others)}.items()}
 
 
 def _samples(part: ExampleFile, labels: Sequence[str]) -> list[dict[str, str]]:
-    """A few examples from all over the part, with what was predicted."""
+    """A few examples from all over the set, with their predictions."""
     chosen = np.unique(np.linspace(0, len(part) - 1, SAMPLES).astype(np.int64)).tolist()
     samples = []
     for place in chosen:

@@ -1,4 +1,4 @@
-"""Masked language modelling: running text, an encoder, the loss and accuracy of hidden tokens."""
+"""Masked language modelling: running text, an encoder, the loss and accuracy of masked tokens."""
 
 from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, register
 

@@ -1,4 +1,4 @@
-"""The configuration of a masked language model's run."""
+"""The configuration of a masked language model run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kilolayer.tasks.text_config import TextRunConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(TextRunConfig):
-    """Everything that a masked language model's run is made from."""
+    """Everything that a masked language model run is made from."""
 
     shape: ClassVar[Shape | None] = "encoder"
     more_rows: ClassVar[int] = 1
-    """The mask's."""
+    """One row, for the mask token."""
 
     task: str = "masked_lm"
     """What is learned."""
@@ -27,7 +27,7 @@ class MaskedLMConfig(TextRunConfig):
     """What is hidden of the text."""
 
     def faults(self) -> Iterator[Fault]:
-        # So that the model knows of batches without padding, most of them: attention is quickest there.
+        # With a mask, the model knows which batches have no padding (most of them): attention is fastest there.
         told = "pad_id has no effect: the batches of a masked language model carry a padding mask"
         yield self.model.pad_id is not None, told, "model", "remove it"
         yield self.model.head is not None, "a head scores whole sequences, not masked tokens", "model", "remove head"

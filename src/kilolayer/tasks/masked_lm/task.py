@@ -1,4 +1,4 @@
-"""Masked language modelling: running text, an encoder, the loss and accuracy of hidden tokens."""
+"""Masked language modelling: running text, an encoder, the loss and accuracy of masked tokens."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from kilolayer.tasks.task import Loss
 from kilolayer.tasks.text_task import TextTask
 from kilolayer.tasks.token_loss import token_losses
 
-SAMPLES, SHOWN = 5, 100  # of the report: texts, and tokens of each
+SAMPLES, SHOWN = 5, 100  # in the report: texts, and tokens of each
 
 
 class MaskedLMTask(TextTask[MaskedLMConfig]):
-    """The text of a run, ready to train, to validate and to test on."""
+    """The text of a run, ready for training, validation and testing."""
 
     def __init__(self, text: TextParts, vocabulary: TextVocabulary, cache: Path, config: MaskedLMConfig) -> None:
         super().__init__(text, vocabulary, cache, config)
@@ -44,11 +44,11 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         )
 
     def training_batches(self, seed: int) -> MaskedText:
-        """Endless shuffled rows of the training text, masked anew in each epoch."""
+        """Endless shuffled rows of the training text, with new masks in each epoch."""
         return MaskedText(PackedText(self.train, self.rows, self.length, seed), self.masker)
 
     def loss(self, model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
-        """Of the hidden tokens alone; parts: those of a `MaskedBatch`."""
+        """The loss of the masked tokens; parts: those of a `MaskedBatch`."""
         return masked_loss(model, parts, hidden_states=hidden_states, smoothing=self.config.train.label_smoothing)
 
     def model_inputs(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -60,22 +60,22 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         return HeldOut(*(None if part is None else part.documents.text.digest for part in (self.valid, self.test)))
 
     def frequency_loss(self) -> float:
-        """Of the tokens of documents, each of which may be hidden."""
+        """The frequency loss of the tokens of documents, any of which may be masked."""
         counts = count_tokens(self.train.text)
         counts[END] = 0
         return frequency_loss(counts)
 
     def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> MaskedLoss | None:
-        """The loss and accuracy of the first `most` rows of the validation part, whose masks never change; None without one.
+        """The loss and accuracy on the first `most` rows of the validation set, with fixed masks; None if there is no such set.
 
-        recorder: runs the forward and the loss of each batch.
+        recorder: runs the forward pass and the loss of each batch.
         """
         if self.valid is None:
             return None
         return measure_masked(model, fixed_masks(self.valid, self.masker, self.rows, most), recorder)
 
     def test_scores(self, model: Encoder) -> dict[str, TextScore]:
-        """The scores of the test part, whose masks never change."""
+        """The scores of the test set, with fixed masks."""
         assert self.test is not None
         return _row_scores(model, self.test, self.masker, self.config)
 
@@ -83,13 +83,13 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
     def scores_of(
         cls, model: Encoder, text: TokenText, vocabulary: TextVocabulary, config: MaskedLMConfig
     ) -> dict[str, TextScore]:
-        """Of rows whose masks never change."""
+        """The scores of a text's rows, with fixed masks."""
         masker = Masker(config.masking, config.text.length, vocabulary.vocab_size)
         return _row_scores(model, FixedRows(Documents(text), config.text.length), masker, config)
 
     @torch.inference_mode()
     def samples(self, model: Encoder) -> list[dict[str, str]]:
-        """What the model fills in at a few places of a text that it was not trained on, where there is one."""
+        """The model's predictions at a few places of a text that it was not trained on, if there is one."""
         rows = self.test or self.valid or FixedRows(self.train, self.length)
         (batch,) = fixed_masks(rows, self.masker, SAMPLES, SAMPLES)
         device = next(model.parameters()).device
@@ -109,7 +109,7 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         ]
 
     def _readable(self, tokens: list[int], place: int) -> str:
-        """The tokens around a place, of its document alone, without halves of characters at the edges."""
+        """The text around a position, within its document and without partial characters at the ends."""
         first, last = (max(1, place - SHOWN // 2), min(len(tokens), place + SHOWN // 2))
         before, after = tokens[first:place], tokens[place:last]
         before = before[len(before) - before[::-1].index(START) :] if START in before else before
@@ -124,7 +124,7 @@ def _row_scores(model: Encoder, rows: FixedRows, masker: Masker, config: MaskedL
 
 
 def masked_loss(model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool, smoothing: float) -> Loss:
-    """The loss of the hidden tokens of a `MaskedBatch`, by its parts."""
+    """The loss of the masked tokens of a `MaskedBatch`, given its parts."""
     inputs, labels = inputs_of(parts)
     output = model(**inputs, hidden_states=hidden_states)
     assert output.logits is not None

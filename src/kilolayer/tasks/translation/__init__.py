@@ -1,4 +1,4 @@
-"""Translation: text in two languages, an encoder-decoder, the loss a token, BLEU."""
+"""Translation: text in two languages, an encoder-decoder, the loss per token, BLEU."""
 
 from kilolayer.tasks.registry import Headline, Registration, Samples, Verb, register
 

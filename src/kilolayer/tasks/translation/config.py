@@ -1,4 +1,4 @@
-"""The configuration of a translator's run."""
+"""The configuration of a translator run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kilolayer.tasks.train_config import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationTrainConfig(TrainConfig):
-    """`[train]`, with what translators alone have."""
+    """`[train]`, with options that only translators have."""
 
     valid_bleu: bool = False
     """Translate the validation set at each validation and compute BLEU."""
@@ -27,7 +27,7 @@ class TranslationTrainConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationConfig(RunConfig):
-    """Everything that a translator's run is made from."""
+    """Everything that a translator run is made from."""
 
     shape: ClassVar[Shape | None] = "encoder_decoder"
 
@@ -46,7 +46,7 @@ class TranslationConfig(RunConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        """The size of a vocabulary that is trained, or less, is that of the model's tables; two vocabularies have one each."""
+        """The model's tables get the size of the vocabulary to be trained (a maximum); two vocabularies have a table each."""
         tokenizer = table.get("tokenizer", {})
         if not isinstance(tokenizer, Mapping) or tokenizer.get("path", "none") != "none":
             return {}

@@ -1,4 +1,4 @@
-"""A translator on the test part: translations, scores with signatures, error analysis."""
+"""Test results of a translator: translations, scores with signatures, error analysis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES = 20
 
 @dataclass(frozen=True)
 class TestResult:
-    """One part of the test text: sources, references, hypotheses, and their scores."""
+    """The results on one part of the test set: sources, references, hypotheses, and their scores."""
 
     part: ScoredPart
     sources: list[str]
@@ -37,7 +37,7 @@ class TestResult:
 def write_translations(
     folder: Path, results: list[TestResult], train: Sequence[ParallelText], weights: Mapping[str, Any] | None = None
 ) -> None:
-    """Leave scores.json, samples.json and the hypotheses in the run folder, for the report and for comparisons.
+    """Write scores.json, samples.json and the hypotheses into the run folder, for the report and for comparisons.
 
     train: the training text, whose words are counted for the error analysis. weights: which checkpoints translated.
     """
@@ -54,12 +54,12 @@ def write_translations(
 
 
 def scores_of(results: list[TestResult], train: Sequence[ParallelText]) -> dict[str, Any]:
-    """What scores.json holds of some translations: scores, averages, and where the errors lie."""
+    """The contents of scores.json for these translations: scores, averages, and where the errors are."""
     return add_scores({}, {result.part: result.scores for result in results}) | _error_analysis(results, train)
 
 
 def add_scores(document: Mapping[str, Any], scores: Mapping[ScoredPart, Mapping[str, Score | Unavailable]]) -> dict[str, Any]:
-    """What scores.json holds, with more scores: a table for each test part and, where directions share a language, averages."""
+    """Add scores to the contents of scores.json: a table per part and, if several directions share a language, averages."""
     names = part_names(list(scores))
     tables = {
         name: {**document.get(name, {}), **{key: asdict(score) for key, score in scores[part].items()}}
@@ -77,7 +77,7 @@ def add_scores(document: Mapping[str, Any], scores: Mapping[ScoredPart, Mapping[
 
 
 def part_names(parts: Sequence[ScoredPart]) -> dict[ScoredPart, str]:
-    """What scores.json calls each: "test", with a set's name and a direction where there are several: "test flores en-de"."""
+    """The name of each part in scores.json: "test", plus the set's name and the direction if needed: "test flores en-de"."""
     directions = {part.direction for part in parts}
     return {
         part: " ".join(filter(None, ("test", part.name, part.direction.name if len(directions) > 1 else ""))) for part in parts
@@ -85,14 +85,14 @@ def part_names(parts: Sequence[ScoredPart]) -> dict[ScoredPart, str]:
 
 
 def hypotheses_path(folder: Path, part: ScoredPart) -> Path:
-    """Where a run keeps its translations: test.en-de.txt, or of a named set test.flores.en-de.txt."""
+    """The file of a run's translations: test.en-de.txt, or test.flores.en-de.txt for a named set."""
     return folder / ".".join(filter(None, ("test", part.name, part.direction.name, "txt")))
 
 
 def _error_analysis(results: list[TestResult], train: Sequence[ParallelText]) -> dict[str, Any]:
-    """Buckets of words by training frequency, of sentences by length: lists or, where there are several, a list a test part.
+    """Buckets of words by training frequency and of sentences by length: a list, or a list per test part if there are several.
 
-    Without training text there is no frequency.
+    Without training text there are no frequencies.
     """
     names = part_names([result.part for result in results])
     frequency: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Translation: text in two languages, an encoder-decoder, the loss a token, BLEU."""
+"""Translation: text in two languages, an encoder-decoder, the loss per token, BLEU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, scor
 
 @dataclass(frozen=True)
 class TranslationValidation:
-    """loss: mean negative log-likelihood of a target token; bleu: None where nothing was translated. All, and by direction."""
+    """The result of a validation, in total and by direction.
+
+    loss: mean negative log-likelihood per target token. bleu: None if nothing was translated.
+    """
 
     loss: float
     bleu: float | None
@@ -52,11 +55,11 @@ class TranslationValidation:
 
     @property
     def quality(self) -> float:
-        """BLEU where it is measured, else the loss."""
+        """BLEU if it was measured, else the negative loss."""
         return -self.loss if self.bleu is None else self.bleu
 
     def metrics(self) -> dict[str, Any]:
-        """For metrics.jsonl."""
+        """The values for metrics.jsonl."""
         directions = {name: {"loss": each.loss, "bleu": each.bleu} for name, each in self.directions.items()}
         return {"loss": self.loss, "perplexity": self.perplexity, "bleu": self.bleu, "directions": directions}
 
@@ -66,7 +69,7 @@ class TranslationValidation:
 
 
 class TranslationTask(Task[TranslationConfig]):
-    """The data of a run, ready to train and to validate on."""
+    """The data of a run, ready for training, validation and testing."""
 
     def __init__(
         self, corpora: Corpora, tokenizers: Tokenizers, cache: Path, config: TranslationConfig, held_out: HeldOut | None = None
@@ -89,7 +92,7 @@ class TranslationTask(Task[TranslationConfig]):
 
     @classmethod
     def answers(cls, config: TranslationConfig, folder: Path, cache: Path) -> Answers | None:
-        """The references of all parts of the test text, one behind the other, and the translations in the run's folder."""
+        """The references of all parts of the test set, in order, and the translations in the run folder."""
         corpora = find_corpora(config.data, cache)
         tested = {part: corpora.test_of(part) for part in corpora.scored_parts}
         kept = {part: hypotheses_path(folder, part) for part in tested}
@@ -103,7 +106,7 @@ class TranslationTask(Task[TranslationConfig]):
     def read_text(
         cls, config: TranslationConfig, vocabulary: Tokenizers, text: OtherText, cache: Path
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
-        """Stems of corpora, as `data.test` names them, or two files, a source and its reference."""
+        """Read stems of corpora, in the form of `data.test`, or two files, a source and its reference."""
         task = cls.of_tests(config, vocabulary, find_tests(config, text, cache), cache)
         return lambda model: scores_of(task.results(model), [])
 
@@ -111,7 +114,7 @@ class TranslationTask(Task[TranslationConfig]):
     def of_tests(
         cls, config: TranslationConfig, vocabulary: Tokenizers, tests: list[ParallelText], cache: Path
     ) -> TranslationTask:
-        """A task that has test text alone, in some of the run's directions."""
+        """A task that has only test text, in some of the run's directions."""
         directions = [Direction.parse(name) for name in config.data.directions]
         for test in tests:
             if test.direction not in directions:
@@ -124,7 +127,7 @@ class TranslationTask(Task[TranslationConfig]):
         return self.tokenizers
 
     def resolve(self, config: TranslationConfig) -> TranslationConfig:
-        """With the sizes of the vocabularies, absolute paths, and every direction by name."""
+        """The configuration with the sizes of the vocabularies, absolute paths, and the name of every direction."""
         source, target = self.tokenizers.source.vocab_size, self.tokenizers.target.vocab_size
         one = self.tokenizers.one_table
         sizes = {"vocab_size": target} if one else {"vocab_size": target, "source_vocab_size": source}
@@ -139,13 +142,13 @@ class TranslationTask(Task[TranslationConfig]):
         return replace(config, model=replace(config.model, **sizes), data=data)
 
     def training_batches(self, seed: int) -> Batches:
-        """Endless shuffled batches of all directions. Their shapes are then those of validations too."""
+        """Endless shuffled batches of all directions. Validations then use the same shapes."""
         batches = Batches(self._training_pairs, self.config.batches, seed)
         self.shapes = batches.shapes
         return batches
 
     def frequency_loss(self) -> float:
-        """Of the target's tokens, as often as an epoch shows them."""
+        """The frequency loss of the target tokens, with the weights of an epoch."""
         return frequency_loss(count_targets(self._training_pairs))
 
     def held_out(self) -> HeldOut:
@@ -157,13 +160,14 @@ class TranslationTask(Task[TranslationConfig]):
 
     def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         source, target, labels = parts
-        real = labels[:, 0] != PAD  # rows that only fill up a batch have nothing to read
+        real = labels[:, 0] != PAD  # rows that only fill up a batch have no labels
         return source[real], target[real]
 
     def validate(self, model: EncoderDecoder, most: int, recorder: Recorder | None = None) -> TranslationValidation | None:
-        """Loss, and with `valid_bleu` BLEU, of the validation part; None where there is none.
+        """The loss on the validation set and, with `valid_bleu`, BLEU; None if there is no such set.
 
-        Of each corpus and direction the first `most` pairs count. recorder: runs the forward and the loss of each batch.
+        The first `most` pairs of each corpus and direction are used. recorder: runs the forward pass and the loss of each
+        batch.
         """
         if not self.corpora.valid:
             return None
@@ -186,11 +190,11 @@ class TranslationTask(Task[TranslationConfig]):
         )
 
     def score(self, model: EncoderDecoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-        """Translate the test part; leave translations, scores and samples in a run's folder."""
+        """Translate the test set; write translations, scores and samples into a run folder."""
         write_translations(folder, self.results(model), self.corpora.train, weights)
 
     def results(self, model: EncoderDecoder) -> list[TestResult]:
-        """The test part, translated and scored part by part."""
+        """Translate and score the test set, part by part."""
         results = []
         for part in self.corpora.scored_parts:
             pairs = self.corpora.test_of(part)
@@ -201,7 +205,7 @@ class TranslationTask(Task[TranslationConfig]):
     def translate(
         self, model: EncoderDecoder, lines: Iterable[str], direction: Direction, search: SearchConfig
     ) -> Iterator[Translation]:
-        """Translations of lines in the direction's source language, one a line."""
+        """Translate lines of the direction's source language, one translation per line."""
         tag = [self.tokenizers.source.tag_id(direction.target)] if self.tagged else []
         return translate_lines(model, SidedTokenizer(self.tokenizers), lines, search, prefix=tag)
 
@@ -228,7 +232,7 @@ class TranslationTask(Task[TranslationConfig]):
 
 
 def find_tests(config: TranslationConfig, text: OtherText, cache: Path) -> list[ParallelText]:
-    """The test sets that a text names, in the run's directions or in the one that it names."""
+    """The test sets that `text` names, in all of the run's directions or in the one that it names."""
     names = config.data.directions
     if text.direction is not None and text.direction not in names:
         raise unknown(text.direction, names, kind="direction")
@@ -241,13 +245,13 @@ def find_tests(config: TranslationConfig, text: OtherText, cache: Path) -> list[
 
 
 def _absolute(data: DataConfig) -> DataConfig:
-    """With absolute paths, that a run can keep."""
+    """The configuration with absolute paths, for a run to store."""
     paths = {name: str(storable(Path(path))) for name in ("folder", "manifest") if (path := getattr(data, name)) is not None}
     return replace(data, **paths)
 
 
 class SidedTokenizer:
-    """Reads with the source's vocabulary and writes with the target's."""
+    """Encodes with the source vocabulary and decodes with the target vocabulary."""
 
     def __init__(self, tokenizers: Tokenizers) -> None:
         self.tokenizers = tokenizers
