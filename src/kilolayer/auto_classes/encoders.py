@@ -36,8 +36,9 @@ class ReadsText(KilolayerPreTrainedModel):
     ) -> EncoderOutput:
         """Run the encoder.
 
-        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]. attention_mask: 0 at padding. token_type_ids:
-        int64 [batch, length], for a model with token types; by default all 0.
+        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim].
+        attention_mask: 0 at padding.
+        token_type_ids: int64 [batch, length], for a model with token types; by default all 0.
         """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
@@ -75,9 +76,11 @@ class KilolayerForMaskedLM(ReadsText):
     ) -> MaskedLMOutput:
         """Logits at all positions, and the loss if labels are given.
 
-        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]. attention_mask: 0 at padding. token_type_ids:
-        int64 [batch, length], for a model with token types; by default all 0. labels: int64 [batch, length], -100 where nothing
-        was masked. In training, the loss includes the routers' auxiliary loss.
+        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim].
+        attention_mask: 0 at padding.
+        token_type_ids: int64 [batch, length], for a model with token types; by default all 0.
+        labels: int64 [batch, length], -100 where nothing was masked. In training, the loss includes the routers' auxiliary
+        loss.
         """
         out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids)
         assert out.logits is not None
@@ -114,9 +117,11 @@ class KilolayerForSequenceClassification(ReadsText):
     ) -> SequenceClassifierOutput:
         """Logits of the classes, or predicted numbers, and the loss if labels are given.
 
-        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]. attention_mask: 0 at padding. token_type_ids:
-        int64 [batch, length], for a model with token types; by default all 0. labels: int64 [batch], the classes, or, with
-        problem_type "regression", numbers [batch]. In training, the loss includes the routers' auxiliary loss.
+        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim].
+        attention_mask: 0 at padding.
+        token_type_ids: int64 [batch, length], for a model with token types; by default all 0.
+        labels: int64 [batch], the classes, or, with problem_type "regression", numbers [batch]. In training, the loss includes
+        the routers' auxiliary loss.
         """
         out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids)
         assert out.logits is not None

@@ -37,8 +37,9 @@ class KilolayerForCausalLM(KilolayerPreTrainedModel, GenerationMixin):
         """Logits at all new positions, and the loss if labels are given.
 
         input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim], following what past_key_values holds.
-        attention_mask: [batch, past and new length], 0 at padding, on either side; padding takes up no position. labels: int64
-        [batch, length], the tokens themselves, -100 to ignore. In training, the loss includes the routers' auxiliary loss.
+        attention_mask: [batch, past and new length], 0 at padding, on either side; padding takes up no position.
+        labels: int64 [batch, length], the tokens themselves, -100 to ignore. In training, the loss includes the routers'
+        auxiliary loss.
         """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:

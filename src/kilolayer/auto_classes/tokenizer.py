@@ -21,9 +21,10 @@ from kilolayer.generate.fill import MASK, split_at_masks
 class KilolayerTokenizer(PreTrainedTokenizer):
     """START a END, or START a END END b END, with any Kilolayer vocabulary.
 
-    vocab_file: for SentencePiece. tokenizer_file: for byte-level BPE. Without either, tokens are bytes. masks: whether <mask>
-    is a token, as in a masked language model; its id follows the vocabulary's last. types: whether the model has token types: 0
-    up to and including the first END, then 1.
+    vocab_file: for SentencePiece.
+    tokenizer_file: for byte-level BPE. Without either, tokens are bytes.
+    masks: whether <mask> is a token, as in a masked language model; its id follows the vocabulary's last.
+    types: whether the model has token types: 0 up to and including the first END, then 1.
     """
 
     vocab_files_names = {"vocab_file": SHARED_FILE, "tokenizer_file": BYTE_BPE_FILE}  # noqa: RUF012

@@ -148,7 +148,8 @@ class KilolayerForSeq2SeqLM(ReadsSources, GenerationMixin):
     ) -> Seq2SeqLMOutput:
         """Logits at all new target positions, and the loss if labels are given.
 
-        input_ids: int64 [batch, source], or inputs_embeds, or encoder_outputs. attention_mask: 0 at the source's padding.
+        input_ids: int64 [batch, source], or inputs_embeds, or encoder_outputs.
+        attention_mask: 0 at the source's padding.
         decoder_input_ids: int64 [batch, target], following what past_key_values holds; by default the labels shifted by one.
         labels: int64 [batch, target], -100 to ignore. In training, the loss includes the routers' auxiliary loss.
         """

@@ -32,7 +32,9 @@ BYTE_OF = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for plac
 class BytePieces:
     """A byte-level BPE vocabulary as read from its files.
 
-    pieces: in the order of their ids. merges: pairs of pieces, highest priority first. ids: the id of each piece in the files.
+    pieces: in the order of their ids.
+    merges: pairs of pieces, highest priority first.
+    ids: the id of each piece in the files.
     others: entries that text is never split into, such as special tokens, with their ids.
     """
 
@@ -103,7 +105,8 @@ def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, st
 def _checked(vocabulary: Any, where: str, merges: Sequence[tuple[str, Any]]) -> BytePieces:
     """The pieces, after checking that every byte and every merge has an id.
 
-    vocabulary: piece to id. merges: each with its location in the files, for error messages.
+    vocabulary: piece to id.
+    merges: each with its location in the files, for error messages.
     """
     if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
         raise InputError("the vocabulary does not map pieces to ids", where=where, fix=FIX)

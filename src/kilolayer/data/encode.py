@@ -24,8 +24,8 @@ def encode_text(
 ) -> TokenPairs:
     """The token files of `text`: source [<2target>] [<bt>] tokens end, target tokens end.
 
-    tagged: put the target language's tag before each source (used with several directions). filters: for training text; without
-    them every pair is kept, in order. The result's `report` says what was removed.
+    tagged: put the target language's tag before each source (used with several directions).
+    filters: for training text; without them every pair is kept, in order. The result's `report` says what was removed.
     """
     models = [hashlib.sha256(each.model).hexdigest() for each in (tokenizers.source, tokenizers.target)]
     use = [text.direction.name, text.columns, text.synthetic, tagged]

@@ -41,8 +41,8 @@ class ExampleBatch:
 class EncodedExamples:
     """The concatenated tokens of examples, and their labels.
 
-    labels: int64 [examples], class indices; fp32 [examples] if `classes` is empty; None if the examples have no labels. cut:
-    number of examples that were longer than `length` tokens; was_cut: which ones.
+    labels: int64 [examples], class indices; fp32 [examples] if `classes` is empty; None if the examples have no labels.
+    cut: number of examples that were longer than `length` tokens; was_cut: which ones.
     """
 
     def __init__(self, examples: Sequence[Example], vocabulary: TextVocabulary, classes: Sequence[str], length: int) -> None:

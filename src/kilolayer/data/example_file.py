@@ -53,8 +53,8 @@ class ExampleFile:
 def read_example_file(path: Path, columns: Columns, kind: Kind, *, unlabelled: bool, broken: bool) -> ExampleFile:
     """Read the examples of a file and check every line.
 
-    unlabelled: allow a file without labels, which is decided by its first line. broken: skip lines that lack columns, and
-    accept empty sentences.
+    unlabelled: allow a file without labels, which is decided by its first line.
+    broken: skip lines that lack columns, and accept empty sentences.
     """
     label_of = _class_name if kind == "class" else _number
     examples: list[Example] = []

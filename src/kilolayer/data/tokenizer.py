@@ -298,8 +298,8 @@ def train_tokenizer(
 ) -> bytes:
     """Train a SentencePiece model on `lines`; `tags` get the first ids after the special tokens. Equal input gives equal bytes.
 
-    exact: keep every space, and make the line feed a token, so that decoding reproduces the text. required: characters that get
-    a piece however rare they are; each must occur.
+    exact: keep every space, and make the line feed a token, so that decoding reproduces the text.
+    required: characters that get a piece however rare they are; each must occur.
     """
     exactly: dict[str, Any] = {
         "remove_extra_whitespaces": False,

@@ -43,7 +43,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 class Likelihood:
     """The likelihood of a continuation: ln p(continuation | context), and whether each of its tokens is the most probable one.
 
-    tokens, bytes: its length. cut: whether the beginning of its context was not read.
+    tokens, bytes: its length.
+    cut: whether the beginning of its context was not read.
     """
 
     log_likelihood: float

@@ -79,7 +79,8 @@ def measure(
 ) -> TextLoss:
     """The loss over all labels of `batches`, without dropout.
 
-    byte_lengths: int64 [vocabulary], the bytes that each token represents. recorder: runs the forward pass and loss of a batch.
+    byte_lengths: int64 [vocabulary], the bytes that each token represents.
+    recorder: runs the forward pass and loss of a batch.
     """
 
     def nll(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from kilolayer.errors import InputError
 class LogFit:
     """score = intercept + slope log(depth), with the natural logarithm, fitted by least squares.
 
-    slope_error: the standard error of the slope; NaN with two points. r2: the fraction of the scores' variance that the law
-    explains; NaN if they do not vary. left_out_error: the leave-one-out root mean square error, in which each point is
-    predicted from a fit to the others; NaN with two points.
+    slope_error: the standard error of the slope; NaN with two points.
+    r2: the fraction of the scores' variance that the law explains; NaN if they do not vary.
+    left_out_error: the leave-one-out root mean square error, in which each point is predicted from a fit to the others; NaN
+    with two points.
     """
 
     intercept: float

@@ -47,7 +47,8 @@ def predict(
 ) -> np.ndarray:
     """fp32 [examples, outputs]: the scores of all examples, or of the first `most`, without dropout.
 
-    rows: examples per batch. recorder: runs the forward pass of a batch.
+    rows: examples per batch.
+    recorder: runs the forward pass of a batch.
     """
 
     def scores(tokens: Tensor) -> Tensor:

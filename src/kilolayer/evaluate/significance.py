@@ -33,8 +33,8 @@ class Comparison:
     """A system compared with a baseline on the same sentences.
 
     p_value: sacreBLEU's, how often a resampled difference exceeds its mean by more than the observed difference. At a level of
-    0.05, a system is wrongly called better or worse once in twenty times, in each direction. wins: the fraction of resampled
-    test sets on which the system is better.
+    0.05, a system is wrongly called better or worse once in twenty times, in each direction.
+    wins: the fraction of resampled test sets on which the system is better.
     """
 
     metric: str

@@ -25,8 +25,11 @@ Target = Literal["huggingface", "ctranslate2"]
 class Export:
     """The result of an export.
 
-    folder: what was written. architecture: the class, or the software, that loads it. why: the reason for this one. weights:
-    the checkpoints that the weights come from, in words. finished: whether the run was finished.
+    folder: what was written.
+    architecture: the class, or the software, that loads it.
+    why: the reason for this one.
+    weights: the checkpoints that the weights come from, in words.
+    finished: whether the run was finished.
     """
 
     folder: Path

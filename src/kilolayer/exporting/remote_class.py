@@ -28,8 +28,8 @@ from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 def remote_files(source: Source, why: str, tokenizer: dict[str, bytes] | None) -> tuple[str, str, dict[str, bytes]]:
     """The class that loads the model, why this one, and the names and contents of all files but the README.
 
-    why: the reason that no Transformers class fits. tokenizer: the vocabulary files; None to use Kilolayer's own tokenizer
-    class.
+    why: the reason that no Transformers class fits.
+    tokenizer: the vocabulary files; None to use Kilolayer's own tokenizer class.
     """
     refuse_part(source.model)
     classes, architecture = import_classes(), architecture_of(source.model.config)

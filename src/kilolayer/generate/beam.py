@@ -39,7 +39,8 @@ class Sentence:
         over.
 
         totals, ends: the log-probabilities of the continuations, now of `length` tokens, and whether each ends; best first, NaN
-        before all others. written: gives the tokens of a continuation by its rank.
+        before all others.
+        written: gives the tokens of a continuation by its rank.
         """
         for rank in range(min(self.beam, len(totals))):
             if (ends[rank] or length >= self.longest) and isfinite(totals[rank]):
@@ -67,7 +68,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of each sentence, best first; fewer if there are not enough within the allowed length.
 
-    limits: the maximum length of each sentence. early_stop: use the bound above; without it the result is the same, but later.
+    limits: the maximum length of each sentence.
+    early_stop: use the bound above; without it the result is the same, but later.
     """
     sentences = [Sentence(limit, beam, length_penalty, n_best, early_stop) for limit in limits]
     running = dict(enumerate(sentences))

@@ -51,8 +51,9 @@ def continue_texts(
     """`config.n_best` continuations of each text, greedy or sampled, until the model ends them or they reach the maximum
     length.
 
-    texts: token ids, at least one each. indices: the number of each text, which seeds its samples. hear: called with each token
-    as it is generated, if there is only one continuation.
+    texts: token ids, at least one each.
+    indices: the number of each text, which seeds its samples.
+    hear: called with each token as it is generated, if there is only one continuation.
     """
     samples = range(config.n_best)
     lines = [_Line(text, sample, list(tokens[-context:])) for text, tokens in enumerate(texts) for sample in samples]

@@ -12,8 +12,10 @@ from kilolayer.errors import InputError
 class Hypothesis:
     """A decoded sequence.
 
-    tokens: without start and end. log_probability: the model's, including the end token. score: log_probability /
-    length^penalty in beam search, else log_probability. ended: False if it was cut at the maximum length.
+    tokens: without start and end.
+    log_probability: the model's, including the end token.
+    score: log_probability / length^penalty in beam search, else log_probability.
+    ended: False if it was cut at the maximum length.
     """
 
     tokens: list[int]

@@ -21,8 +21,8 @@ BOS, EOS = 2, 3
 class Reads(Protocol):
     """The interface between searches and a model: log-probabilities after one more token of each hypothesis.
 
-    first: int64 [batch, 1], the token that each sentence starts with. max_length: the maximum number of tokens that may follow
-    it.
+    first: int64 [batch, 1], the token that each sentence starts with.
+    max_length: the maximum number of tokens that may follow it.
     """
 
     first: Tensor

@@ -37,8 +37,9 @@ def generate(
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each sentence, in the order of the input.
 
-    source: int64 [batch, length], right-padded with 0; for a `Decoder`, the text to continue. indices: the number of each
-    sentence, which seeds its samples; by default 0, 1, 2... Runs without dropout. Padding and start are never generated.
+    source: int64 [batch, length], right-padded with 0; for a `Decoder`, the text to continue.
+    indices: the number of each sentence, which seeds its samples; by default 0, 1, 2...
+    Runs without dropout. Padding and start are never generated.
     """
     if source.dim() != 2 or 0 in source.shape:
         raise InputError(

@@ -32,8 +32,8 @@ class Vocabulary(Protocol):
 class Translation:
     """The translation of a line.
 
-    texts, scores: of the hypotheses, in order; an empty line has one, the empty text. cut: whether the line was longer than
-    max_source_length, so that its end was not read.
+    texts, scores: of the hypotheses, in order; an empty line has one, the empty text.
+    cut: whether the line was longer than max_source_length, so that its end was not read.
     """
 
     texts: list[str]

@@ -32,7 +32,8 @@ def begin_collective() -> None:
 def watched(store: Store, rank: int, size: int, timeout: float, step: Callable[[], int]) -> Iterator[None]:
     """While this context is active on all processes, one that hangs for `timeout` seconds is reported, and all are ended.
 
-    store: shared by the processes. step: returns the current step of this process.
+    store: shared by the processes.
+    step: returns the current step of this process.
     """
     watch = _Watch(store, rank, size, timeout, step)
     watch.tell()

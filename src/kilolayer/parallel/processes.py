@@ -26,10 +26,13 @@ PATIENCE = timedelta(hours=12)
 class Processes:
     """The processes of a run. With one process, nothing is communicated.
 
-    rank: the number of this process, from 0. size: the number of processes. numbers: the gloo group that exchanges numbers.
+    rank: the number of this process, from 0.
+    size: the number of processes.
+    numbers: the gloo group that exchanges numbers.
     group: the same processes, for tensors on the device. Both are None with one process. All methods that communicate must be
-    called by all processes, in the same order. store: where each publishes its progress; None if there is no monitoring. step:
-    the current step of this process.
+    called by all processes, in the same order.
+    store: where each publishes its progress; None if there is no monitoring.
+    step: the current step of this process.
     """
 
     def __init__(self, numbers: dist.ProcessGroup | None = None, store: dist.Store | None = None) -> None:

@@ -24,9 +24,11 @@ logger = logging.getLogger(__name__)
 class Adaptation:
     """What `adapt` did to a model.
 
-    constants: the recipe's constants, by stack. sublayers: the number of residual sublayers changed, by stack. added: the names
-    of the parameters and buffers that the recipe added; an optimizer created before does not have them. seed: of the initial
-    weights; None if they were left unchanged. notes: further remarks for the user.
+    constants: the recipe's constants, by stack.
+    sublayers: the number of residual sublayers changed, by stack.
+    added: the names of the parameters and buffers that the recipe added; an optimizer created before does not have them.
+    seed: of the initial weights; None if they were left unchanged.
+    notes: further remarks for the user.
     """
 
     recipe: Recipe

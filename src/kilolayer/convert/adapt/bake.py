@@ -27,8 +27,9 @@ from kilolayer.layers.scale import LearnedScale, factor_of
 class Baked:
     """What `bake` did.
 
-    sublayers: the number that were merged. own_eps: the names of norms that now have a different eps. A configuration holds
-    only one eps for all norms, so a model that is loaded again uses that one, and its outputs differ slightly.
+    sublayers: the number that were merged.
+    own_eps: the names of norms that now have a different eps. A configuration holds only one eps for all norms, so a model that
+    is loaded again uses that one, and its outputs differ slightly.
     """
 
     sublayers: int

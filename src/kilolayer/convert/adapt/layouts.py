@@ -19,9 +19,10 @@ SELF, CROSS, FFN = Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD
 class Layout:
     """How layers of one class are read.
 
-    read: from a layer to its sublayers, in order. norm_first: whether the norms come before f (Pre-LN) or after the sum
-    (Post-LN). side: encoder or decoder. embedding_norm: the class and attribute of a norm on the embeddings, directly below the
-    first layer.
+    read: from a layer to its sublayers, in order.
+    norm_first: whether the norms come before f (Pre-LN) or after the sum (Post-LN).
+    side: encoder or decoder.
+    embedding_norm: the class and attribute of a norm on the embeddings, directly below the first layer.
     """
 
     title: str

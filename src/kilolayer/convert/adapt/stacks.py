@@ -18,8 +18,9 @@ from kilolayer.recipes.base import Depths, Kind, Side
 class ForeignStack:
     """The layers of one encoder or decoder.
 
-    name: of the list in the model that holds them. holder: the module that owns that list. embedding_norm: the norm directly
-    below the first layer, if the class has one.
+    name: of the list in the model that holds them.
+    holder: the module that owns that list.
+    embedding_norm: the norm directly below the first layer, if the class has one.
     """
 
     name: str

@@ -16,9 +16,9 @@ READING = (Role.QUERY_KEY, Role.VALUE, Role.FFN_IN)
 class Matrix:
     """One projection, [outputs, inputs]: a weight, or one of the equal parts of a weight that holds several.
 
-    transposed: whether the weight is stored as [inputs, outputs]. start: a factor on its initial standard deviation, besides
-    the recipe's gain. reads: whether its input is the sublayer's own; the keys and values of cross-attention read another
-    stack.
+    transposed: whether the weight is stored as [inputs, outputs].
+    start: a factor on its initial standard deviation, besides the recipe's gain.
+    reads: whether its input is the sublayer's own; the keys and values of cross-attention read another stack.
     """
 
     owner: nn.Module
@@ -53,9 +53,10 @@ class Matrix:
 class ForeignSublayer:
     """A residual sublayer of another library's layer.
 
-    function: the first module of f; its first argument is the input of f. output: the last module of f, before dropout; it
-    returns f(x), or a tuple that begins with it. norm: the layer's own, before f or after the sum. heads: of attention; 0 in a
-    feed-forward network.
+    function: the first module of f; its first argument is the input of f.
+    output: the last module of f, before dropout; it returns f(x), or a tuple that begins with it.
+    norm: the layer's own, before f or after the sum.
+    heads: of attention; 0 in a feed-forward network.
     """
 
     kind: Kind

@@ -15,9 +15,10 @@ from kilolayer.errors import InputError
 class Entry:
     """One Kilolayer tensor, and its counterpart in Transformers.
 
-    theirs: the name; for a matrix that Kilolayer stores fused, the names of its equal parts, stacked by rows. transposed:
-    theirs is [inputs, outputs] and ours [outputs, inputs]. rows_before: extra rows at the beginning of their table. as_row:
-    theirs is [1, n] and ours [n].
+    theirs: the name; for a matrix that Kilolayer stores fused, the names of its equal parts, stacked by rows.
+    transposed: theirs is [inputs, outputs] and ours [outputs, inputs].
+    rows_before: extra rows at the beginning of their table.
+    as_row: theirs is [1, n] and ours [n].
     """
 
     ours: str

@@ -22,8 +22,8 @@ class ShotScore:
     """A score, with what it depends on.
 
     norm: how choices were compared; with `greedy`, a single continuation is right if it is what the model would generate.
-    chance: the accuracy of guessing; None if there are no choices. cut: the number of questions whose beginning the model did
-    not read.
+    chance: the accuracy of guessing; None if there are no choices.
+    cut: the number of questions whose beginning the model did not read.
     """
 
     task: str
