@@ -1,11 +1,11 @@
 """The best bits per byte on enwik8 within twenty minutes of one GPU: two commands of ten minutes, stopped and resumed.
 
-    python benchmarks/depth/enwik8.py select OUT --seconds 240            # short runs side by side: depth, recipe, rate
-    python benchmarks/depth/enwik8.py speed OUT                           # the time of a step of each, alone
-    python benchmarks/depth/enwik8.py train OUT --config NAME             # measures its speed, plans its steps, begins
-    python benchmarks/depth/enwik8.py train OUT --config NAME             # the same once more goes on to the end
-    python benchmarks/depth/enwik8.py score OUT --config NAME             # the test part, with overlapping windows
-    python benchmarks/depth/enwik8.py table OUT                           # OUT/enwik8.md, beside published models
+    python benchmarks/depth/enwik8.py select OUT --seconds 240            # short runs in parallel: depth, recipe, learning rate
+    python benchmarks/depth/enwik8.py speed OUT                           # the step time of each, alone on the GPU
+    python benchmarks/depth/enwik8.py train OUT --config NAME             # measures the speed, plans the steps, starts
+    python benchmarks/depth/enwik8.py train OUT --config NAME             # the same command again continues to the end
+    python benchmarks/depth/enwik8.py score OUT --config NAME             # the test set, with overlapping windows
+    python benchmarks/depth/enwik8.py table OUT                           # OUT/enwik8.md, with published models
 
 A NAME such as 24L-75M-sub_ln-lr0.001 gives layers, parameters, recipe and learning rate. KILOLAYER_DATA is the folder with
 enwik8/enwik8.xz. Runs are stored in --work, and each stage adds to OUT/enwik8.json. Options of `kilolayer train` (--text.length

@@ -1,10 +1,10 @@
 """Does depth help small language models? 12 to 96 layers on the books; Pre-LN, Sub-LN, DeepNorm, each at its best rate.
 
-    python benchmarks/depth/language.py train OUT --family fixed     # every depth, recipe and rate at one width
-    python benchmarks/depth/language.py train OUT --family equal     # the same with equal weights: deeper and narrower
+    python benchmarks/depth/language.py train OUT --family fixed     # every depth, recipe and learning rate at one width
+    python benchmarks/depth/language.py train OUT --family equal     # the same with equal parameters: deeper and narrower
     python benchmarks/depth/language.py train OUT --rates best --seeds 2 3
-    python benchmarks/depth/language.py speed OUT                    # the time of a step, each model alone on the GPU
-    python benchmarks/depth/language.py even OUT --family fixed      # shallower models for as many seconds as the deepest
+    python benchmarks/depth/language.py speed OUT                    # step times, each model alone on the GPU
+    python benchmarks/depth/language.py even OUT --family fixed      # shallower models for the same time as the deepest
     python benchmarks/depth/language.py shots OUT                    # questions after zero, one and four examples
     python benchmarks/depth/language.py table OUT                    # OUT/language.md and OUT/language.svg
 

@@ -1,7 +1,7 @@
 """Compare systems on one corpus: tuned on the validation set, then three seeds scored once on the test set.
 
-    select: every system at its learning rates and warm-ups, validation loss alone
-    final:  each system as chosen, three seeds
+    select: every system at its learning rates and warm-ups, validation loss only
+    final:  each system with its best settings, three seeds
 
 Each stage is a comparison. Options of `kilolayer train` (--model.dim 16) apply to all runs.
 """

@@ -1,6 +1,6 @@
 """Train a thousand layers: 500L-500L DeepNorm on Multi30k, stopped once and resumed, against 6L-6L and 500L-500L Post-LN.
 
-    python benchmarks/translation/thousand.py SYSTEM OUT --seconds S [--train.lr ...]    # starts, or goes on after a stop
+    python benchmarks/translation/thousand.py SYSTEM OUT --seconds S [--train.lr ...]    # starts or resumes
 
 A run that is out of time stops with a checkpoint in runs/thousand/SYSTEM, and the same command continues it; with --discard it
 stops without a checkpoint, which takes 11 GB at this depth. Writes OUT/thousand-SYSTEM.json: both losses by step, time, skipped

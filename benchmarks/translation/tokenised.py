@@ -1,9 +1,9 @@
 """Multi30k English-German on tokenized, lower-cased text, to compare with a published 41.0 BLEU (see tokenised.toml).
 
     python benchmarks/translation/tokenised.py prepare FOLDER    # FOLDER/multi30k_tok, of KILOLAYER_DATA/multi30k
-    python benchmarks/translation/tokenised.py select OUT        # learning rates x warm-ups, validation loss alone
-    python benchmarks/translation/tokenised.py final OUT         # the chosen ones, three seeds, scored once on the test part
-    python benchmarks/translation/tokenised.py compare OUT       # the kept translations, each system against each
+    python benchmarks/translation/tokenised.py select OUT        # learning rates x warm-ups, validation loss only
+    python benchmarks/translation/tokenised.py final OUT         # the best settings, three seeds, scored once on the test set
+    python benchmarks/translation/tokenised.py compare OUT       # the saved translations, every pair of systems
 
 `prepare` needs sacremoses. `select` and `final` read KILOLAYER_DATA/multi30k_tok; the runs of each form a comparison,
 runs/tokenised-STAGE. In the results, `bleu` is sacreBLEU's default, which tokenizes again; `bleu_tokens` is computed on the

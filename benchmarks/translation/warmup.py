@@ -1,6 +1,6 @@
 """When does the encoder of a deep DeepNorm model keep training? 48L-48L on a CPU: learning rates, warm-ups, Adam's eps.
 
-    python benchmarks/translation/warmup.py OUT    # about 0.9 s a step on one core
+    python benchmarks/translation/warmup.py OUT    # about 0.9 s per step on one core
 
 Writes OUT/warmup.json: both losses by step, and the gradient in the first, middle and last layer of each side. Runs that are
 already in the file are not repeated.

@@ -39,7 +39,7 @@ def count_targets(mixture: Mixture) -> np.ndarray:
         tokens, index = part.pairs.fetch(chosen, read=some < len(part.pairs))
         lengths = index["target"].astype(np.int64)
         starts = index["start"].astype(np.int64) + index["source"]
-        # Place j of all targets, one behind the other, is so far behind the start of its own.
+        # The offset of element j of the concatenated targets within its own target.
         inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         counts = _sum(counts, np.bincount(tokens[np.repeat(starts, lengths) + inside]) * (quota / some))
     return counts

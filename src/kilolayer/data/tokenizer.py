@@ -354,7 +354,7 @@ def _sampled(texts: Sequence[ParallelText], sides: Sequence[int], limit: int, te
     """The given sides of the texts, sampled to about `limit` lines at most; a file used in several directions counts once.
 
     Languages share the lines by p ~ n^(1/temperature), as directions share an epoch. A language with little text is repeated,
-    so that it gets pieces of its own.
+    so that it gets its own pieces.
     """
     files: dict[tuple[Path, str], tuple[ParallelText, int]] = {}
     for text in texts:

@@ -201,7 +201,7 @@ class SpBleu(SacreScore):
 
     def __post_init__(self) -> None:
         try:
-            self._processor  # noqa: B018 an invalid model file is refused at once
+            self._processor  # noqa: B018  an invalid model file is refused at once
         except (RuntimeError, UnicodeDecodeError):
             raise OptionError("not a SentencePiece model", where=str(self.model), fix="give a trained .model file") from None
 
