@@ -1,6 +1,6 @@
-"""Comparisons (`kilolayer compare`) of single settings, for benchmarks whose runs are no grid, and their results as rows.
+"""Run comparisons (`kilolayer compare`) of individual settings that do not form a grid, and return results as rows.
 
-At the limit of time runs under way stop with a checkpoint, and those that wait are left out; the same command goes on.
+At the time limit, active runs stop with a checkpoint and waiting runs are not started; the same command continues.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def train_all(
     options: Setting | None = None,
     typed: Sequence[str] = (),
 ) -> dict[str, Result]:
-    """What became of each of `settings`, in a comparison in the folder `work`; options: of all runs.
+    """Train all `settings` as a comparison in the folder `work`, and return the result of each. options: for all runs.
 
-    typed: options of `kilolayer train` for all runs, which also go before those of a setting.
+    typed: options of `kilolayer train` for all runs, which also override those of a setting.
     """
     shared = merge(nested(options or {}), overrides(typed))
     own = {
@@ -45,12 +45,12 @@ def train_all(
 
 
 def words_of(config: Path, setting: Setting) -> list[str]:
-    """Behind `kilolayer train`."""
+    """The arguments of `kilolayer train`."""
     return [str(config), *(f"--{'model.layers' if name == LAYERS else name}={value}" for name, value in setting.items())]
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """Validations, the last row of training, skipped steps, scores, and what became of the run."""
+    """Validations, the last training metrics, skipped steps, scores, and the outcome of a run."""
     valid = [{key: value for key, value in row.items() if key != "kind"} for row in result.valid]
     if not result.train:
         return {"steps": 0, "valid": valid, "outcome": result.outcome.text}
@@ -67,13 +67,13 @@ def row_of(result: Result) -> dict[str, Any]:
 
 
 def hardware() -> str:
-    """The device in words."""
+    """A description of the device."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 def _typed(name: str, typed: Sequence[str]) -> bool:
-    """Whether an option is among those that were typed."""
+    """Whether an option was given on the command line."""
     names = {word.removeprefix("--").partition("=")[0] for word in typed if word.startswith("--")}
     return name in names or (name == LAYERS and bool(names & {"model.layers", "model.encoder_layers", "model.decoder_layers"}))

@@ -1,14 +1,14 @@
-"""Deep models from their own classes, with and without a recipe: a 100-layer BERT, a 100L-100L Marian, a 100-layer GPT-2.
+"""Train deep models of other libraries with and without a recipe: a 100-layer BERT, a 100L-100L Marian, a 100-layer GPT-2.
 
 python benchmarks/adapt/deep.py --out benchmarks/adapt/deep.json
 
-Text: sentences of the embedded grammar, English for BERT and GPT-2, English to German for Marian; a token is a word. Each model
-is trained twice for each seed with the same learning rate and warm-up: as its class starts it, and after `kl.adapt`. BERT is
-scored at masked words. Where a class has a bias on its scores, it starts at the frequencies of single words.
+The text is sentences of the built-in grammar, English for BERT and GPT-2, English to German for Marian; a token is a word. Each
+model is trained twice per seed with the same learning rate and warm-up: as its class initializes it, and after `kl.adapt`. BERT
+is scored on masked words. If a class has an output bias, it is initialized to the word frequencies.
 
-A run is alive if its last loss on unseen sentences is below MARGIN times that of the frequencies of single words, and dead if
-not, or if a loss is not finite, which ends it. It uses context if that loss is also below the one of each word's frequency at
-its position.
+A run is alive if its last loss on unseen sentences is below MARGIN times the loss of predicting word frequencies, and dead
+otherwise, or if a loss is not finite, which ends the run. It uses context if that loss is also below that of predicting each
+word's frequency at its position.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from kilolayer.data import grammar
 
 PAD, MASK, START, END = range(4)
 LENGTH, MASKED, EVERY = 20, 0.25, 20
-MARGIN = 0.95  # of the loss of single words' frequencies
+MARGIN = 0.95  # of the loss of predicting word frequencies
 LEARNING_RATES = {"bert": 3e-3, "gpt2": 2e-2, "marian": 2e-3}
 RECIPES = {"bert": "deepnorm", "marian": "deepnorm", "gpt2": "sub_ln"}
-WIDTHS = {"bert": 768, "gpt2": 768, "marian": 1024}  # the classes' default width, to which their deviation of 0.02 belongs
+WIDTHS = {"bert": 768, "gpt2": 768, "marian": 1024}  # default widths, for which the default standard deviation of 0.02 is meant
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One run."""
+    """The settings of one run."""
 
     kind: str
     adapted: bool
@@ -57,15 +57,15 @@ class Setting:
     batch: int = 16
     dim: int = 32
     deviation: float | None = None
-    """Of the weights that the class starts. None: its own at its own width, carried to `dim`, so that products keep their size.
-    """
+    """Standard deviation of the initial weights. None: the class's own at its default width, rescaled to `dim` so that
+    products keep their size."""
 
     def std(self) -> float:
-        """The deviation that the class is given."""
+        """The standard deviation passed to the class."""
         return self.deviation or 0.02 * math.sqrt(WIDTHS[self.kind] / self.dim)
 
     def described(self) -> dict[str, Any]:
-        """What the run is, as its result says it."""
+        """The settings as they are written to the results."""
         same = {name: getattr(self, name) for name in ("layers", "dim", "lr", "warmup", "steps", "batch", "seed")}
         recipe = RECIPES[self.kind] if self.adapted else None
         return {"model": self.kind, "recipe": recipe, **same, "deviation": round(self.std(), 4)}
@@ -81,7 +81,7 @@ class Texts:
 
 
 def read_texts() -> Texts:
-    """Sentences to train on and unseen ones, from the grammar."""
+    """Training and unseen sentences from the grammar."""
     seen, unseen = (list(grammar.pairs(count, seed=0, unseen=new)) for count, new in ((4000, False), (128, True)))
     known = sorted({word for pair in (*seen, *unseen) for side in pair[:2] for word in side.split()})
     ids = {word: number for number, word in enumerate(known, 4)}
@@ -94,7 +94,7 @@ def read_texts() -> Texts:
 
 
 def build(setting: Setting, words: int) -> Any:
-    """The model as its own class starts it, without dropout."""
+    """The model as its own class initializes it, without dropout."""
     kind, layers, dim = setting.kind, setting.layers, setting.dim
     if kind == "bert":
         config: Any = transformers.BertConfig(
@@ -123,7 +123,7 @@ def build(setting: Setting, words: int) -> Any:
             attn_pdrop=0.0,
             bos_token_id=START,
             eos_token_id=END,
-            activation_function="gelu_pytorch_tanh",  # the same function as the default, as one operation
+            activation_function="gelu_pytorch_tanh",  # the same function as the default, as a single operation
             use_cache=False,
         )
         return transformers.GPT2LMHeadModel(config)
@@ -149,7 +149,7 @@ def build(setting: Setting, words: int) -> Any:
 
 
 def nll(kind: str, model: Any, english: Tensor, german: Tensor, generator: torch.Generator) -> Tensor:
-    """Nats a predicted word."""
+    """Nats per predicted word."""
     if kind == "bert":
         hidden = masked(english, generator)
         logits = model(english.masked_fill(hidden, MASK), attention_mask=(english != PAD).long()).logits
@@ -169,14 +169,14 @@ def masked(english: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def frequencies(kind: str, texts: Texts) -> Tensor:
-    """The logarithm of each word's share in the training text, among what the model predicts; each counts once more."""
+    """The log of each word's frequency in the training text, among the words to predict, with add-one smoothing."""
     words = texts.train[1 if kind == "marian" else 0]
     counts = torch.bincount(words[words > first_word(kind)], minlength=texts.words) + 1.0
     return (counts / counts.sum()).log()
 
 
 def frequencies_by_position(kind: str, texts: Texts) -> Tensor:
-    """The same at each position, [LENGTH, words]; the shares in the whole text count as ten more words there."""
+    """The same at each position, [LENGTH, words], smoothed by the overall frequencies with the weight of ten words."""
     words = texts.train[1 if kind == "marian" else 0]
     columns = [column[column > first_word(kind)] for column in words.unbind(1)]
     counts = torch.stack([torch.bincount(column, minlength=texts.words) for column in columns])
@@ -185,7 +185,7 @@ def frequencies_by_position(kind: str, texts: Texts) -> Tensor:
 
 
 def references(kind: str, texts: Texts) -> dict[str, float]:
-    """Nats a scored word of the unseen sentences without context: by its frequency, and by its frequency at its position."""
+    """Nats per scored word of the unseen sentences without context: from its frequency, and from its frequency by position."""
     words = texts.valid[1 if kind == "marian" else 0]
     scored = masked(words, torch.Generator().manual_seed(0)) if kind == "bert" else words != PAD
     single = frequencies(kind, texts)[words]
@@ -197,20 +197,21 @@ def references(kind: str, texts: Texts) -> dict[str, float]:
 
 
 def first_word(kind: str) -> int:
-    """What is predicted has a larger id: masked words, or every word and the end."""
+    """The id before the first one that is predicted: masked words only, or every word and the end token."""
     return END if kind == "bert" else PAD
 
 
 @torch.no_grad()
 def start_output(kind: str, model: Any, texts: Texts) -> None:
-    """Start at the frequencies where the class has a bias on its scores: what is learned from then on is context."""
+    """Initialize the output bias, if the class has one, to the word frequencies, so that what is learned from then on is
+    context."""
     bias = {"bert": "cls.predictions.bias", "marian": "final_logits_bias", "gpt2": None}[kind]
     if bias is not None:
         model.state_dict(keep_vars=True)[bias].copy_(frequencies(kind, texts))
 
 
 def train(setting: Setting, texts: Texts) -> dict[str, Any]:
-    """One run: its validation loss by step, and what it is beside predictions without context."""
+    """Train one model; returns its validation loss by step, and how it compares with predictions without context."""
     torch.manual_seed(setting.seed)
     kind, model = setting.kind, build(setting, texts.words)
     if setting.adapted:
@@ -246,7 +247,7 @@ def train(setting: Setting, texts: Texts) -> dict[str, Any]:
 
 @torch.no_grad()
 def validate(kind: str, model: Any, texts: Texts) -> float:
-    """Nats a word of the unseen sentences."""
+    """Nats per word of the unseen sentences."""
     model.eval()
     loss = nll(kind, model, *texts.valid, torch.Generator().manual_seed(0)).item()
     model.train()
@@ -287,13 +288,13 @@ def main() -> None:
 
 
 def start_worker() -> None:
-    """One thread, and torch's plain products: at this width oneDNN's calls take longer than its products."""
+    """Use one thread, and torch's own matrix products: at this width oneDNN's call overhead exceeds the products' time."""
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
 
 
 def document(rows: list[dict[str, Any]], jobs: int) -> dict[str, Any]:
-    """The results with what made them."""
+    """The results with their settings and environment."""
     processor = {"aarch64": "ARM", "x86_64": "x86-64"}.get(platform.machine(), platform.machine())
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
     return {

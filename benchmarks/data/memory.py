@@ -1,10 +1,10 @@
-"""Measures the memory of a process that trains from 10 thousand and from 10 million pairs.
+"""Measure the memory of a process that trains on 10 thousand and on 10 million pairs.
 
     python benchmarks/data/memory.py benchmarks/data/memory.json
 
-Each case is a process of its own that opens token files, plans an epoch and reads 300 batches: what a run does with its data.
-A third and a fourth process write the token files from tokens as they stream by. The figure is the peak of the resident set
-(VmHWM), pages of mapped files included.
+Each case is a separate process that opens token files, plans an epoch and reads 300 batches, as a training run does. A third
+and a fourth process write the token files from a stream of tokens. The number reported is the peak resident set size (VmHWM),
+including pages of mapped files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAIRS_AT_ONCE = 10_000
 
 
 def write(folder: Path, pairs: int) -> None:
-    """Synthetic token files: 4 to 24 tokens a side of a vocabulary of 8,000, with the duplicates' set beside them."""
+    """Write synthetic token files: 4 to 24 tokens per side from a vocabulary of 8,000, with the set of duplicates in memory."""
     rng = np.random.default_rng(0)
     seen = Seen(pairs)
     with PairWriter(folder, vocab_size=8000) as writer:
@@ -55,13 +55,13 @@ def read(folder: Path) -> dict[str, float]:
 
 
 def peak_mb() -> float:
-    """The peak of the resident set in MB (1e6 bytes); kept per process image, unlike ru_maxrss, which a child inherits."""
+    """The peak resident set size in MB (1e6 bytes); VmHWM is per process image, unlike ru_maxrss, which a child inherits."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return round(int(line.split()[1]) * 1024 / 1e6, 1)
 
 
 def child(work: str, folder: Path, pairs: int) -> dict[str, float]:
-    """The result of this script run in a process of its own."""
+    """Run this script in a separate process, and return its result."""
     done = subprocess.run([sys.executable, __file__, "--child", work, str(folder), str(pairs)], capture_output=True, check=True)
     return json.loads(done.stdout)
 

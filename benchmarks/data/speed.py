@@ -1,10 +1,10 @@
-"""Times the data loader on real text: what one batch of 4,096 tokens costs on one CPU core.
+"""Time the data loader on real text: the cost of one batch of 4,096 tokens on one CPU core.
 
     KILOLAYER_DATA=../shared/data python benchmarks/data/speed.py benchmarks/data/speed.json
 
-Multi30k English-German (8k joint BPE) as one corpus, and Multi30k in all 12 directions between its four languages as a mixture
-at temperature 5. The yardstick in the same run: a loop over rows (slice, `torch.tensor`, `pad_sequence`) that builds the same
-batches from lists in memory.
+The data is Multi30k English-German (8k joint BPE) as one corpus, and Multi30k in all 12 directions between its four languages
+as a mixture at temperature 5. The baseline in the same run is a loop over rows (slice, `torch.tensor`, `pad_sequence`) that
+builds the same batches from lists in memory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ REPEATS = 7
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what the work gave."""
+    """Seconds taken, and the result of the work."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result
 
 
 def by_rows(batch: Batch) -> Callable[[], object]:
-    """Builds a batch of the same rows from lists."""
+    """A function that builds a batch of the same rows from lists."""
     sources = [row[row != 0].tolist() for row in batch.source]
     targets = [row[row != 0].tolist() for row in batch.labels]
 
@@ -55,7 +55,7 @@ def by_rows(batch: Batch) -> Callable[[], object]:
 
 
 def measure(name: str, directions: list[str], temperature: float) -> dict[str, Any]:
-    """Preparation, planning and the cost of a batch."""
+    """Time preparation, planning and reading a batch."""
     folder = Path(os.environ["KILOLAYER_DATA"]) / "multi30k"
     with tempfile.TemporaryDirectory() as cache:
         data = DataConfig(folder=str(folder), directions=directions, temperature=temperature)

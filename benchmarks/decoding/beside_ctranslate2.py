@@ -1,13 +1,13 @@
-"""Times our decoding on two CPU cores beside CTranslate2's on the same folded weights.
+"""Compare our decoding speed on two CPU cores with CTranslate2's, on the same folded weights.
 
     pip install ctranslate2
     python benchmarks/decoding/beside_ctranslate2.py benchmarks/decoding/ctranslate2.json
     python benchmarks/decoding/beside_ctranslate2.py benchmarks/decoding/ctranslate2_int8.json --int8 --rounds 3
 
-A DeepNorm translator with random weights is folded into a plain Post-LN model, and CTranslate2 is given its weights through
-the specification of its converters. The output table is such that no hypothesis ends: every output has 30 tokens, and both
-do the same work. Each system lives in a process of its own, because two OpenMP runtimes in one process disturb each other.
-Rounds alternate; a round during which other processes took more than a tenth of a core is repeated, up to a limit.
+A DeepNorm translation model with random weights is folded into a plain Post-LN model, and CTranslate2 is given its weights
+through the specification of its converters. The output table is built so that no hypothesis ends: every output has 30 tokens,
+and both systems do the same work. Each system runs in a separate process, because two OpenMP runtimes in one process interfere.
+Rounds alternate; a round in which other processes used more than a tenth of a core is repeated, up to a limit.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ SHAPES = {
     "6L-6L, d 256": {"vocab_size": 8000, "dim": 256, "heads": 4, "ffn_dim": 1024, "layers": 6},
     "18L-18L, d 512": {"vocab_size": 32_000, "dim": 512, "heads": 8, "ffn_dim": 2048, "layers": 18},
 }
-LENGTH = 30  # tokens of every output
+LENGTH = 30  # tokens per output
 SYSTEMS = ("ours", "ours through modules", "ctranslate2", "ctranslate2 int8")
 INT8_SYSTEMS = ("ours", "ours int8", "ctranslate2", "ctranslate2 int8")
 
 
 def plain_translator(shape: dict[str, int]) -> kl.EncoderDecoder:
-    """A folded DeepNorm model whose output follows its input and never ends."""
+    """A folded DeepNorm model whose output depends on its input and never ends."""
     torch.manual_seed(0)
     layers = shape["layers"]
     model = kl.EncoderDecoder(
@@ -58,7 +58,7 @@ def plain_translator(shape: dict[str, int]) -> kl.EncoderDecoder:
         for sublayer in model.decoder.sublayers():
             for parameter in sublayer.f.parameters():
                 parameter.mul_(3)
-        # One direction of the last state is always large, and only padding, start and end look at it: away from it.
+        # One direction of the last state is always large; only padding, start and end have a weight on it, and a negative one.
         last = model.decoder.sublayers()[-1].out_norm
         assert isinstance(last, nn.LayerNorm)
         last.bias[0] = 30.0
@@ -71,7 +71,7 @@ def plain_translator(shape: dict[str, int]) -> kl.EncoderDecoder:
 
 
 def sources(batch: int, vocab_size: int) -> Tensor:
-    """Int64 [batch, 31]: 15 to 30 random tokens and the end, padded to the right."""
+    """Int64 [batch, 31]: 15 to 30 random tokens and the end token, padded on the right."""
     generator = torch.Generator().manual_seed(0)
     lengths = [30, *torch.randint(15, 31, (batch - 1,), generator=generator).tolist()]
     rows = [[*torch.randint(4, vocab_size, (length,), generator=generator).tolist(), EOS] for length in lengths]
@@ -98,7 +98,7 @@ def save_as_ctranslate2(plain: kl.EncoderDecoder, folder: str, positions: int = 
 
 
 def set_stack(spec: Any, embeddings: Any, stack: Any, table: Any, positions: int) -> None:
-    """CTranslate2 has one eps, and the fold gave a stack's first norm its own: undo that with the tables' scale instead."""
+    """CTranslate2 has a single eps, but folding gives a stack's first norm a different one: undo that by scaling the tables."""
     first = stack.blocks[0].self_attention.out_norm.eps
     scale = (1e-5 / first) ** 0.5
     embeddings.weight = array(table.weight * (table.scale * scale))
@@ -136,7 +136,7 @@ def array(tensor: Tensor) -> Any:
 def our_decoder(shape: dict[str, int], system: str) -> Callable[[Tensor, int], list[list[int]]]:
     model = plain_translator(shape)
     if system == "ours through modules":
-        # An observer that does nothing: such a model is not written out.
+        # A hook that does nothing, because such a model is not rewritten.
         model.register_forward_hook(lambda *_: None)
     else:
         model = write_out(model, int8=system == "ours int8")
@@ -165,7 +165,7 @@ def their_decoder(shape: dict[str, int], compute_type: str, threads: int) -> Cal
 
 
 def serve(pipe: Any, system: str, shape: dict[str, int], threads: int) -> None:
-    """Decode what comes through the pipe: (source, beam) to (tokens, seconds, share of a core that others took)."""
+    """Decode the requests from the pipe: (source, beam) to (tokens, seconds, fraction of a core used by other processes)."""
     torch.set_num_threads(threads)
     if system.startswith("ours"):
         decode = our_decoder(shape, system)
@@ -180,7 +180,7 @@ def serve(pipe: Any, system: str, shape: dict[str, int], threads: int) -> None:
 
 
 def work_of_others() -> float:
-    """Seconds of processor time that all other processes have used."""
+    """CPU seconds that all other processes have used."""
     user, nice, system, _, _, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:2])
 
@@ -192,7 +192,7 @@ def measure(pipes: dict[str, Any], source: Tensor, beam: int, rounds: int) -> di
         for system, pipe in pipes.items():
             pipe.send((source, beam))
             outputs[system], taken, others = pipe.recv()
-            if attempt:  # the first warms up
+            if attempt:  # the first is a warm-up
                 seconds[system].append((taken, others))
         if all(sum(others < 0.1 for _, others in each) >= rounds for each in seconds.values()):
             break

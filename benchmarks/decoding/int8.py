@@ -1,13 +1,13 @@
-"""Times matrix products in int8 beside fp32 on the CPU, and compares a trained model's translations in both.
+"""Compare int8 and fp32 matrix products on the CPU for speed, and a trained model's translations in both.
 
     kilolayer train benchmarks/translation/multi30k.toml --run runs/int8 --data.folder $KILOLAYER_DATA/multi30k \\
         --model.layers 2 --model.dropout 0.1 --tokenizer.vocab_size 4000 --batches.tokens 2048 --train.precision fp32 \\
         --train.steps 900 --train.lr 1e-3 --train.warmup_steps 150 --train.valid_every 900 --train.layers_every 0
     KILOLAYER_DATA=... python benchmarks/decoding/int8.py benchmarks/decoding/int8.json --run runs/int8
 
-Whole decoding is timed by beside_ctranslate2.py. Candidates for a product are what PyTorch has: quantized.linear_dynamic in
-each of its engines; _int_mm and onednn's qlinear, the rounding of rows before and the scaling after written in PyTorch; and
-_weight_int8pack_mm, which rounds weights alone. Rounds alternate between candidates; the best of four counts.
+beside_ctranslate2.py times complete decoding. The candidates are PyTorch's int8 products: quantized.linear_dynamic in each of
+its engines; _int_mm and onednn's qlinear, with rounding of the rows and scaling of the result written in PyTorch; and
+_weight_int8pack_mm, which rounds only weights. Rounds alternate between candidates; the best of four is used.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def seconds(product: Candidate, x: Tensor) -> float:
 
 @torch.no_grad()
 def products() -> list[dict[str, Any]]:
-    """How many times as fast as the faster fp32 product each candidate is."""
+    """The speed of each candidate relative to the faster fp32 product."""
     table = []
     for inputs, outputs in SHAPES + VOCABULARIES:
         generator = torch.Generator().manual_seed(0)
@@ -121,7 +121,7 @@ def products() -> list[dict[str, Any]]:
 
 
 def translations(folder: Path, sentences: int) -> dict[str, Any]:
-    """BLEU of a run's translations by beam 5, and the share that is the same in fp32."""
+    """BLEU of a run's translations by beam 5, and the fraction identical to those in fp32."""
     data = Path(os.environ["KILOLAYER_DATA"]) / "multi30k"
     source, target = (list(islice(read_lines(data / f"test_2016_flickr.{side}.gz"), sentences)) for side in ("en", "de"))
     run, tokenizer = Run.open(folder), SidedTokenizer(Tokenizers.load(folder))

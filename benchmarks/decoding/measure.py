@@ -1,13 +1,13 @@
-"""Times our decoding on the CPU beside Hugging Face's `generate` on the same weights.
+"""Compare our decoding speed on the CPU with Hugging Face's `generate`, on the same weights.
 
     python benchmarks/decoding/measure.py benchmarks/decoding/results.json
 
-A DeepNorm 6L-6L is trained for a moment on a task that gives hypotheses of different lengths (a source repeats one number; the
-target counts up from it in random steps until a last number), folded into a plain Post-LN model, and its weights are copied
-into a MarianMTModel. Both decode the same batches with the same rules; the
-tokens must be equal. Hugging Face is given what it needs to agree: no padding or start token, no forced end, and
-`early_stopping=True`, which is fairseq's rule and ours. Rounds alternate between the two. The fastest round of each is
-compared, the one that other work on the machine disturbed least; the medians are kept beside it.
+A DeepNorm 6L-6L model is trained briefly on a task with outputs of different lengths (a source repeats one number; the target
+counts up from it in random steps to a last number) and folded into a plain Post-LN model, whose weights are copied into a
+MarianMTModel. Both decode the same batches by the same rules, and the tokens must be equal. For this, Hugging Face is
+configured with no padding or start token, no forced end, and `early_stopping=True`, which is fairseq's rule and ours. Rounds
+alternate between the two. The fastest round of each is compared, as the one least disturbed by other work on the machine; the
+medians are also recorded.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from kilolayer.layers.stack import Stack
 
 PAD, BOS, EOS = 0, 2, 3
 VOCABULARY, DIM, HEADS, FFN_DIM, LAYERS = 8000, 256, 4, 1024, 6
-FIRST, LAST = 10, 49  # the tokens that count
-MOST = 64  # tokens a hypothesis
+FIRST, LAST = 10, 49  # the tokens used for counting
+MOST = 64  # maximum tokens per hypothesis
 
 
 def sources(starts: Tensor, shortest: int, longest: int) -> Tensor:
-    """Int64 [batch, longest + 1]: each start over and over, and the end, padded to the right."""
+    """Int64 [batch, longest + 1]: each start repeated, then the end token, padded on the right."""
     lengths = torch.randint(shortest, longest + 1, (len(starts), 1))
     places = torch.arange(longest + 1)
     return starts[:, None].expand(-1, longest + 1).masked_fill(places == lengths, EOS).masked_fill(places > lengths, PAD)
 
 
 def walks(starts: Tensor) -> Tensor:
-    """Int64 [batch, length]: upwards from each start by 1, 2 or 3 until LAST, then the end; padded to the right."""
+    """Int64 [batch, length]: upwards from each start by 1, 2 or 3 to LAST, then the end token; padded on the right."""
     steps = torch.tensor([0.6, 0.3, 0.1]).multinomial(len(starts) * (LAST - FIRST), replacement=True) + 1
     numbers = torch.cat([starts[:, None], starts[:, None] + steps.view(len(starts), -1).cumsum(dim=1)], dim=1)
     ends = (numbers > LAST).long().cumsum(dim=1)
@@ -60,7 +60,7 @@ def random_starts(count: int) -> Tensor:
 
 
 def train(model: kl.EncoderDecoder, steps: int) -> None:
-    """A few steps: enough to end sentences, not enough to be sure of every token."""
+    """Train for a few steps: enough to end sentences, not enough to be certain of every token."""
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98))
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
@@ -70,7 +70,7 @@ def train(model: kl.EncoderDecoder, steps: int) -> None:
         target = torch.cat([torch.full((len(starts), 1), BOS), labels[:, :-1].masked_fill(labels[:, :-1] == EOS, PAD)], dim=1)
         logits = model(sources(starts, 4, 12), target).logits
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD)
-        # Only the first token needs the source: without a weight of its own, the model learns to count before it reads.
+        # Only the first token needs the source; unless it has extra weight, the model learns to count before it reads.
         loss = loss + F.cross_entropy(logits[:, 0], labels[:, 0])
         optimizer.zero_grad()
         loss.backward()
@@ -80,7 +80,7 @@ def train(model: kl.EncoderDecoder, steps: int) -> None:
 
 
 def as_marian(plain: kl.EncoderDecoder) -> MarianMTModel:
-    """Hugging Face's model with the weights of our plain Post-LN model."""
+    """A Hugging Face model with the weights of our plain Post-LN model."""
     config = MarianConfig(
         vocab_size=VOCABULARY,
         max_position_embeddings=256,
@@ -112,7 +112,7 @@ def as_marian(plain: kl.EncoderDecoder) -> MarianMTModel:
     for stack, stack_hf in stacks:
         norm = stack.sublayers()[0].out_norm
         assert isinstance(norm, nn.LayerNorm)
-        stack_hf.layers[0].self_attn_layer_norm.eps = norm.eps  # the fold divides that of a stack's first norm
+        stack_hf.layers[0].self_attn_layer_norm.eps = norm.eps  # folding changes the eps of a stack's first norm
     return marian
 
 
@@ -170,7 +170,7 @@ def _until_end(tokens: list[int]) -> list[int]:
 
 
 def measure(ours: kl.EncoderDecoder, theirs: MarianMTModel, batch: int, beam: int, rounds: int) -> dict[str, Any]:
-    """Times of rounds that alternate, on the same sources; one round before them warms up."""
+    """Time alternating rounds on the same sources, after one warm-up round."""
     source = sources(random_starts(batch), 8, 40)
     systems: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours_on(ours, source, beam),

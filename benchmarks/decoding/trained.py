@@ -1,10 +1,10 @@
-"""Decodes the test part of Multi30k by a trained model in fp32 and in bf16, beside Hugging Face's `generate` on its weights.
+"""Decode the Multi30k test set with a trained model in fp32 and bf16, and compare with Hugging Face's `generate`.
 
     KILOLAYER_DATA=... python benchmarks/decoding/trained.py benchmarks/decoding/trained.json
 
-A DeepNorm 18L-18L, d 512, is trained on English-German for a while (`--steps`), folded into a plain Post-LN model, and its
-weights are copied into a MarianMTModel. Both decode by beam 5 in batches of 64 sentences of similar length, in both
-precisions; compared are whole sentences, token by token, and BLEU.
+A DeepNorm 18L-18L model, d 512, is trained on English-German (for `--steps`) and folded into a plain Post-LN model, whose
+weights are copied into a MarianMTModel. Both decode with beam 5 in batches of 64 sentences of similar length, in both
+precisions. The comparison is of whole sentences, token by token, and of BLEU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def train(folder: Path, data: Path, layers: int, dim: int, steps: int) -> None:
 
 
 def in_batches(sources: list[list[int]], device: torch.device) -> list[tuple[list[int], Tensor]]:
-    """The places of sentences of similar length, and the sentences, padded to the right."""
+    """Batches of sentences of similar length: their indices, and the sentences, padded on the right."""
     order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     batches = []
     for start in range(0, len(order), BATCH):
@@ -58,7 +58,7 @@ def in_batches(sources: list[list[int]], device: torch.device) -> list[tuple[lis
 
 
 def decode(batches: list[tuple[list[int], Tensor]], system: Callable[[Tensor], Outputs]) -> tuple[Outputs, float]:
-    """What a system writes for each sentence, and its seconds in a second round."""
+    """A system's output for each sentence, and the seconds of its second round."""
     found: dict[int, list[int]] = {}
     seconds = 0.0
     for _ in range(2):

@@ -1,30 +1,31 @@
-"""The best bits per byte on enwik8 that twenty minutes of one GPU give: two commands of ten, stopped and resumed.
+"""The best bits per byte on enwik8 within twenty minutes of one GPU: two commands of ten minutes, stopped and resumed.
 
-    python benchmarks/depth/enwik8.py select OUT --seconds 240            # short runs side by side: depth, recipe, rate
-    python benchmarks/depth/enwik8.py speed OUT                           # the time of a step of each, alone
-    python benchmarks/depth/enwik8.py train OUT --config NAME             # measures its speed, plans its steps, begins
-    python benchmarks/depth/enwik8.py train OUT --config NAME             # the same once more goes on to the end
-    python benchmarks/depth/enwik8.py score OUT --config NAME             # the test part, with overlapping windows
-    python benchmarks/depth/enwik8.py table OUT                           # OUT/enwik8.md, beside published models
+    python benchmarks/depth/enwik8.py select OUT --seconds 240            # short runs in parallel: depth, recipe, learning rate
+    python benchmarks/depth/enwik8.py speed OUT                           # the step time of each, alone on the GPU
+    python benchmarks/depth/enwik8.py train OUT --config NAME             # measures the speed, plans the steps, starts
+    python benchmarks/depth/enwik8.py train OUT --config NAME             # the same command again continues to the end
+    python benchmarks/depth/enwik8.py score OUT --config NAME             # the test set, with overlapping windows
+    python benchmarks/depth/enwik8.py table OUT                           # OUT/enwik8.md, with published models
 
-A NAME is 24L-75M-sub_ln-lr0.001: layers, weights, recipe, rate. KILOLAYER_DATA names the folder with enwik8/enwik8.xz. Runs
-stay in --work, and each stage adds to OUT/enwik8.json. Options of `kilolayer train` (--text.length 1024) go to all runs of a
-command.
+A NAME such as 24L-75M-sub_ln-lr0.001 gives layers, parameters, recipe and learning rate. KILOLAYER_DATA is the folder with
+enwik8/enwik8.xz. Runs are stored in --work, and each stage adds to OUT/enwik8.json. Options of `kilolayer train` (--text.length
+1024) apply to all runs of a command.
 
-What was chosen, and why. `select` tries depth, recipe and rate; all else is reckoned, not tuned.
-- Weights: two commands hold some 16 minutes of steps. At 400 TFLOP/s these are 4e17 FLOPs, with 6 a weight and byte 0.9 billion
-  bytes for 75 million weights: the text ten times, and 12 bytes a weight, not far below the 20 tokens a weight that are held to
-  use arithmetic best (Hoffmann et al. 2022, for text that is not repeated). 38 million would see the text 20 times. Short runs
-  favour small models, so `select` compares models of equal weights and does not choose their number.
-- Batches of 32,768 bytes. Larger ones fill the GPU hardly better and leave fewer steps. Windows are of 512 bytes, as is usual;
-  the long run in enwik8.json has 1,024 (--text.length 1024), since a byte gains more by context than attention costs in
-  steps. `score` tries longer windows than those of training, on the validation part.
+The choices and their reasons. `select` tries depth, recipe and learning rate; everything else is estimated, not tuned.
+- Parameters: two commands have about 16 minutes of training steps. At 400 TFLOP/s these are 4e17 FLOPs or, with 6 per parameter
+  and byte, 0.9 billion bytes for 75 million parameters: the text ten times, and 12 bytes per parameter, not far below the
+  compute-optimal 20 tokens per parameter (Hoffmann et al. 2022, for text that is not repeated). 38 million parameters would see
+  the text 20 times. Short runs favour small models, so `select` compares models of equal size and does not choose the size.
+- Batches of 32,768 bytes. Larger ones use the GPU hardly better and leave fewer steps. Windows have 512 bytes, as is usual; the
+  long run in enwik8.json has 1,024 (--text.length 1024), because the gain from context outweighs the steps that attention
+  costs. `score` tries longer windows than those of training, on the validation set.
 - Dropout 0.05: Transformer-XL with 12 layers has 0.1 and sees the text 50 times.
-- Cosine to 0, over the steps that the measured speed allows: a run that is cut off before its rate has fallen loses much more
-  than one that ends a little early.
-- AdamW with decay 0.1, beta2 0.98, clipped at 1.0, as in configs/enwik8.toml: at a rate of 1e-3 weights are forgotten within
-  10,000 steps, a third of the run, and the second moment within 50, so that a change of the gradients is soon allowed for.
-- Scored with windows that overlap by seven eighths: with 1,024 bytes each byte but the first ones has at least 896 before it.
+- A cosine schedule to 0 over the steps that the measured speed allows: a run that is cut off before its learning rate has
+  fallen loses much more than one that ends a little early.
+- AdamW with weight decay 0.1, beta2 0.98, clipping at 1.0, as in configs/enwik8.toml: at a learning rate of 1e-3 weights decay
+  within 10,000 steps, a third of the run, and the second moment within 50, so it soon follows a change of the gradients.
+- Scoring with windows that overlap by seven eighths: with 1,024 bytes, each byte but the first ones has at least 896 bytes of
+  context.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ WIDTHS = {  # dim and FFN by weights and layers; 64 a head
 NAME = re.compile(r"(?P<layers>\d+)L-(?P<size>\w+)-(?P<recipe>\w+)-lr(?P<rate>[\d.e-]+)")
 CONFIG = HERE / "enwik8.toml"
 WARMUP, POINTS = 0.03, 40
-SPARE = 0.97  # of the time: validations, and a GPU that is a little slower than when it was measured
-SCORING = 40  # seconds that the end of a run takes
+SPARE = 0.97  # fraction of the time to plan for, leaving room for validation and a slightly slower GPU
+SCORING = 40  # seconds to reserve for the end of a run
 PUBLISHED = (
     ("character Transformer, 12 layers", "44 M", 1.11, "Al-Rfou et al. 2018, arXiv:1808.04444"),
     ("character Transformer, 64 layers", "235 M", 1.06, "Al-Rfou et al. 2018"),
@@ -68,7 +69,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model and its rate."""
+    """A model and its learning rate."""
 
     layers: int
     size: str
@@ -98,14 +99,14 @@ class Wanted:
 
 
 def shared_options(steps: int, tokens: int, points: int) -> dict[str, Any]:
-    """Of all runs of a stage. points: validations of a run."""
+    """Options shared by all runs of a stage. points: validations per run."""
     options: dict[str, Any] = {"text.train": str(Path(os.environ["KILOLAYER_DATA"]) / "enwik8" / "enwik8.xz")}
     options |= {"batches.tokens": tokens, "train.steps": steps, "train.warmup_steps": round(WARMUP * steps)}
     return {**options, "train.valid_every": max(1, steps // points)}
 
 
 def select(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
-    """Every depth, recipe and rate for few steps; the deepest first, which take longest."""
+    """Train every depth, recipe and learning rate for a few steps; the deepest first, because they take longest."""
     depths = sorted(chosen.layers, reverse=True)
     wanted = [
         Wanted(layers, chosen.size, recipe, rate) for layers in depths for recipe in chosen.recipes for rate in chosen.rates
@@ -121,12 +122,12 @@ def select(chosen: argparse.Namespace, others: list[str], document: dict[str, An
 
 
 def last_bits(run: dict[str, Any]) -> float | None:
-    """Of the last validation."""
+    """Bits per byte at the last validation."""
     return run["valid"][-1]["bits_per_byte"] if run.get("valid") else None
 
 
 def speed(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
-    """Of each model of `select`, with the batches that it had there."""
+    """Time a step of each model of `select`, with the same batches."""
     models: dict[str, list[str]] = {}
     for name, run in document["select"].items():
         options = shared_options(run["wanted_steps"], chosen.tokens or run["tokens"], 5)
@@ -137,7 +138,7 @@ def speed(chosen: argparse.Namespace, others: list[str], document: dict[str, Any
 
 
 def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
-    """Begin or go on; the first command measures the speed and plans the steps of all commands."""
+    """Start or continue training; the first command measures the speed and plans the steps of all commands."""
     end = time.monotonic() + chosen.seconds
     wanted, work = Wanted.of(chosen.config), chosen.work / "train"
     tokens = chosen.tokens or 32_768
@@ -163,7 +164,7 @@ def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any
 
 
 def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
-    """The test part, in windows of the length that is best on the validation part's first megabyte."""
+    """Score the test set with the window length that is best on the first megabyte of the validation set."""
     import torch
 
     from kilolayer.data.windows import windows_in_order
@@ -207,7 +208,7 @@ def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
 
 
 def write_table(document: dict[str, Any], out: Path) -> None:
-    """OUT/enwik8.md."""
+    """Write OUT/enwik8.md."""
     lines = ["| model | weights | bits per byte, test | from |", "|---|---|---|---|"]
     rows = [(about, weights, bits, f"{bits:.2f}", source) for about, weights, bits, source in PUBLISHED]
     for name, found in document["scores"].items():

@@ -1,22 +1,22 @@
-"""Does depth pay in small language models? The books, 12 to 96 layers, Pre-LN, Sub-LN and DeepNorm, each at its own best rate.
+"""Does depth help small language models? 12 to 96 layers on the books; Pre-LN, Sub-LN, DeepNorm, each at its best rate.
 
-    python benchmarks/depth/language.py train OUT --family fixed     # every depth, recipe and rate at one width
-    python benchmarks/depth/language.py train OUT --family equal     # the same with equal weights: deeper and narrower
+    python benchmarks/depth/language.py train OUT --family fixed     # every depth, recipe and learning rate at one width
+    python benchmarks/depth/language.py train OUT --family equal     # the same with equal parameters: deeper and narrower
     python benchmarks/depth/language.py train OUT --rates best --seeds 2 3
-    python benchmarks/depth/language.py speed OUT                    # the time of a step, each model alone on the GPU
-    python benchmarks/depth/language.py even OUT --family fixed      # shallower models for as many seconds as the deepest
+    python benchmarks/depth/language.py speed OUT                    # step times, each model alone on the GPU
+    python benchmarks/depth/language.py even OUT --family fixed      # shallower models for the same time as the deepest
     python benchmarks/depth/language.py shots OUT                    # questions after zero, one and four examples
     python benchmarks/depth/language.py table OUT                    # OUT/language.md and OUT/language.svg
 
-KILOLAYER_DATA names the folder with books and nlu/zeroshot. All runs are one comparison, best under
-nvidia-cuda-mps-control, in --work: a command that is given again goes on. Each stage adds to OUT/language.json.
-Options of `kilolayer train` (--model.dim 16) go to all runs.
+KILOLAYER_DATA is the folder with books and nlu/zeroshot. All runs form one comparison in --work, best run under
+nvidia-cuda-mps-control; repeating a command continues it. Each stage adds to OUT/language.json. Options of `kilolayer train`
+(--model.dim 16) apply to all runs.
 
-Since runs share the GPU, their own seconds mean nothing: the seconds of the table are steps times the time of a step that
-`speed` measures, and FLOPs are steps times those of `kilolayer plan`. The rate rises over the first 5% of the steps, stays, and
-falls to 0 over the last 20%. Losses before the fall are about those that a run of any length has at that step, so depths are
-compared there at equal steps, seconds and FLOPs; the losses at the end are compared at equal steps (`train`) and at equal
-seconds (`even`). A run that diverges is a result.
+Because runs share the GPU, their own times are meaningless: the table's seconds are steps times the step time that `speed`
+measures, and its FLOPs are steps times those of `kilolayer plan`. The learning rate rises over the first 5% of the steps, stays
+constant, and falls to 0 over the last 20%. Before the decay, losses are about those of a run of any length at that step, so
+depths are compared there at equal steps, seconds and FLOPs; final losses are compared at equal steps (`train`) and at equal
+seconds (`even`). Divergence is recorded as a result.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ sys.path.insert(0, str(HERE.parent))
 from single_runs import hardware, row_of, train_all, words_of  # noqa: E402
 
 LAYERS = (12, 24, 48, 96)
-WIDTHS = {  # dim and FFN; 64 a head
+WIDTHS = {  # dim and FFN width; 64 per head
     "fixed": dict.fromkeys(LAYERS, (256, 1024)),
-    "equal": {12: (512, 2048), 24: (384, 1280), 48: (256, 1024), 96: (192, 640)},  # 38 million weights without the tables
+    "equal": {12: (512, 2048), 24: (384, 1280), 48: (256, 1024), 96: (192, 640)},  # 38M parameters without embeddings
 }
 RECIPES = ("pre_ln", "sub_ln", "deepnorm")
 RATES = (1e-3, 2e-3, 4e-3)
 STEPS, WARMUP, FALL = 800, 0.05, 0.2
-POINTS = 20  # validations of a run
+POINTS = 20  # validations per run
 TASKS = "winogrande,winograd_wsc273,hellaswag,copa,piqa"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One run."""
+    """The settings of one run."""
 
     layers: int
     dim: int
@@ -81,27 +81,28 @@ class Wanted:
 
 
 def wanted_of(run: dict[str, Any]) -> Wanted:
-    """What a run of language.json was asked to be."""
+    """The settings of a run in language.json."""
     return Wanted(**{name: run[name] for name in Wanted.__dataclass_fields__})
 
 
 def final_loss(run: dict[str, Any]) -> float:
-    """Of the validation after the last step; infinite where a run did not come so far."""
+    """The loss of the validation after the last step; infinite if a run did not get there."""
     last = run["valid"][-1] if run.get("valid") else {"step": 0, "loss": None}
     return math.inf if last["step"] < run["steps"] or last["loss"] is None else last["loss"]
 
 
 def state_of(run: dict[str, Any]) -> str:
-    """What became of a run: finished, diverged or unfinished."""
+    """The state of a run: finished, diverged or unfinished."""
     if run["outcome"].startswith("diverged"):
         return "diverged"
     return "finished" if math.isfinite(final_loss(run)) else "unfinished"
 
 
 def best_runs(runs: dict[str, dict[str, Any]], steps: int | None = None) -> dict[str, dict[str, Any]]:
-    """By model, the run of the lowest final loss among those of `steps`; without, of the fewest steps that the model has.
+    """By model, the run with the lowest final loss among those of `steps` steps; by default, of the model's smallest number of
+    steps.
 
-    Of its first seed alone: the others tell how far that choice can be trusted.
+    Only first seeds are considered; the others show how far that choice can be trusted.
     """
     best: dict[str, dict[str, Any]] = {}
     for model in dict.fromkeys(run["model"] for run in runs.values()):
@@ -115,13 +116,13 @@ def best_runs(runs: dict[str, dict[str, Any]], steps: int | None = None) -> dict
 
 
 def widths(chosen: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
-    """Layers, dim and FFN of the wanted models, the deepest first: it takes longest."""
+    """Layers, dim and FFN width of the requested models, the deepest first, because it takes longest."""
     for layers in sorted(chosen.layers, reverse=True):
         yield layers, *WIDTHS[chosen.family][layers]
 
 
 def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
-    """Every depth, recipe, rate and seed."""
+    """Train every depth, recipe, learning rate and seed."""
     wanted: list[Wanted] = []
     best = best_runs(document["runs"]) if chosen.rates == ["best"] else {}
     for layers, dim, ffn_dim in widths(chosen):
@@ -134,7 +135,7 @@ def train(chosen: argparse.Namespace, others: list[str], document: dict[str, Any
 
 
 def even(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
-    """Each model at its best rate for as many seconds, alone, as the deepest of its recipe takes."""
+    """Train each model at its best learning rate for the time that the deepest model of its recipe takes, alone on the GPU."""
     wanted: list[Wanted] = []
     best, speed = best_runs(document["runs"]), document["speed"]
     for recipe in chosen.recipes:
@@ -148,7 +149,7 @@ def even(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]
 
 
 def texts() -> dict[str, str]:
-    """The books as options of a run."""
+    """The options that set the books as a run's text."""
     books = Path(os.environ["KILOLAYER_DATA"]) / "books"
     return {f"text.{part}": str(books / f"{part}.jsonl.xz") for part in ("train", "valid", "test")}
 
@@ -165,7 +166,7 @@ def run_all(wanted: list[Wanted], chosen: argparse.Namespace, others: list[str],
 
 
 def speed(chosen: argparse.Namespace, others: list[str], document: dict[str, Any]) -> None:
-    """Of each model that has a run, as its first run is configured."""
+    """Time a step of each model that has a run, with the configuration of its first run."""
     from step_time import step_times
 
     models: dict[str, list[str]] = {}
@@ -179,7 +180,7 @@ def speed(chosen: argparse.Namespace, others: list[str], document: dict[str, Any
 
 
 def shots(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
-    """Of each model's best run of the fewest steps, among those whose folders are here."""
+    """Score questions with each model's best run of the smallest number of steps, among those whose folders exist."""
     end = time.monotonic() + chosen.seconds
     here = {name: run for name, run in document["runs"].items() if "folder" in run and Path(run["folder"]).is_dir()}
     runs = [wanted_of(run).name for run in best_runs(here).values()]

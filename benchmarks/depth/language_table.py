@@ -1,4 +1,4 @@
-"""The tables and the picture of language.py: loss by steps, by seconds alone and by FLOPs, and the answers to questions."""
+"""The tables and figure of language.py: loss by steps, by seconds and by FLOPs, and question answering."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from language import FALL, WIDTHS, best_runs, final_loss, state_of, wanted_of
 
 TITLES = {"fixed": "one width", "equal": "equal weights without the tables"}
 LINES = {"pre_ln": "--", "sub_ln": "-", "deepnorm": ":"}
-SHARES = (0.1, 0.2, 0.4, 0.8)  # budgets, of what the deepest model's run takes before its rate falls
+SHARES = (0.1, 0.2, 0.4, 0.8)  # budgets, as fractions of the cost of the deepest model's run before its learning rate falls
 
 Run = dict[str, Any]
 Cost = Callable[[Run, int], float | None]
-"""What a run's first n steps cost; None where the time of its step was not measured."""
+"""The cost of a run's first n steps; None if its step time was not measured."""
 
 
 def write_table(document: dict[str, Any], out: Path) -> None:
-    """OUT/language.md and OUT/language.svg."""
+    """Write OUT/language.md and OUT/language.svg."""
     runs, speed = document["runs"], document["speed"]
     costs = costs_of(speed)
     parts = [f"Language models of the books, {document.get('hardware')}. Losses: nats a token of the validation part."]
@@ -49,7 +49,7 @@ def rows_of(family: str, best: dict[str, Run]) -> list[Run]:
 
 def family_tables(family: str, runs: dict[str, Run], speed: dict[str, Run], costs: dict[str, Cost]) -> list[str]:
     best = rows_of(family, best_runs(runs))
-    # A model that no rate has trained has a row too.
+    # A model that no learning rate has trained gets a row too.
     tried = rows_of(family, {run["model"]: run for run in sorted(runs.values(), key=lambda run: -run["steps"])})
     tried = [next((run for run in best if run["model"] == each["model"]), each) for each in tried]
     models = [run["model"] for run in tried]
@@ -83,7 +83,7 @@ def shown_loss(found: Sequence[Run]) -> str:
 
 
 def seeds_of(runs: dict[str, Run], best: Run) -> str:
-    """The mean over seeds with its standard deviation."""
+    """The mean over seeds, with its standard deviation."""
     same = ("model", "steps", "rate")
     own = [run for run in runs.values() if all(run[key] == best[key] for key in same)]
     losses = [final_loss(run) for run in own if state_of(run) == "finished"]
@@ -120,13 +120,13 @@ def longer_rows(longer: list[Run], costs: dict[str, Cost]) -> tuple[list[str], l
 
 
 def before_fall(run: Run) -> list[tuple[int, float]]:
-    """Step and loss of the validations before the rate falls."""
+    """Step and loss of the validations before the learning rate falls."""
     last = run["steps"] - round(FALL * run["steps"])
     return [(row["step"], row["loss"]) for row in run.get("valid") or [] if row["step"] <= last and row["loss"] is not None]
 
 
 def points_of(model: Run, runs: dict[str, Run], cost: Cost) -> list[tuple[float, float]]:
-    """Cost and loss of a model before its rate falls: of its best run, or of the longest of the same rate and seed."""
+    """Cost and loss of a model before its learning rate falls: of its best run, or the longest with the same rate and seed."""
     same = [run for run in runs.values() if all(run[name] == model[name] for name in ("model", "rate", "seed"))]
     longest = max(same, key=lambda run: run["steps"])
     found = [(cost(longest, step), loss) for step, loss in before_fall(longest)]
@@ -134,7 +134,7 @@ def points_of(model: Run, runs: dict[str, Run], cost: Cost) -> list[tuple[float,
 
 
 def best_depths(name: str, cost: Cost, runs: dict[str, Run], best: list[Run]) -> list[str]:
-    """At each budget the loss that each depth had come to; - where its runs were not so long."""
+    """The loss of each depth at each budget; - if its runs were not long enough."""
     depths = sorted({run["layers"] for run in best})
     rows = []
     for recipe in dict.fromkeys(run["recipe"] for run in best):
@@ -152,7 +152,7 @@ def best_depths(name: str, cost: Cost, runs: dict[str, Run], best: list[Run]) ->
 
 
 def loss_within(points: list[tuple[float, float]], budget: float) -> float | None:
-    """The loss at a budget, on a straight line between the validations around it; None outside of them."""
+    """The loss at a budget, interpolated linearly between validations; None outside their range."""
     points = sorted(points)
     for (a, first), (b, second) in pairwise(points):
         if a <= budget <= b:
@@ -161,7 +161,7 @@ def loss_within(points: list[tuple[float, float]], budget: float) -> float | Non
 
 
 def question_tables(document: dict[str, Any]) -> list[str]:
-    """Accuracy in percent, by set and shots, with the standard error; a tilde: within two of them of chance."""
+    """Accuracy in percent, by set and shots, with the standard error; a tilde marks values within two of them of chance."""
     asked = {name: found for name, found in document["shots"].items() if isinstance(found, list)}
     missed = [f"{name}: {' '.join(found['told'])}" for name, found in document["shots"].items() if isinstance(found, dict)]
     kinds = {(each["task"], each["norm"]): each for found in asked.values() for each in found if each["metric"] == "accuracy"}
@@ -190,14 +190,14 @@ def accuracy(score: Run) -> str:
 
 
 def draw(families: list[str], runs: dict[str, Run], costs: dict[str, Cost], path: Path) -> None:
-    """A row a family: loss by steps, by seconds alone and by FLOPs, of each model's best run and its longer ones."""
+    """One row of panels per family: loss by steps, seconds and FLOPs, of each model's best run and its longer ones."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 
-    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # the same picture from the same numbers
+    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # for reproducible SVG ids
     size = (13, 4 * max(1, len(families)))
     figure, panels = plt.subplots(max(1, len(families)), 3, figsize=size, layout="constrained", squeeze=False, sharey=True)
     colours = {layers: f"C{place}" for place, layers in enumerate(WIDTHS["fixed"])}

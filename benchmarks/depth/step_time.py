@@ -1,7 +1,7 @@
-"""The time of a training step of each of several models, alone on the GPU.
+"""Time a training step of each of several models, alone on the GPU.
 
-Processes get ready side by side (text, compiled layers, a recorded step) and then wait; each in turn takes its timed steps
-while all others rest.
+Processes prepare in parallel (text, compiled layers, a recorded step) and then wait; each in turn runs its timed steps while
+all others are idle.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ WARM, TIMED = 6, 40
 
 
 def step_times(runs: Mapping[str, Sequence[str]], work: Path, together: int) -> dict[str, dict[str, Any]]:
-    """What `measure` finds of each of `runs`, the words behind `kilolayer train` by name; `told` where one fails.
+    """The measurements of each of `runs`, the arguments of `kilolayer train` by name; `told` if one fails.
 
-    together: processes that are ready at once. What they say goes to NAME.speed.log in `work`.
+    together: processes that prepare at once. Their output goes to NAME.speed.log in `work`.
     """
     work.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
@@ -59,14 +59,14 @@ def _ask(process: subprocess.Popen[str]) -> dict[str, Any] | None:
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any] | None:
-    """The next line of a process; None where it has ended."""
+    """The next line of a process; None if it has ended."""
     assert process.stdout is not None
     line = process.stdout.readline()
     return json.loads(line) if line else None
 
 
 def measure(words: Sequence[str]) -> None:
-    """The run that `kilolayer train` with these words would begin: get ready, wait for a line, time its steps."""
+    """Prepare the run that `kilolayer train` would start with these arguments, wait for a line, and time its steps."""
     began = time.monotonic()
     import torch
 
@@ -89,7 +89,7 @@ def measure(words: Sequence[str]) -> None:
 
     def take_step() -> float:
         started = time.perf_counter()
-        stepper.step(trainer.take_batches(), 1e-6)  # reads its loss from the device, and so waits for it
+        stepper.step(trainer.take_batches(), 1e-6)  # reads its loss from the device, which synchronizes
         return (time.perf_counter() - started) * 1e3
 
     for _ in range(WARM):

@@ -1,9 +1,10 @@
-"""What the limits of `kilolayer diagnose` are set by: untrained models of several recipes and depths on Multi30k, on a CPU.
+"""Measurements behind the limits of `kilolayer diagnose`: untrained models of several recipes and depths, Multi30k, CPU.
 
     python benchmarks/diagnose/calibrate.py OUT [--depths 6 18 50 --recipes post_ln deepnorm]    # KILOLAYER_DATA names the data
 
-OUT gets results.json: for each recipe and depth the share of the gradient in a stack's first layers, and cosine, rank, growth
-and dead ReLUs of its states; and for the models of runs whose end is known, how far Adam's first step of 1e-5 moves the output.
+Writes OUT/results.json: for each recipe and depth, the fraction of the gradient in a stack's first layers, and the cosine,
+rank, growth and dead ReLUs of its states; and for models of runs with known outcome, how far Adam's first step of 1e-5 moves
+the output.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ KNOWN: dict[str, dict[str, Any]] = (
 
 
 def configuration(table: dict[str, Any], data: Path, scratch: Path) -> RunConfig:
-    """A run on Multi30k; a masked language model reads its English."""
+    """A run on Multi30k; a masked language model reads its English side."""
     own: dict[str, Any] = {"batches": {"tokens": 1024}, "train": {"device": "cpu"}}
     if table.get("task") == "masked_lm":
         text = scratch / "train.en"
@@ -53,7 +54,7 @@ def configuration(table: dict[str, Any], data: Path, scratch: Path) -> RunConfig
 
 
 def describe(found: Measurements) -> dict[str, dict[str, float | None]]:
-    """A few numbers of each stack."""
+    """Summary numbers of each stack."""
     return {
         side: {
             "gradient_of_first_layers": first_share(norms) if max(norms) else None,

@@ -1,10 +1,10 @@
-"""Translates sentences by an exported folder in a process that has never imported Kilolayer.
+"""Translate sentences with an exported folder in a process that has never imported Kilolayer.
 
     python benchmarks/export/outside.py transformers FOLDER < task.json > answers.json
     python benchmarks/export/outside.py ctranslate2 FOLDER < task.json > answers.json
 
-The task holds sentences, the beams to search with (1 is greedy) and Kilolayer's length limit, factor and extra: a limit depends
-on the length of a source, so that sources of one length are translated together.
+The task holds sentences, the beam sizes (1 is greedy) and Kilolayer's length limit as factor and extra. The limit depends on
+the source length, so sources of the same length are translated together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 AT_ONCE = 100
 Translate = Callable[[list[str], int, int], list[str]]
-"""Sentences, beam and the most tokens to write, to translations."""
+"""From sentences, beam size and maximum number of tokens to translations."""
 
 
 def in_transformers(folder: str) -> tuple[Callable[[str], int], Translate]:

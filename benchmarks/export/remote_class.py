@@ -1,10 +1,10 @@
-"""Counts the sentences that a run without a plain form translates alike in Kilolayer and by the Auto classes of Transformers.
+"""Count the sentences that a run without a plain form translates identically in Kilolayer and with the Auto classes.
 
     kilolayer train --run runs/sub_ln --model.recipe sub_ln
     python benchmarks/export/remote_class.py benchmarks/export/remote_class.json runs/sub_ln
 
-The sentences are of the embedded grammar, not of its training part. Compared are the tokens of greedy search and a beam of 5,
-in fp32. Sources of one length are decoded together, so that each has the length limit that Kilolayer gives it.
+The sentences come from the built-in grammar, outside its training set. The comparison is of tokens, with greedy search and a
+beam of 5, in fp32. Sources of the same length are decoded together, so that each has Kilolayer's length limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import kilolayer as kl
-import kilolayer.auto_classes  # the Auto classes find the model
+import kilolayer.auto_classes  # registers the model with the Auto classes
 from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import END, Tokenizers
 from kilolayer.generate.config import SearchConfig
@@ -63,7 +63,7 @@ def compare(folder: Path, sentences: list[str]) -> dict[str, Any]:
 
 
 def batches(sources: list[list[int]]) -> list[torch.Tensor]:
-    """int64 [rows, length]: those of one length together."""
+    """int64 [rows, length]: sources grouped by length."""
     lengths = sorted({len(source) for source in sources})
     groups = [torch.tensor([source for source in sources if len(source) == length]) for length in lengths]
     return [part for group in groups for part in group.split(BATCH)]

@@ -1,11 +1,11 @@
-"""Counts the sentences that a run translates alike in Kilolayer, in Transformers and in CTranslate2.
+"""Count the sentences that a run translates identically in Kilolayer, Transformers and CTranslate2.
 
     kilolayer train --run runs/deepnorm --model.recipe deepnorm     # and admin, pre_ln
     python benchmarks/export/same_sentences.py benchmarks/export/same_sentences.json runs/deepnorm runs/admin runs/pre_ln
 
-The sentences are of the embedded grammar and not of its training part. Each system translates them greedily and by a beam of 5
-from an exported folder, in a process of its own that has not imported Kilolayer (outside.py), in fp32. A file that is there
-keeps its rows of other runs.
+The sentences come from the built-in grammar, outside its training set. Each system translates them with greedy search and a
+beam of 5 from an exported folder, in fp32, in a separate process that has not imported Kilolayer (outside.py). Rows of other
+runs in an existing file are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def in_kilolayer(run: Run, sentences: list[str], beam: int) -> list[str]:
 
 
 def outside(system: str, folder: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """What a process without Kilolayer on its path answers."""
+    """The answers of a process without Kilolayer on its path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     script = Path(__file__).with_name("outside.py")
     command = [sys.executable, str(script), system, str(folder)]

@@ -1,5 +1,7 @@
-"""Ways to tell the largest learning rate from a row's first 60 steps. Each gives an edge in the units of a rate; one factor,
-fitted on the shallow rows, makes it a forecast."""
+"""Candidate methods for finding the largest learning rate from a model's first 60 steps.
+
+Each gives an edge in units of the learning rate; one factor, fitted on the shallow rows, turns it into a forecast.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ Edge = Callable[[Look], float]
 
 
 def one_for_all(look: Look) -> float:
-    """The same rate whatever the model: what a forecast must beat."""
+    """The same learning rate for every model: the baseline that a forecast must beat."""
     return 1.0
 
 
 def turn(look: Look) -> float:
-    """The range test: the rate at which the smoothed loss is lowest."""
+    """The range test: the learning rate at which the smoothed loss is lowest."""
     return turning_rate(of_ramp(look, "lr"), of_ramp(look, "nll"))
 
 
 def update(look: Look) -> float:
-    """The rate at which one step of Adam would change the output by as much as it is, were the change linear."""
+    """The learning rate at which, to first order, one Adam step would change the output by as much as its own size."""
     return 1e-4 / look["update"]
 
 
@@ -35,7 +37,7 @@ def sharpness(look: Look) -> float:
 
 
 def fade(look: Look, level: float, of: str = "share") -> float:
-    """The rate at which the weakest stack's part of the gradient has fallen below `level` of its largest; infinite: never."""
+    """The rate at which the weakest stack's part of the gradient falls below `level` of its maximum; infinite if never."""
     finite = {"ramp": [step for step in look["ramp"] if math.isfinite(step["nll"]) and math.isfinite(step["gradient"])]}
     return fading_rate(of_ramp(finite, "lr"), of_ramp(finite, of), level) or math.inf
 

@@ -1,12 +1,12 @@
-"""Which learning rates does a model survive, and which did its first 60 steps foretell?
+"""Which learning rates does a model survive, and which of them were predicted by its first 60 steps?
 
     python benchmarks/forecast/forecast.py runs OUT --seconds 400 --parallel 12     # every run of the grid
     python benchmarks/forecast/forecast.py forecast OUT --parallel 6                # what 60 steps of each row show
     python benchmarks/forecast/forecast.py score OUT                                # calibrate, test, write the table
 
-KILOLAYER_DATA names the folder with the texts. OUT gets runs.jsonl, looks.jsonl, results.json and results.md; what is there
-is not made again. Runs go side by side, best under nvidia-cuda-mps-control. A smaller grid: --only REGEX on the names of runs,
---rates, --dim, --steps, --tokens, --vocabulary.
+KILOLAYER_DATA is the folder with the texts. Writes runs.jsonl, looks.jsonl, results.json and results.md to OUT; existing
+results are not recomputed. Runs execute in parallel, best under nvidia-cuda-mps-control. For a smaller grid: --only REGEX on
+the names of runs, --rates, --dim, --steps, --tokens, --vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILES = {"runs": "runs.jsonl", "forecast": "looks.jsonl"}
 
 
 def measure(stage: str, chosen: argparse.Namespace, size: dict[str, Any]) -> None:
-    """Make what is missing, in the order of the grid, until the time is over."""
+    """Compute what is missing, in the order of the grid, until time runs out."""
     from measure import configured, work
 
     path = chosen.out / FILES[stage]
@@ -38,7 +38,7 @@ def measure(stage: str, chosen: argparse.Namespace, size: dict[str, Any]) -> Non
     wanted: list[Any] = [each for row in rows() for each in (jobs_of(row, chosen.rates) if stage == "runs" else [row])]
     wanted = [each for each in wanted if each.name not in made and re.search(chosen.only, each.name)]
     for text in dict.fromkeys(each.name.split()[0] for each in wanted):
-        configured(Row(text, "pre_ln", 1), size)  # the vocabulary is in the cache then
+        configured(Row(text, "pre_ln", 1), size)  # so that the vocabulary is cached
     end = time.monotonic() + chosen.seconds
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with multiprocessing.get_context("spawn").Pool(chosen.parallel) as pool, path.open("a") as file:

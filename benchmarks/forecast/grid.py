@@ -1,4 +1,4 @@
-"""The runs that the forecast is calibrated on and tested by: recipes, depths, learning rates and warm-ups on two texts."""
+"""The runs on which the forecast is calibrated and tested: recipes, depths, learning rates and warm-ups on two texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER_WARMUPS = (0.01, 0.4)
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one text; of a translator, so many layers a side."""
+    """One model on one text; for a translation model, layers per side."""
 
     text: str
     recipe: str
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a row; warmup: the share of its steps."""
+    """One run of a row. warmup: as a fraction of its steps."""
 
     row: Row
     lr: float
@@ -48,7 +48,7 @@ class Job:
 
 
 def rows() -> Iterator[Row]:
-    """What matters most first: a sitting that ends early has whole rows."""
+    """The most important rows first, so that a session that ends early has complete rows."""
     yield from (Row(*each) for each in product(("shakespeare", "multi30k"), RECIPES, (6, 18)))
     yield from (Row(*each) for each in product(("shakespeare", "multi30k"), RECIPES, (36,)))
     first, second = RECIPES[:3], RECIPES[3:]
@@ -60,7 +60,7 @@ def rows() -> Iterator[Row]:
 
 
 def jobs_of(row: Row, rates: Sequence[float] = RATES) -> list[Job]:
-    """Every rate at the usual warm-up; at two depths of three recipes, the middle ones with other warm-ups too."""
+    """Every learning rate at the usual warm-up; at two depths of three recipes, the middle rates also with other warm-ups."""
     found = [Job(row, lr) for lr in rates]
     if row.text == "shakespeare" and row.layers in (18, 36) and row.recipe in ("post_ln", "pre_ln", "deepnorm"):
         found += [Job(row, lr, warmup) for lr in rates[1:3] for warmup in OTHER_WARMUPS]
@@ -68,7 +68,7 @@ def jobs_of(row: Row, rates: Sequence[float] = RATES) -> list[Job]:
 
 
 def table_of(row: Row, size: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a row's runs; size: dim, vocabulary, tokens a batch, steps, device."""
+    """The configuration of a row's runs. size: dim, vocabulary, tokens per batch, steps, device."""
     data = Path(os.environ["KILOLAYER_DATA"])
     dim = size["dim"]
     shared = {

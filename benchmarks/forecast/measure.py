@@ -1,4 +1,4 @@
-"""What one process measures: a run, and what the forecast and its rivals see of a row."""
+"""What one process measures: a training run, or the measurements from which a row is forecast."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kilolayer.training.run import cache_folder, prepare
 from kilolayer.training.schedule import learning_rate
 
 PROBED = 60  # steps of a forecast
-REFERENCE = 1e-4  # of one update, and of the steps before the sharpness
+REFERENCE = 1e-4  # learning rate of the single update, and of the steps before the sharpness
 SETTLING = 20
 
 
 @lru_cache
 def task_of(text: str, size: tuple[tuple[str, Any], ...]) -> Task:
-    """The text's data, read once a process."""
+    """The text's data, read once per process."""
     return prepare(build(RunConfig, table_of(Row(text, "pre_ln", 1), dict(size))), cache_folder())
 
 
@@ -41,7 +41,7 @@ def configured(row: Row, size: dict[str, Any], **train: Any) -> tuple[RunConfig,
 
 
 def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
-    """One run: its loss in windows, and what reaches its weakest stack at twelve moments."""
+    """Train one run; returns its loss in windows, and the gradient of its weakest stack at twelve moments."""
     began = time.monotonic()
     steps = size["steps"]
     config, task = configured(job.row, size, lr=job.lr, warmup_steps=max(1, round(job.warmup * steps)))
@@ -73,11 +73,11 @@ def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
-    """The measurements of all candidates, from at most 60 steps each."""
+    """The measurements for all candidates, from at most 60 steps each."""
     began = time.monotonic()
     config, task = configured(row, size, eager=True)
     ramp = [seen(each) for each in rise(Trial(config, task), PROBED)]
-    config, _ = configured(row, size, eager=True, precision="fp32")  # a curvature needs the digits
+    config, _ = configured(row, size, eager=True, precision="fp32")  # curvature needs fp32
     trial = Trial(config, task)
     model, parts = trial.trainer.model, tuple(part.to(trial.trainer.device) for part in next(trial.trainer.batches).parts)
 
@@ -101,7 +101,7 @@ def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
 
 
 def share(step: Measured) -> float:
-    """Of the whole gradient, what the weakest stack has: its median layer's, as if all of its layers had that."""
+    """The weakest stack's part of the whole gradient, as if all of its layers had the gradient of its median layer."""
     if not (step.finite and step.gradient > 0 and step.stacks):
         return 0.0
     return min(statistics.median(norms) * math.sqrt(len(norms)) for norms in step.stacks.values()) / step.gradient
@@ -112,12 +112,12 @@ def seen(step: Measured) -> dict[str, float]:
 
 
 def work(job: tuple[str, Any, dict[str, Any]]) -> tuple[str, str, dict[str, Any]]:
-    """What a process of the pool does with one job; a failure is a result."""
+    """Run one job in a pool process; a failure is recorded as a result."""
     stage, what, size = job
     torch.set_num_threads(1)
     try:
         found = train(what, size) if stage == "runs" else look(what, size)
-    except Exception as error:  # the others go on
+    except Exception as error:  # the other jobs continue
         found = {"error": f"{type(error).__name__}: {error}"[:300]}
     gc.collect()
     if torch.cuda.is_available():

@@ -1,6 +1,6 @@
-"""How often each way to forecast is right, and how often wrong which way: calibrated on shallow rows, tested on the others.
+"""Score the forecasting methods, with errors by direction: calibrated on shallow rows, tested on the others.
 
-`kilolayer forecast` has constants of its own, which were set before these runs: both parts test it.
+`kilolayer forecast` has its own constants, which were fixed before these runs, so both parts test it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAIRS = tuple((other, f"reached {level}") for other in ("range test", "update", 
 
 @dataclass(frozen=True)
 class Case:
-    """A run with its fate and what its row showed: an edge by candidate. warmup: steps."""
+    """A run with its fate and its row's measurements: an edge by candidate. warmup: in steps."""
 
     row: Row
     lr: float
@@ -42,7 +42,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Rule:
-    """lr lives where lr <= factor * edge, for each of its edges; the last is also times (warmup / USUAL_WARMUP)^power."""
+    """A run survives if lr <= factor * edge for each of its edges; the last is also multiplied by (warmup /
+    USUAL_WARMUP)^power."""
 
     factors: dict[str, float]
     power: float
@@ -54,7 +55,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Score:
-    """right: of runs; too_high: said to live and died; too_low: said to die and lived."""
+    """Counts of runs: right; too_high, predicted to survive but died; too_low, predicted to die but survived."""
 
     right: int
     too_high: int
@@ -71,7 +72,7 @@ def score(rule: Rule, cases: Iterable[Case]) -> Score:
 
 
 def fit(names: Sequence[str], cases: Sequence[Case]) -> Rule:
-    """The factors, and the warm-up's power, with which most runs are told right; of equal ones, the middle."""
+    """The factors, and the power of the warm-up, that predict the most runs correctly; among equals, the middle."""
     powers = POWERS if len({case.warmup for case in cases}) > 1 else (0.5,)
     steps = FACTORS if len(names) == 1 else FACTORS[::2]
     found: dict[float, list[Rule]] = {}
@@ -90,7 +91,7 @@ def _middle(factors: Sequence[float]) -> float:
 
 
 def read(out: Path) -> list[Case]:
-    """Every run of rows that are whole and were looked at; those that are slow are left out."""
+    """Every run of rows that are complete and were measured; slow runs are left out."""
     looks = {each["name"]: each for each in _lines(out / "looks.jsonl") if "error" not in each}
     rows: dict[Row, list[dict[str, Any]]] = {}
     for run in _lines(out / "runs.jsonl"):
@@ -115,7 +116,7 @@ def sizes(out: Path) -> list[dict[str, Any]]:
 
 
 def last_pulse(run: dict[str, Any]) -> float:
-    """What reaches the weakest stack at the end: the most of three looks, because one batch tells little."""
+    """The gradient part of the weakest stack at the end: the largest of three measurements, because one batch is noisy."""
     return max(each["reached"] for each in run["pulse"][-3:])
 
 
@@ -124,7 +125,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_score(out: Path) -> None:
-    """results.json and results.md."""
+    """Write results.json and results.md."""
     cases = read(out)
     parts = {part: [case for case in cases if case.row.part == part] for part in ("calibration", "held-out")}
     lines = ["| forecast | calibration, right | held-out, right | too high | too low |", "|---|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Which runs of a row survived, by the rule that was fixed before them."""
+"""Which runs of a row survived, by a rule that was fixed before they were trained."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 from kilolayer.training.dead_stacks import REACHED
 
 Fate = Literal["survived", "not finite", "stack dead", "no progress", "behind", "slow"]
-MARGIN = 0.2  # nats a token
+MARGIN = 0.2  # nats per token
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: the mean loss of its last tenth, and the smallest share that a stack has in the gradient then."""
+    """How a run ended: the mean loss of its last tenth, and the smallest fraction of the gradient that a stack then has."""
 
     lr: float
     warmup: float
@@ -26,8 +26,8 @@ class Ended:
 def fates(row: Sequence[Ended], frequency_loss: float) -> list[Fate]:
     """The fate of each run of a row.
 
-    A run survives when its loss is finite, below that of single-word frequencies, within 0.2 of the best of its row, and no
-    stack is dead. One that is further behind at a lower rate than the best is slow: the largest rate is another question.
+    A run survives if its loss is finite, below that of word frequencies, within 0.2 of the best of its row, and no stack is
+    dead. One that is further behind at a lower learning rate than the best is slow: this says nothing about the largest rate.
     """
     sound = [run for run in row if _fault(run, frequency_loss) is None]
     best = min(sound, key=lambda run: run.loss, default=None)

@@ -1,9 +1,9 @@
-"""Sets what `kilolayer plan` predicts beside the memory that training took in benchmarks/speed.
+"""Compare the predictions of `kilolayer plan` with the memory that training took in benchmarks/speed.
 
     python benchmarks/plan/compare.py benchmarks/plan/results.json benchmarks/speed/results.json benchmarks/plan/jobs.json
 
-Nothing is trained here: peaks of allocated memory come from the other files, the later the better, of bf16 training as
-`kilolayer train` does it.
+Nothing is trained here: peaks of allocated memory, in bf16 training as by `kilolayer train`, come from the other files; if
+several files have the same job, the last one counts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from table import units_of
 
 
 def predicted(job: Job) -> int:
-    """The peak that the plan names for a job, in bytes."""
+    """The peak that the plan predicts for a job, in bytes."""
     setting = job.setting
     return budget(model_config(setting), Work(setting.rows, setting.length, 1, "bf16")).training.peak
 
 
 def names(run: dict[str, Any]) -> list[str]:
-    """The jobs of a run that count: those of its rows and variants, or all where it was for single jobs."""
+    """The jobs that a run reports: those of its rows and variants, or all if it measured single jobs."""
     return [name for unit in units_of(run) for name in names_in(*unit)] if run["rows"] else list(run["jobs"])
 
 

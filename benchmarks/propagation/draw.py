@@ -1,4 +1,4 @@
-"""The picture and the table of benchmarks/propagation.
+"""Draw the figure and write the table of benchmarks/propagation.
 
     python benchmarks/propagation/draw.py benchmarks/propagation/results.json
 
@@ -22,8 +22,8 @@ SHOWN = {"deepnorm": "DeepNorm", "sub_ln": "Sub-LN", "pre_ln": "Pre-LN", "post_l
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Gradient by layer at 1,000 layers, and relative update by depth."""
-    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # the same picture from the same numbers
+    """Plot the gradient by layer at 1,000 layers, and the relative update by depth."""
+    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # for reproducible SVG ids
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     depths = sorted({row["layers"] for row in rows if "updates" in row})
     for recipe, label in SHOWN.items():
@@ -44,7 +44,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line a recipe: the range of the gradient's ratio over five seeds, and the mean update."""
+    """One row per recipe: the range of the gradient ratio over five seeds, and the mean update."""
     depths = sorted({row["layers"] for row in rows if row["layers"] in (12, 64, 256, 1000)})
     updated = sorted({row["layers"] for row in rows if "updates" in row})
     cells = {(row["recipe"], row["layers"]): row for row in rows}

@@ -3,8 +3,9 @@
     python benchmarks/propagation/measure.py benchmarks/propagation/results.json
     python benchmarks/propagation/draw.py benchmarks/propagation/results.json
 
-An encoder (dim 32, 4 heads, FFN 64) on random tokens. Gradient: the FFN weights' gradient norm, mean of the first tenth of
-the layers over that of the last. Update: relative change of the output after one Adam step of 1e-4 without warm-up.
+The model is an encoder (dim 32, 4 heads, FFN 64) on random tokens. Gradient: the norm of the FFN weights' gradient, its mean
+over the first tenth of the layers divided by that over the last tenth. Update: the relative change of the output after one Adam
+step of 1e-4 without warm-up.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from kilolayer.probe.propagation import first_over_last, gradient_profile, relat
 
 VOCABULARY, SEEDS = 64, range(5)
 GRADIENT_DEPTHS, UPDATE_DEPTHS = (12, 64, 256, 1000), (6, 24, 100, 200)
-QUADRATIC = {"dlcl"}  # its work grows with the depth squared: not run at 1,000 layers
+QUADRATIC = {"dlcl"}  # its cost is quadratic in depth: not run at 1,000 layers
 
 
 def measure(recipe: str, layers: int, seed: int, update: bool) -> tuple[tuple[float, ...], float | None]:
-    """The gradient of each layer, and, on request, the relative update."""
+    """The gradient norm of each layer and, if requested, the relative update."""
     torch.manual_seed(seed)
     model = kl.Encoder(vocab_size=VOCABULARY, dim=32, heads=4, ffn_dim=64, layers=layers, recipe=recipe)
     tokens, labels = torch.randint(1, VOCABULARY, (2, 4, 16))

@@ -1,10 +1,10 @@
-"""Times a training step that measures every layer beside one that does not, on the CPU.
+"""Compare the time of a training step that measures every layer with one that does not, on the CPU.
 
     python benchmarks/report/layers_every.py benchmarks/report/layers_every.json
 
-The two kinds of step take turns on the same batches. `share` is what the measurements add to the time of a whole run of `steps`
-steps at the default of `train.layers_every`, the line in metrics.jsonl included. The times of the kept file were taken while
-other work ran on the machine: they compare the two kinds of step with each other, and with nothing else.
+The two kinds of step alternate on the same batches. `share` is what the measurements add to the time of a whole run of `steps`
+steps at the default of `train.layers_every`, including the line in metrics.jsonl. The committed file was measured while other
+work ran on the machine, so its times only serve to compare the two kinds of step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def measure(name: str, pairs: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """Medians of `pairs` steps of each kind."""
+    """Median times of `pairs` steps of each kind."""
     with tempfile.TemporaryDirectory() as name_of_folder:
         folder = Path(name_of_folder)
         write_corpus(folder / "data")
@@ -68,7 +68,8 @@ def measure(name: str, pairs: int, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_turns(trainer: Trainer, metrics: Metrics, pairs: int) -> tuple[list[float], list[float]]:
-    """Seconds of plain and of measured steps. A pair reads the same batches; every second one begins with the measured step."""
+    """Seconds of plain and of measured steps. A pair reads the same batches; every second pair begins with the measured
+    step."""
     config = trainer.config
     stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device)
     seconds: dict[bool, list[float]] = {False: [], True: []}

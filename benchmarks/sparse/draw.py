@@ -1,8 +1,8 @@
-"""The picture of the language models of runs.py: validation perplexity by step and by second.
+"""Draw the figure for the language models of runs.py: validation perplexity by step and by second.
 
     python benchmarks/sparse/draw.py
 
-Reads language.json beside it and writes docs/images/sparse.svg.
+Reads language.json in this folder and writes docs/images/sparse.svg.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SHOWN = {"dense": "dense", "16": "16 experts", "64": "64 experts", "256": "256 e
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
-    """The same points twice: perplexity on a logarithmic scale."""
-    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # the same picture from the same numbers
+    """Plot the same points by step and by second; perplexity has a logarithmic scale."""
+    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # for reproducible SVG ids
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", sharey=True)
     for name, label in SHOWN.items():
         steps, seconds, _, perplexities = zip(*runs[name]["valid"], strict=True)

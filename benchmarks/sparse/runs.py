@@ -1,14 +1,14 @@
-"""Sparse models in training: the same text, steps and active arithmetic, with and without experts.
+"""Train sparse models and dense ones with the same text, steps and active FLOPs per token.
 
     python benchmarks/sparse/runs.py language OUT --steps 1500 --seconds S [--systems ...]
     python benchmarks/sparse/runs.py translation OUT --steps 1500 --seconds S [--systems ...]
 
-Runs that fit the GPU's memory together start side by side and are halted at their first line of metrics; then each has the GPU
-to itself until its last validation, so that their seconds can be compared. A run that is out of time ends where it is. None
-writes a checkpoint, which has 40 GB with 256 experts: after its last validation a run is ended. OUT gets
-TASK.json: loss by step and by second (steps times the median time of a step), routing, norms and clippings. Language reads
-KILOLAYER_DATA/books, and the vocabulary KILOLAYER_DATA/books.model where it is there; translation the text that
-benchmarks/translation/multilingual.py prepares.
+Runs that fit into GPU memory together start in parallel and are paused at their first line of metrics; then each has the GPU to
+itself until its last validation, so that their times can be compared. A run that is out of time ends where it is. No run writes
+a checkpoint, which would take 40 GB with 256 experts; after its last validation a run is ended. Writes OUT/TASK.json: loss by
+step and by second (steps times the median step time), routing, norms and clipping. The language task reads
+KILOLAYER_DATA/books, and the vocabulary KILOLAYER_DATA/books.model if it exists; translation reads the text prepared by
+benchmarks/translation/multilingual.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def experts(count: int, *more: str) -> list[str]:
     return ["--model.moe.experts", str(count), *more]
 
 
-# Two experts of FFN 2048 in every second layer are the arithmetic of FFN 3072 in all layers.
+# Two experts of FFN 2048 in every second layer cost as much as FFN 3072 in all layers.
 LANGUAGE = {
     "dense": ["--model.ffn_dim", "3072"],
     "16": experts(16),
@@ -54,11 +54,11 @@ TRANSLATION = {
 
 
 GIGABYTES = {"dense": 8, "16": 14, "64": 28, "256": 64}
-MEMORY = 134  # GB of the GPU that runs may take together
+MEMORY = 134  # GB of GPU memory that parallel runs may take
 
 
 def paths(task: str) -> list[str]:
-    """The text of a task, as options."""
+    """The options that set the text of a task."""
     data = Path(os.environ["KILOLAYER_DATA"])
     if task == "translation":
         sys.path.insert(0, str(HERE.parent / "translation"))
@@ -74,7 +74,7 @@ def paths(task: str) -> list[str]:
 
 
 class Attempt:
-    """A run in a process of its own; what it says goes to FOLDER.log."""
+    """A run in a separate process; its output goes to FOLDER.log."""
 
     def __init__(self, task: str, name: str, options: list[str], steps: int) -> None:
         self.folder, self.steps = Path("runs") / f"sparse-{task}" / name.replace(" ", "-"), steps
@@ -87,7 +87,7 @@ class Attempt:
             )
 
     def has(self, text: str) -> bool:
-        """Whether the metrics have this text, or nothing more will come."""
+        """Whether the metrics contain this text, or the process has ended."""
         path = self.folder / "metrics.jsonl"
         return self.process.poll() is not None or (path.exists() and text in path.read_text())
 
@@ -96,7 +96,7 @@ class Attempt:
             self.process.send_signal(signal.SIGSTOP)
 
     def finish(self, end: float) -> None:
-        """Go on until the last validation, and no further."""
+        """Continue until the last validation, then end the process."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             while time.monotonic() < end and not self.has(f'"valid", "step": {self.steps},'):
@@ -109,7 +109,7 @@ class Attempt:
 
 
 def get_ready(attempts: list[Attempt], end: float) -> None:
-    """Halt each at its first line of metrics."""
+    """Start all, and pause each at its first line of metrics."""
     while attempts and time.monotonic() < end:
         ready = [attempt for attempt in attempts if attempt.has('"train", "step": ')]
         for attempt in ready:
@@ -119,7 +119,7 @@ def get_ready(attempts: list[Attempt], end: float) -> None:
 
 
 def groups(systems: list[str]) -> Iterator[list[str]]:
-    """Systems that fit the GPU's memory together, in their order."""
+    """Systems that fit into GPU memory together, in order."""
     group: list[str] = []
     for name in systems:
         if group and sum(GIGABYTES[each.split()[0]] for each in (*group, name)) > MEMORY:
@@ -130,7 +130,7 @@ def groups(systems: list[str]) -> Iterator[list[str]]:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What a run measured."""
+    """The measurements of a run."""
     path = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "valid", "routing")}
@@ -155,7 +155,7 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def _summary(row: dict[str, Any]) -> dict[str, Any]:
-    """Means over the layers, and the extremes of the loads in even shares."""
+    """Means over the layers, and the extreme expert loads relative to an equal share."""
     shares = [[share * len(load) for share in load] for load in row["load"]]
     means = {name: sum(row[name]) / len(row[name]) for name in ("entropy", "dropped", "temperature") if name in row}
     dead = sum(share < 0.01 for load in shares for share in load)

@@ -1,15 +1,16 @@
-"""What each kernel of ours is worth: a step with all of them, with none, and with each left out alone, on one GPU.
+"""What each of our kernels is worth: a step with all of them, with none, and with each left out, on one GPU.
 
     PYTHONPATH=src python benchmarks/speed/ablation.py benchmarks/speed
 
-Models have the widths and batches of the speed table and fewer layers (CASES), so that all fits a few minutes. What does not
-grow with depth, the loss and the best tokens, therefore has a larger share of these steps than of a deep model's. The kernel
-of the update is not among them: it decides on the GPU whether a step is finite, and no step could be recorded without it.
+Models have the widths and batches of the speed table but fewer layers (CASES), so that everything fits into a few minutes.
+Costs that do not grow with depth, the loss and the best tokens, therefore have a larger part in these steps than in those of a
+deep model. The update kernel is not included: it decides on the GPU whether a step is finite, and no step could be recorded
+without it.
 
-One process for each case, dropout and repetition measures all that is left out in it, one after the other, in another order in
-each repetition: each time a new model, the compiler reset, the recordings and their memory given back. Processes get ready side
-by side; while one measures, all others stand still. Each result is a line of OUT/ablation.jsonl at once; OUT/ablation.json and
-OUT/ablation.md are made from the lines. `--tiny` tries every path on any machine.
+For each case, dropout and repetition, one process measures all variants in sequence, in a different order in each repetition;
+each time with a new model, a reset compiler, and the recordings and their memory released. Processes prepare in parallel; while
+one measures, all others are idle. Each result is written to OUT/ablation.jsonl immediately; OUT/ablation.json and
+OUT/ablation.md are made from these lines. `--tiny` tries every path on any machine.
 """
 
 from __future__ import annotations
@@ -37,18 +38,19 @@ TRAINED = ("residual_norm", "relu_product", "loss")
 DECODES = ("residual_norm", "short_attention", "relu_product", "step_attention", "best_tokens")
 ALL, NONE = "all kernels", "no kernel"
 WORTH = 0.03
-"""A kernel whose absence costs less than this share, or no more than the spread of repetitions, in every case goes."""
+"""A kernel is removed if leaving it out costs less than this fraction, or no more than the spread of repetitions, in every
+case."""
 KEPT = {
     "relu_network": "without it a step of 100L-100L was 2.5%, and one of 256 x 64 tokens 2.2%, slower than before this work "
     "(before-no-masked-product.json), where 2% were allowed",
 }
-"""Kernels that stay though the rule says that they go, and why."""
+"""Kernels that are kept although the rule says to remove them, and why."""
 PREPARE_SECONDS, MEASURE_SECONDS, COLD, WARM = 150.0, 60.0, 14.0, 8.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A job and the kernels that can serve it; others are not left out alone."""
+    """A job and the kernels that apply to it; others are not left out individually."""
 
     job: Job
     kernels: tuple[str, ...]
@@ -90,7 +92,7 @@ CASES = {
 
 
 def label(left_out: tuple[str, ...] | list[str]) -> str:
-    """all kernels, no kernel, or the one that is left out."""
+    """The row label: all kernels, no kernel, or the one that is left out."""
     match left_out:
         case []:
             return ALL
@@ -105,13 +107,14 @@ def name_of(case: str, dropout: float) -> str:
 
 
 def orders(case: Case, every: tuple[str, ...], chosen: list[str] | None = None) -> list[tuple[str, ...]]:
-    """What is left out, one after the other: nothing, everything, each kernel that serves the case; chosen: these alone."""
+    """What is left out, in sequence: nothing, everything, each kernel that applies to the case. chosen: only these."""
     kernels = [name for name in case.kernels if chosen is None or name in chosen]
     return [(), *([every] if chosen is None else []), *((name,) for name in kernels)]
 
 
 def trials(names: list[str], dropouts: list[float], repeat: int, small: bool) -> list[Trial]:
-    """One for each case, dropout and repetition; those of one dropout are neighbours, as they fit the GPU together."""
+    """One for each case, dropout and repetition; those with the same dropout are adjacent, because they fit on the GPU
+    together."""
     found = []
     for number in range(repeat):
         for dropout in dropouts:
@@ -125,7 +128,7 @@ def trials(names: list[str], dropouts: list[float], repeat: int, small: bool) ->
 
 
 class Measurer:
-    """The process of a trial: for each order it says that it is ready, waits, measures, and waits again."""
+    """The process of a trial: for each variant it reports that it is ready, waits, measures, and waits again."""
 
     def __init__(self, trial: Trial, left_out: list[tuple[str, ...]], scratch: Path, threads: int) -> None:
         folder = Path(tempfile.mkdtemp(dir=scratch))
@@ -147,14 +150,14 @@ class Measurer:
             )
 
     def reports(self) -> list[dict[str, Any]]:
-        """Two for each order: that it is ready, and what it found."""
+        """Two for each variant: that it is ready, and the result."""
         if not self.report.exists():
             return []
         text = self.report.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def wait(self, count: int, until: float) -> bool:
-        """Whether it has made so many reports before a moment."""
+        """Whether it has made `count` reports before the time `until`."""
         while len(self.reports()) < count:
             if self.process.poll() is not None:
                 time.sleep(0.2)
@@ -176,7 +179,7 @@ class Measurer:
 
 
 def measure(order: dict[str, Any]) -> None:
-    """In a process of its own: all orders one after the other."""
+    """In a separate process: measure all variants in sequence."""
     import torch
     from measure import KINDS, without
 
@@ -209,7 +212,7 @@ def measure(order: dict[str, Any]) -> None:
 
 
 def _given_back(device: Any) -> dict[str, Any]:
-    """Frees what the last model held; the gigabytes that it still holds, and the machine."""
+    """Release the last model's memory; returns the gigabytes still in use, and the machine."""
     import torch
 
     torch._dynamo.reset()
@@ -224,7 +227,7 @@ def _given_back(device: Any) -> dict[str, Any]:
 def run_group(
     group: list[Trial], every: tuple[str, ...], chosen: list[str] | None, scratch: Path, end: float
 ) -> Iterator[tuple[Trial, dict[str, Any], str]]:
-    """Round by round: all get ready side by side, each measures alone, and only then all go on."""
+    """In rounds: all prepare in parallel, each measures alone, and only then do all continue."""
     threads = max(1, (os.cpu_count() or 1) // len(group))
     workers = []
     try:
@@ -258,10 +261,10 @@ Found = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def summarise(lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """For each case, and each thing left out: medians over repetitions, the cost of absence, and the spread.
+    """For each case and each variant: medians over repetitions, the cost of leaving out, and the spread.
 
-    Cost: the median time without the kernel over that with all, less 1. Spread: the larger of both times' (largest - smallest)
-    over the median.
+    Cost: the median time without the kernel divided by that with all, minus 1. Spread: the larger of the two times' (largest -
+    smallest) / median.
     """
     found: Found = {}
     for line in lines:
@@ -290,10 +293,11 @@ def _summary(without_it: list[dict[str, Any]], with_all: list[dict[str, Any]]) -
 
 
 def verdicts(summary: dict[str, dict[str, dict[str, Any]]], every: tuple[str, ...]) -> dict[str, str]:
-    """For each kernel: kept where its absence costs enough in some case; goes where it does in none of all that it serves.
+    """For each kernel: kept if leaving it out costs enough in some case; goes if it does in no case to which it applies.
 
-    stays: it would go, but for a reason of its own. went: this commit has it no more. open: a case that it serves was not
-    measured twice or more, and the others do not keep it.
+    stays: it would go, but there is another reason to keep it.
+    went: this commit no longer has it.
+    open: a case to which it applies was not measured at least twice, and the other cases do not justify keeping it.
     """
     from kilolayer.operators import kernels
 
@@ -349,7 +353,8 @@ def _cells(facts: dict[str, Any], is_base: bool) -> list[str]:
 
 
 def write(out: Path) -> None:
-    """ablation.json and ablation.md from the lines in the folder `out`, of one run or of several (ablation-2.jsonl, ...)."""
+    """Write ablation.json and ablation.md from the lines in the folder `out`, of one or several runs (ablation-2.jsonl,
+    ...)."""
     runs = [read_lines(path) for path in sorted(out.glob("ablation*.jsonl"))]
     run = {
         **runs[-1][0],

@@ -12,7 +12,7 @@ PAD = 0
 def batch(setting: Setting, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Source, target and labels, int64 [rows, length]: random, without special tokens; a language model has no source.
 
-    Where the setting is padded, rows have different lengths in source and target, and what stands behind them is PAD.
+    If the setting is padded, rows have different lengths in source and target, followed by PAD.
     """
     noise = torch.Generator().manual_seed(1)
     ids = torch.randint(4, setting.vocabulary, (2, setting.rows, setting.length + 1), generator=noise)

@@ -1,9 +1,9 @@
-"""This commit beside another one: times, memory and compilation of our jobs, from the lines of `run.py --before`.
+"""Compare this commit with another: time, memory and compilation of our jobs, from the lines of `run.py --before`.
 
     python benchmarks/speed/before.py benchmarks/speed [LINES.jsonl ...]
 
-adds the runs of these files to before.json, which run.py does for its own, and makes before.md anew. A job is shown from the
-run that repeated it most, the last of these; times of different runs are never compared.
+This adds the runs in these files to before.json, which run.py does for its own, and rewrites before.md. A job is shown from the
+run that repeated it most often, the last of these; times of different runs are never compared.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from workers import read_lines
 
 SLOWER, LARGER, LONGER = 1.02, 1.02, 1.10
-"""What a change may cost: in time, where the spread is not larger, in memory, and in the seconds to the end of step 10."""
+"""What a change may cost: in time, unless the spread is larger; in memory; and in seconds to the end of step 10."""
 
 
 def compare(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each job the medians of both packages, their ratios, and the spread of repetitions.
 
-    The spread is the larger of the two packages' (largest - smallest) / median. Seconds to be ready are those of processes that
-    found no compile cache.
+    The spread is the larger of the two packages' (largest - smallest) / median. The time to be ready is that of processes
+    without a compile cache.
     """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for line in lines:
@@ -65,9 +65,9 @@ WORDS = {"ms": "time", "gigabytes": "memory", "ready_s": "compilation"}
 
 
 def shown(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Each job as the run compares it that repeated it most with both commits, the last of these; and that run's place, from 1.
+    """Each job from the run that repeated it most often with both commits, the last of these; and that run's number, from 1.
 
-    A job that no run measured with both says why.
+    A job that no run measured with both commits says why.
     """
     found: dict[str, dict[str, Any]] = {}
     for place, run in enumerate(runs, 1):
@@ -126,7 +126,7 @@ def _spread(fact: dict[str, Any] | None) -> str:
 
 
 def as_run(path: Path) -> dict[str, Any]:
-    """A run as before.json holds it, from its lines."""
+    """A run in the form of before.json, from its lines."""
     run, lines = read_lines(path)
     hardware = next((line["facts"]["hardware"] for line in lines if "hardware" in line["facts"]), "unknown hardware")
     return {
@@ -137,9 +137,9 @@ def as_run(path: Path) -> dict[str, Any]:
 
 
 def write(out: Path, *others: Path) -> None:
-    """before.json with the runs of these files of lines, by default that of the folder `out`; before.md from it.
+    """Add the runs in these files, by default that of the folder `out`, to before.json, and write before.md from it.
 
-    A run takes the place of an earlier state of itself; runs of which nothing is shown any more go.
+    A run replaces an earlier state of itself; runs that are no longer shown are removed.
     """
     path = out / "before.json"
     runs = json.loads(path.read_text())["runs"] if path.exists() else []

@@ -1,4 +1,4 @@
-"""Decoding beside Hugging Face's `generate` on the same folded weights, by the functions of benchmarks/decoding."""
+"""Compare decoding with Hugging Face's `generate` on the same folded weights, with the functions of benchmarks/decoding."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import kilolayer as kl
 
 BEAM = 5
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ROUNDS = 3  # beside Hugging Face, which takes seconds
-NEVER = 50.0  # below the other scores, which are about N(0, 1)
+ROUNDS = 3  # with Hugging Face, which takes seconds
+NEVER = 50.0  # below the other logits, which are about N(0, 1)
 
 
 def decoding(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
-    """One round warms up; then rounds are timed, those of ours and of Hugging Face in turn where the job has a peer.
+    """One warm-up round, then timed rounds; ours and Hugging Face's alternate if the job has a peer.
 
     Every hypothesis has the full length: twice the source's.
     """
@@ -76,7 +76,7 @@ def decoding(job: Job, device: torch.device) -> Generator[dict[str, Any], None, 
 
 
 def _functions(**sizes: int) -> ModuleType:
-    """benchmarks/decoding/measure.py, its constants replaced by `sizes`."""
+    """benchmarks/decoding/measure.py, with its constants replaced by `sizes`."""
     path = Path(__file__).parents[1] / "decoding" / "measure.py"
     spec = importlib.util.spec_from_file_location("decoding_measure", path)
     assert spec is not None
@@ -88,7 +88,8 @@ def _functions(**sizes: int) -> ModuleType:
 
 
 def _endless(job: Job, end: int) -> kl.EncoderDecoder:
-    """An untrained model, folded, that never ends: a norm's output sums to that of its bias, so that the end scores -NEVER."""
+    """An untrained, folded model that never ends: the sum of a norm's output is that of its bias, so the end token scores
+    -NEVER."""
     setting = job.setting
     torch.manual_seed(1)
     model = kl.EncoderDecoder(

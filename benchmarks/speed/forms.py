@@ -1,14 +1,14 @@
-"""Times `kl.fast` and `kl.record` in a loop of one's own, and the validation of a very deep model.
+"""Time `kl.fast` and `kl.record` in a user's own training loop, and the validation of a very deep model.
 
     PYTHONPATH=src python benchmarks/speed/forms.py OUT
     PYTHONPATH=src python benchmarks/speed/forms.py OUT --jobs "translation 24L-24L, fast" "translation 24L-24L, recorded"
 
-The loop is one that a user would write: matrices in bf16, cross-entropy in fp32, torch's fused AdamW on the weights as they
-are (no fp32 copies), dropout 0.1. It runs the plain model, the plain model with torch.compile around each layer, the fast form,
-and the fast form with its step recorded. A batch of validation runs in the form that trains, one operation at a time and
-recorded. Times are medians, on the processor's clock, from a GPU at rest until it rests again. Processes get ready side by side
-and measure alone; each result is a line of OUT/forms.jsonl at once, and OUT/forms.json gets the run, made from the lines;
-earlier runs stay in it, unless the last one measured all that they did.
+The loop is one that a user would write: matrices in bf16, cross-entropy in fp32, torch's fused AdamW directly on the weights
+(no fp32 copies), dropout 0.1. It runs the plain model, the plain model with torch.compile around each layer, the fast form, and
+the fast form with its step recorded. A validation batch runs in the training form, eagerly and recorded. Times are medians of
+wall-clock time between GPU synchronizations. Processes prepare in parallel and measure alone; each result is written to
+OUT/forms.jsonl immediately, and the run made from these lines is added to OUT/forms.json; earlier runs stay in it, unless the
+last one measured all that they did.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ JOBS = [
 
 
 def loop(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
-    """A step of a loop that a user would write."""
+    """A training step of a loop that a user would write."""
     setting = job.setting
     model = kl.build_model(model_config(setting), device=device, seed=1).train()
     model.lower(torch.bfloat16)
@@ -94,7 +94,7 @@ def loop(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None
 
 
 def validation(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
-    """A batch of a validation in the form that trains; its time is that of the recorded one."""
+    """A validation batch in the training form; its time is that of the recorded one."""
     model = kl.build_model(model_config(job.setting), device=device, seed=1)
     model.lower(torch.bfloat16)
     form, recorder = training_form(model, device, print, eager=False, recompute="none")
@@ -116,7 +116,7 @@ def validation(job: Job, device: torch.device) -> Generator[dict[str, Any], None
 
 
 def warmed(work: Callable[[], Any]) -> float:
-    """Seconds of the calls in which all is compiled and recorded."""
+    """Seconds taken by the calls that compile and record."""
     started = time.perf_counter()
     for _ in range(WARM):
         work()
@@ -125,7 +125,7 @@ def warmed(work: Callable[[], Any]) -> float:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """The median of the milliseconds of single calls."""
+    """The median time of a call in milliseconds."""
     each = []
     for _ in range(TIMED):
         wait()
@@ -146,7 +146,7 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 def write(out: Path) -> None:
-    """The run of the lines in the folder `out` into forms.json; runs of which it measured every job go."""
+    """Add the run in the folder `out` to forms.json; runs all of whose jobs it has measured are removed."""
     about, lines = read_lines(out / "forms.jsonl")
     found = {line["job"]: dict(line["facts"]) for line in lines}
     hardware = [facts.pop("hardware") for facts in found.values() if "hardware" in facts]

@@ -1,4 +1,4 @@
-"""What is measured: shapes, jobs in the order of their importance, variants, and the rows of the table with their goals."""
+"""What is measured: shapes, jobs in order of importance, variants, and the rows of the table with their goals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ Found = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Setting:
-    """A model and its batch: `rows` x `length` tokens, a side in translation; `layers` a side.
+    """A model and its batch: `rows` x `length` tokens, per side in translation; `layers` per side.
 
-    experts: in every second layer, two of which serve a token. twin: the dense model of the same active arithmetic, FFN twice
-    as wide in every second layer. dropout: on embeddings, on residual branches and on attention weights, in translation behind
-    the activation too. padded: a tenth of the tokens are padding, behind sentences of different lengths.
+    experts: in every second layer, two of them active per token.
+    twin: the dense model with the same active FLOPs, with FFNs twice as wide in every second layer.
+    dropout: on embeddings, residual branches and attention weights; in translation also after the activation.
+    padded: a tenth of the tokens are padding, after sentences of different lengths.
     """
 
     task: Literal["translation", "language"]
@@ -42,12 +43,12 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Target tokens a step, without padding."""
+        """Target tokens per step, without padding."""
         return sum(self.lengths)
 
     @property
     def flops(self) -> int:
-        """Of one step: 6 for each weight and token that it sees, and for the scores of attention in the language model."""
+        """FLOPs of one step: 6 per weight and token that it sees, and those of the attention scores in the language model."""
         dim, feedforward = self.dim, 2 * self.dim * self.ffn_dim
         attention, scores = (12 * dim**2, 0) if self.task == "translation" else (4 * dim**2, dim * self.length)
         sides = 2 if self.task == "translation" else 1
@@ -59,11 +60,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Job:
-    """One process. gigabytes: about what it takes of the GPU, so that several can get ready side by side.
+    """One process. gigabytes: its approximate GPU memory, so that several can prepare in parallel.
 
-    alone: with an empty compile cache and nothing beside it, because its start is timed. profile: the name of its profile,
-    which begins with the row that it is for. base: the name of the job that it is a variant of. left_out: kernels of ours that
-    it does without. peer: decode by Hugging Face beside ours.
+    alone: with an empty compile cache and no other process, because its start is timed.
+    profile: the name of its profile, which begins with the row that it is for.
+    base: the name of the job that it is a variant of.
+    left_out: our kernels that it runs without.
+    peer: also decode with Hugging Face.
     """
 
     name: str
@@ -87,7 +90,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "padded": {"padded": True},
     "both": {"dropout": 0.1, "padded": True},
 }
-DROPOUT_MEMORY = 1.1  # of a peer with dropout over that without, about
+DROPOUT_MEMORY = 1.1  # approximate memory of a peer with dropout relative to without
 
 
 def as_variant(job: Job, variant: str) -> Job:
@@ -114,7 +117,7 @@ LARGE = replace(TRANSLATION, rows=256)
 SPARSE = Setting("language", 12, 16, 1024, dim=1024, heads=16, ffn_dim=4096, vocabulary=50_304, recipe="sub_ln", experts=64)
 LANGUAGE = Setting("language", 24, 32, 1024, dim=1024, heads=16, ffn_dim=4096, vocabulary=50_304)
 DECODED = replace(TRANSLATION, layers=18, length=32)
-READY = 10  # warm-up steps of ours: `ready_s` is the time to the end of the tenth
+READY = 10  # our warm-up steps: `ready_s` is the time to the end of the tenth
 
 
 def deep(layers: int) -> Setting:
@@ -162,7 +165,7 @@ JOBS = [
 
 
 def tiny(job: Job) -> Job:
-    """The same job in a size for any CPU."""
+    """The same job at a size for any CPU."""
     layers = max(2, job.setting.layers // 50)
     setting = replace(job.setting, layers=layers, rows=4, length=8, dim=32, heads=4, ffn_dim=64, vocabulary=96)
     return replace(job, setting=setting, warm=2, timed=3)
@@ -170,7 +173,7 @@ def tiny(job: Job) -> Job:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a number made of the results should be; `value` raises LookupError where a part of it was not measured."""
+    """A target for a number computed from the results; `value` raises LookupError if a part of it was not measured."""
 
     text: str
     value: Callable[[Found], float]
@@ -188,12 +191,12 @@ def times(fast: str, slow: str) -> Callable[[Found], float]:
 
 
 def memory(ours: str, *others: str) -> Callable[[Found], float]:
-    """Ours over the least of the others' that were measured."""
+    """Our memory divided by the least of the others' that were measured."""
     return lambda found: found[ours]["gigabytes"] / sorted(found[name]["gigabytes"] for name in others if name in found)[0]
 
 
 def spread(names: tuple[str, ...]) -> Callable[[Found], float]:
-    """The largest over the smallest time of a layer."""
+    """The largest time per layer divided by the smallest."""
 
     def value(found: Found) -> float:
         each = [found[name]["ms_per_layer"] for name in names]
@@ -203,7 +206,7 @@ def spread(names: tuple[str, ...]) -> Callable[[Found], float]:
 
 
 def spread_of_added(names: tuple[str, ...]) -> Callable[[Found], float]:
-    """The same of the time that a further layer adds, from each depth to the next."""
+    """The same for the time per additional layer, from each depth to the next."""
 
     def value(found: Found) -> float:
         depths = [(layers_of[name], found[name]["ms"]) for name in names]
@@ -325,7 +328,7 @@ ROWS = {
 
 
 def units(rows: Iterable[int], variants: Iterable[str]) -> list[tuple[int, str]]:
-    """What a run is for: pairs of a row and a variant. Decoding, and the time of compilation, have no variants."""
+    """What a run covers: pairs of a row and a variant. Decoding and compile time have no variants."""
     variants = list(variants)
     return [(row, name) for row in rows for name in variants if name == "plain" or row not in (7, 9)]
 
@@ -336,25 +339,25 @@ def names_in(row: int, variant: str) -> list[str]:
 
 
 def every_job() -> list[Job]:
-    """All jobs in all variants, most important first; the product of matrices, whose rate stands in every table, is first."""
+    """All jobs in all variants, most important first; the matrix product, whose rate is in every table, is first."""
     return [as_variant(job, name) for job in JOBS for name in (VARIANTS if job.kind == "training" else ["plain"])]
 
 
 def jobs_named(names: Iterable[str]) -> list[Job]:
-    """These jobs in this order."""
+    """These jobs, in this order."""
     jobs = {job.name: job for job in every_job()}
     return [jobs[name] for name in names]
 
 
 def jobs_of(rows: Iterable[int], variants: Sequence[str], systems: Container[str]) -> list[Job]:
-    """The jobs of these rows, variants and systems: the product, then variant by variant, most important first."""
+    """The jobs of these rows, variants and systems: the matrix product, then variant by variant, most important first."""
     wanted = {"product", *(name for row, variant in units(rows, variants) for name in names_in(row, variant))}
     jobs = [job for job in every_job() if job.name in wanted and job.system in systems]
     return sorted(jobs, key=lambda job: -1 if job.kind == "product" else variants.index(job.variant))
 
 
 def ours_beside(name: str) -> str | None:
-    """Our job of the same setting as a peer's."""
+    """Our job with the same setting as a peer's."""
     jobs = {job.name: job for job in every_job() if job.kind == "training"}
     if name not in jobs or jobs[name].system == "kilolayer":
         return None

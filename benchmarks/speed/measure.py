@@ -1,4 +1,4 @@
-"""One job in a process of its own: gets ready, reports it, waits for a line on stdin, and measures. Started by workers.py."""
+"""Run one job in a separate process: prepare, report it, wait for a line on stdin, and measure. Started by workers.py."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from torch.profiler import ProfilerActivity, profile
 import kilolayer
 
 Step = Callable[[], Any]
-# Kernels of the optimizer: its own, and the norms of gradients.
+# Kernels of the optimizer, and of the gradient norms.
 UPDATE = ("_update", "_add_squares")
 
 
 def training(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
-    """Steps one by one until all is compiled and recorded; then steps timed on the device, end to end."""
+    """Run single steps until everything is compiled and recorded; then time steps on the device, end to end."""
     from systems import SYSTEMS
 
     step = SYSTEMS[job.system](job.setting, device)
     first = [_seconds(step, device) for _ in range(job.warm)]
     graphs = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
     if job.system.endswith("compiled") and not graphs:
-        raise RuntimeError("torch.compile has compiled nothing")  # it skips what it does not know without a word
+        raise RuntimeError("torch.compile has compiled nothing")  # it silently skips what it does not support
     yield {"first_s": first[0], "warm_steps_s": _rounded(first), "graphs": graphs}
     marks, loss = [_mark(device)], math.nan
     for _ in range(job.timed):
@@ -66,11 +66,11 @@ def training(job: Job, device: torch.device) -> Generator[dict[str, Any], None, 
 
 
 def product(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
-    """The rate of a product of two matrices [8192, 8192] in bf16: what a model's products can hope for."""
+    """The rate of a product of two matrices [8192, 8192] in bf16: an upper bound for a model's products."""
     size = 8192 if device.type == "cuda" else 64
     left, right = torch.randn(2, size, size, device=device).bfloat16()
     yield {}
-    for _ in range(500 if device.type == "cuda" else 5):  # most of a second: a GPU that stood still is slow at first
+    for _ in range(500 if device.type == "cuda" else 5):  # most of a second, because an idle GPU is slow at first
         torch.matmul(left, right)
     _wait(device)
     marks = [_mark(device)]
@@ -118,7 +118,7 @@ def _seconds(step: Step, device: torch.device) -> float:
 
 
 def _mark(device: torch.device) -> Any:
-    """A moment on the device's clock."""
+    """A time stamp on the device's clock."""
     if device.type == "cpu":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -143,7 +143,7 @@ KINDS = {"training": training, "product": product, "decoding": decoding, "loop":
 
 
 def without(names: tuple[str, ...]) -> AbstractContextManager[Any]:
-    """Leaves kernels of ours out while layers are built, compiled and run."""
+    """Disable some of our kernels while layers are built, compiled and run."""
     if not names:
         return nullcontext()
     from kilolayer.operators import kernels
@@ -174,7 +174,7 @@ def main() -> None:
             if part == 0:
                 sys.stdin.readline()
     sys.stdout.flush()
-    os._exit(0)  # Python would take seconds to give everything back
+    os._exit(0)  # a normal exit would take seconds to release everything
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Kilolayer's own training step, by the package that is imported: this commit's, or that of an older one with these names."""
+"""Kilolayer's own training step, by the package that is imported: this commit's, or an older one with the same names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LR = 1e-4
 
 
 def model_config(setting: Setting, **others: Any) -> kl.ModelConfig:
-    """The model of a setting; `others` are options in the place of its own."""
+    """The model of a setting. others: options that override its own."""
     translates = setting.task == "translation"
     options: dict[str, Any] = {
         "shape": "encoder_decoder" if translates else "decoder",
@@ -31,7 +31,7 @@ def model_config(setting: Setting, **others: Any) -> kl.ModelConfig:
         "heads": setting.heads,
         "ffn_dim": setting.ffn_dim,
         "vocab_size": setting.vocabulary,
-        "tie_embeddings": True,  # as all peers have it
+        "tie_embeddings": True,  # as in all peers
         "recipe": kl.recipes.get(setting.recipe),
         "moe": kl.MoE(experts=setting.experts) if setting.experts else None,
         "pad_id": PAD if setting.padded else None,
@@ -43,7 +43,7 @@ def model_config(setting: Setting, **others: Any) -> kl.ModelConfig:
 
 
 def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
-    """The trainer's own step: bf16 weights with fp32 masters, compiled layers, recorded as a graph; on a CPU plain."""
+    """The trainer's own step: bf16 weights with fp32 masters, compiled layers, recorded as a graph; eager on a CPU."""
     model = kl.build_model(model_config(setting), device=device, seed=1)
     if setting.twin:
         widen(model.stacks()[0], model_config(setting, ffn_dim=2 * setting.ffn_dim), device)
@@ -66,12 +66,12 @@ def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
 
 
 def widen(stack: Stack, config: kl.ModelConfig, device: torch.device) -> None:
-    """Put layers of another configuration in the place of every second one."""
+    """Replace every second layer by one of another configuration."""
     wide = kl.build_model(config, device=device, seed=1).stacks()[0]
     for index in range(1, len(stack.blocks), 2):
         stack.blocks[index] = wide.blocks[index]
 
 
 def _refuse(message: str) -> None:
-    """The trainer would go on more slowly, or with less work; that must not be measured."""
+    """Raise: the trainer would continue more slowly, or with less work, which must not be measured."""
     raise RuntimeError(message)

@@ -1,15 +1,15 @@
-"""Times Kilolayer beside TorchScale, x-transformers, Hugging Face's transformers and torch.nn.Transformer on one GPU.
+"""Compare the speed of Kilolayer with TorchScale, x-transformers, Hugging Face and torch.nn.Transformer on one GPU.
 
     sh benchmarks/speed/peers.sh PEERS
     PYTHONPATH=src:PEERS python benchmarks/speed/run.py benchmarks/speed
     PYTHONPATH=src:PEERS python benchmarks/speed/run.py OUT --rows 1 4 --variants dropout --systems kilolayer torchscale
     PYTHONPATH=src python benchmarks/speed/run.py OUT --before CHECKOUT --repeat 5 --rows 1
 
-Each system, setting and variant is a process of its own, whose result is written to OUT/jobs.jsonl as soon as it has ended.
-With --before, only our own jobs run, each also with the package of another checkout of this repository, in turns, and
-OUT/before.md compares the two; otherwise OUT/results.json and OUT/results.md are made, in which rows and variants that this run
-does not measure stay as they are. `table.py` makes both from the lines of a run that was cut off. `--tiny` tries every path on
-any machine.
+Each system, setting and variant is a separate process, whose result is written to OUT/jobs.jsonl as soon as it has ended. With
+--before, only our own jobs run, each alternately with this package and that of another checkout of this repository, and
+OUT/before.md compares the two. Otherwise OUT/results.json and OUT/results.md are written; rows and variants that this run does
+not measure are left unchanged. `table.py` makes both from the lines of an interrupted run. `--tiny` tries every path on any
+machine.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def trials_beside_peers(jobs: list[Job], repeat: int, together: int) -> list[lis
 
 
 def trials_before_and_after(jobs: list[Job], repeat: int, together: int, checkout: Path, cold: bool) -> list[list[Trial]]:
-    """Our jobs with both packages in turns, which one is first changing from one repetition to the next.
+    """Our jobs with both packages alternately; which one is first changes from one repetition to the next.
 
-    The first repetition of each compiles from an empty cache, which the others then find filled. Both get ready beside the
-    same jobs: in one group, or, where the GPU does not hold a job twice, in two groups of the same jobs.
+    The first repetition of each compiles from an empty cache, which the others then reuse. Both prepare alongside the same
+    jobs: in one group or, if the GPU cannot hold a job twice, in two groups of the same jobs.
     """
     ours = [replace(job, profile=None, peer=False, alone=False) for job in jobs if job.system == "kilolayer"]
     found: list[list[Trial]] = []

@@ -1,8 +1,8 @@
-"""Kilolayer and its peers: one function a system, from a setting to a training step.
+"""Kilolayer and its peers: one function per system, from a setting to a training step.
 
-All take the same shapes, the same dropout and the same padding, compute products in bf16 and update fp32 weights by AdamW;
-norms, positions and activations are as each system has them. Peers hold fp32 weights under autocast and use torch's fused
-AdamW; their batch and its masks lie on the device already. A peer that is compiled is by torch.compile in its default mode.
+All have the same shapes, dropout and padding, compute products in bf16 and update fp32 weights with AdamW; norms, positions and
+activations are each system's own. Peers hold fp32 weights under autocast and use torch's fused AdamW; their batch and its masks
+are already on the device. A compiled peer uses torch.compile in its default mode.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def torchscale(setting: Setting, device: torch.device) -> Step:
     source_padding, target_padding = source == PAD, target == PAD
 
     def logits() -> Tensor:
-        """As its forward, which takes no masks of padding, calls the two sides."""
+        """Calls the two sides as its forward does, which accepts no padding masks."""
         encoded = model.encoder(source, encoder_padding_mask=source_padding)
         return model.decoder(target, self_attn_padding_mask=target_padding, encoder_out=encoded)[0]
 
@@ -65,16 +65,16 @@ def torchscale(setting: Setting, device: torch.device) -> Step:
 
 
 def torchscale_language(setting: Setting, device: torch.device) -> Step:
-    """Its decoder, Sub-LN, with X-MoE in every second layer; the balance loss as its examples weigh it.
+    """Its decoder, Sub-LN, with X-MoE in every second layer; the balance loss is weighted as in its examples.
 
-    Its attention is told of padding; its experts have no way to be.
+    Its attention is given the padding; its experts do not support it.
     """
     from torchscale.architecture.config import DecoderConfig  # pyright: ignore[reportMissingImports]
     from torchscale.architecture.decoder import Decoder  # pyright: ignore[reportMissingImports]
     from torchscale.component.embedding import PositionalEmbedding, TextEmbedding  # pyright: ignore[reportMissingImports]
 
     if not torch.distributed.is_initialized():
-        # Its sparse layer asks a process group for its size.
+        # Its sparse layer needs a process group.
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -108,7 +108,7 @@ def torchscale_language(setting: Setting, device: torch.device) -> Step:
 
 
 class PlainTransformer(nn.Module):
-    """torch.nn.Transformer between one table for source, target and output."""
+    """torch.nn.Transformer with one table for source, target and output."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class PlainTransformer(nn.Module):
 
 
 def nn_transformer(setting: Setting, device: torch.device, compiled: bool = False) -> Step:
-    """compiled: each layer by itself, because all layers of a side then share what was compiled for the first."""
+    """compiled: layer by layer, so that all layers of a side share what was compiled for the first."""
     with device:
         model = PlainTransformer(setting)
     source, target, labels = batch(setting, device)
@@ -143,7 +143,7 @@ def nn_transformer(setting: Setting, device: torch.device, compiled: bool = Fals
     if compiled:
         for layers in (model.layers.encoder.layers, model.layers.decoder.layers):
             for index, layer in enumerate(layers):
-                # Not layer.compile(): the compiler skips a forward that stands in torch.nn, and says nothing.
+                # Not layer.compile(): the compiler silently skips a forward defined in torch.nn.
                 layers[index] = torch.compile(layer)  # pyright: ignore[reportArgumentType]
     return autocast_step(model, lambda: model(source, target, masks), labels)
 

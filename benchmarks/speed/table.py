@@ -1,9 +1,9 @@
-"""The results as Markdown: a table and its goals for each row.
+"""Write the results as Markdown: a table with its goals for each row.
 
     python benchmarks/speed/table.py benchmarks/speed [LINES.jsonl ...]
 
-adds the runs of these files to results.json, which run.py does for its own, and makes results.md anew. Of a run of both
-commits (run.py --before) it takes what this one's package did in the rows that show our jobs alone.
+This adds the runs in these files to results.json, which run.py does for its own, and rewrites results.md. From a run of both
+commits (run.py --before) it takes the results of this commit's package, for the rows that show only our jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobs import ROWS, VARIANTS, Found, names_in, ours_beside, units
 from workers import read_lines
 
 OURS_ALONE = (2, 3, 5, 6)
-"""Rows that a run without peers can fill; where the start is timed, processes must have started alone."""
+"""Rows that a run without peers can fill; if the start is timed, processes must have started alone."""
 DESCRIBED = {"plain": "", "dropout": "dropout 0.1", "padded": "padded", "both": "dropout 0.1, padded"}
 TRAINING = {
     "ms": ("ms a step", "{:,.1f}"),
@@ -43,7 +43,8 @@ DECODING = {
 
 
 def derive(found: Found) -> Found:
-    """What was measured to the end, with each system's share of the product's rate, and a peer's time over ours."""
+    """The completed measurements, with each system's fraction of the matrix product's rate, and a peer's time relative to
+    ours."""
     whole = {name: dict(facts) for name, facts in found.items() if "ms" in facts or "times" in facts}
     product = whole.pop("product", None)
     for name, facts in whole.items():
@@ -56,7 +57,7 @@ def derive(found: Found) -> Found:
 
 
 def goals(row: int, found: Found) -> dict[str, float | None]:
-    """What a row's goals came to; None where a part is missing."""
+    """The values of a row's goals; None if a part is missing."""
     values: dict[str, float | None] = {}
     for goal in ROWS[row].goals:
         try:
@@ -67,17 +68,17 @@ def goals(row: int, found: Found) -> dict[str, float | None]:
 
 
 def units_of(run: dict[str, Any]) -> list[tuple[int, str]]:
-    """The rows and variants that a run is for."""
+    """The rows and variants that a run covers."""
     return units(run["rows"], run.get("variants", ["plain"]))
 
 
 def latest(runs: list[dict[str, Any]]) -> dict[tuple[int, str], dict[str, Any]]:
-    """For each row and variant the last run that is for it."""
+    """The last run that covers each row and variant."""
     return {unit: run for run in runs for unit in units_of(run)}
 
 
 def markdown(runs: list[dict[str, Any]]) -> str:
-    """All rows in their order, each from the run that measured it."""
+    """All rows in order, each from the run that measured it."""
     lines = [
         "# Speed",
         "",
@@ -106,13 +107,13 @@ def markdown(runs: list[dict[str, Any]]) -> str:
 
 
 def _best_goals(row: int, found: dict[str, Found]) -> dict[str, float | None]:
-    """What the goals came to in any one run that the row shows."""
+    """The value of each goal from the first run that has it, among those that the row shows."""
     each = [goals(row, jobs) for jobs in found.values()]
     return {text: next((values[text] for values in each if values[text] is not None), None) for text in each[0]}
 
 
 def _measured(run: dict[str, Any], measured: dict[tuple[int, str], dict[str, Any]]) -> str:
-    """The rows that are shown from this run; single jobs where it was for these."""
+    """The rows that are shown from this run; single jobs if it measured these."""
     rows: dict[str, list[str]] = {}
     for row, variant in units_of(run):
         if measured[row, variant] is run:
@@ -137,7 +138,7 @@ def _table(row: int, found: dict[str, Found]) -> list[str]:
 
 
 def as_run(path: Path) -> dict[str, Any]:
-    """A run as results.json holds it, from its lines; of a job's repetitions the one whose time is the median."""
+    """A run in the form of results.json, from its lines; of a job's repetitions, the one with the median time."""
     run, lines = read_lines(path)
     rows = [row for row in run["rows"] if row in OURS_ALONE or not run.get("before")]
     repeated: dict[str, list[dict[str, Any]]] = {}
@@ -162,7 +163,7 @@ def as_run(path: Path) -> dict[str, Any]:
 
 
 def add_run(out: Path, run: dict[str, Any]) -> None:
-    """Put a run into results.json, in the place of an earlier state of itself; runs of which nothing is shown any more go."""
+    """Add a run to results.json, replacing an earlier state of itself; runs that are no longer shown are removed."""
     path = out / "results.json"
     others = json.loads(path.read_text())["runs"] if path.exists() else []
     runs = [*(each for each in others if each.get("started") is None or each["started"] != run["started"]), run]
@@ -172,7 +173,7 @@ def add_run(out: Path, run: dict[str, Any]) -> None:
 
 
 def write(out: Path, *others: Path) -> None:
-    """results.json with the runs of these files of lines, by default that of the folder `out`; results.md from it."""
+    """Add the runs in these files, by default that of the folder `out`, to results.json, and write results.md from it."""
     for path in others or [out / "jobs.jsonl"]:
         add_run(out, as_run(path))
     (out / "results.md").write_text(markdown(json.loads((out / "results.json").read_text())["runs"]))

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own: as many as may get ready side by side, then each measures while all others stand still."""
+"""Run jobs in separate processes: as many as fit prepare in parallel, then each measures while all others are idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jobs import Job
 import kilolayer
 
 HERE = Path(__file__).parents[2]
-MEMORY = 136  # GB of the GPU that jobs may take together
+MEMORY = 136  # GB of GPU memory that parallel jobs may take
 READY_SECONDS, MEASURE_SECONDS = 200.0, 60.0
 NO_MEMORY = ("out of memory", "ALLOC_FAILED")
 PEERS = ("torch", "triton", "transformers", "torchscale", "x-transformers")
@@ -33,8 +33,9 @@ PEERS = ("torch", "triton", "transformers", "torchscale", "x-transformers")
 class Trial:
     """A job to run once. package: the checkout of this repository whose `src` it imports.
 
-    before: whether that is the older commit. cache: trials of the same name share a compile cache. cold: this one finds it
-    empty.
+    before: whether that is the older commit.
+    cache: trials with the same name share a compile cache.
+    cold: whether this one starts with an empty cache.
     """
 
     job: Job
@@ -93,7 +94,7 @@ class Worker:
         return self.log.read_text(errors="replace")
 
     def measure(self, seconds: float) -> dict[str, Any]:
-        """Let it measure to its end; what it reported, and the reason where it failed."""
+        """Let the process measure to its end; returns its report, and the reason if it failed."""
         reason = None
         if not self.ready:
             reason = "not ready in time"
@@ -110,14 +111,15 @@ class Worker:
         return facts if reason is None else facts | {"reason": reason.replace("|", "/")}
 
     def stop(self) -> None:
-        """End the process and those that compile for it, which may outlive it."""
+        """End the process and its compiler processes, which may outlive it."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 class Lines:
-    """A file with one line about the run, then one for each trial as soon as it has ended; what failed says goes to log.txt."""
+    """A file with one line about the run, then one per trial as soon as it has ended; the output of failures goes to
+    log.txt."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +150,7 @@ class Lines:
 
 
 def read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What such a file says of the run, and of its trials; a last line that was cut off is left out."""
+    """What such a file says about the run and its trials; an incomplete last line is left out."""
     text = path.read_text()
     first, *others = text[: text.rfind("\n")].split("\n")
     return json.loads(first)["run"], [json.loads(line) for line in others]
@@ -165,7 +167,7 @@ def versions() -> dict[str, str]:
 
 
 def groups(trials: list[Trial], together: int) -> Iterator[list[Trial]]:
-    """Neighbours that fit the GPU together, at most `together`; a job that wants to be alone is."""
+    """Adjacent trials that fit on the GPU together, at most `together`; a job marked alone is in its own group."""
     group: list[Trial] = []
     for trial in trials:
         full = sum(each.job.gigabytes for each in (*group, trial)) > MEMORY or len(group) == together
@@ -193,9 +195,9 @@ def run_group(group: list[Trial], scratch: Path, end: float) -> Iterator[tuple[W
 
 
 def run(trials: Iterable[list[Trial]], end: float) -> Iterator[tuple[Trial, dict[str, Any], str]]:
-    """All trials, group by group, with what each found and said.
+    """All trials, group by group, with the result and output of each.
 
-    One that found too little memory beside others gets another try alone, at the end.
+    One that ran out of memory alongside others is retried alone at the end.
     """
     queue = list(trials)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:

@@ -1,8 +1,8 @@
-"""The picture of the runs of thousand.py: losses by step, and the gradient that reaches the encoder's first layer.
+"""Draw the figure for the runs of thousand.py: losses by step, and the gradient in the encoder's first layer.
 
     python benchmarks/translation/draw_thousand.py
 
-Reads thousand-*.json beside it and writes docs/images/thousand.svg.
+Reads thousand-*.json in this folder and writes docs/images/thousand.svg.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SHOWN = {
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
-    """Training loss as lines, validation loss as points; the gradient on a logarithmic scale."""
-    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # the same picture from the same numbers
+    """Plot training loss as lines, validation loss as points, and the gradient on a logarithmic scale."""
+    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # for reproducible SVG ids
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name, (label, colour) in SHOWN.items():
         left.plot(*zip(*runs[name]["train"], strict=True), color=colour, linewidth=1, label=label)

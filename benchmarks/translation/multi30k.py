@@ -1,9 +1,9 @@
-"""Multi30k English-German: Post-LN and DeepNorm, 6L-6L and 18L-18L, chosen alike on val, then three seeds on test_2016_flickr.
+"""Multi30k English-German, Post-LN and DeepNorm, 6L-6L and 18L-18L: tuned on val, then scored on test_2016_flickr.
 
-    python benchmarks/translation/multi30k.py select OUT     # learning rates x warm-ups, validation loss alone
-    python benchmarks/translation/multi30k.py final OUT      # the chosen ones, three seeds, scored once on the test part
+    python benchmarks/translation/multi30k.py select OUT     # learning rates x warm-ups, validation loss only
+    python benchmarks/translation/multi30k.py final OUT      # the best settings, three seeds, scored once on the test set
 
-The runs of a stage are a comparison, runs/multi30k-STAGE. OUT gets multi30k-STAGE.json and the translations.
+The runs of a stage form a comparison, runs/multi30k-STAGE. Writes multi30k-STAGE.json and the translations to OUT.
 """
 
 from __future__ import annotations

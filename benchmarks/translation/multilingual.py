@@ -1,11 +1,10 @@
-"""31 languages to and from English in one model, 62 directions: prepare the text, train for some time, translate and score.
+"""31 languages to and from English in one model, 62 directions: prepare the text, train for a given time, and score.
 
     python benchmarks/translation/multilingual.py prepare FOLDER           # FOLDER/multilingual.tar.xz, of tatoeba_multi
     python benchmarks/translation/multilingual.py run OUT --seconds 390    # OUT/multilingual.json and the translations
 
-Both read from KILOLAYER_DATA: `prepare` its tatoeba_multi, `run` its multilingual.tar.xz. A `run` that finds the run of an
-earlier one goes on with it, under its options; --no-score leaves out the scoring. Other options (--train.lr 5e-4) go to
-`kilolayer train`.
+Both read from KILOLAYER_DATA: `prepare` reads tatoeba_multi, `run` reads multilingual.tar.xz. If a run already exists, `run`
+continues it with its options; --no-score skips scoring. Other options (--train.lr 5e-4) are passed to `kilolayer train`.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ WORK = Path("runs") / "multilingual"
 TEXT, RUN = WORK / "text", WORK / "run"
 ENGLISH = "eng"
 LEAST = 10_000
-VALID, TEST = 100, 500  # lines a pair
-# About 1,000 pieces a language; 9 scripts, and the rare characters of Chinese and Japanese in bytes. Of 500,000 sentences:
-# unigram pieces of all text take many minutes.
+VALID, TEST = 100, 500  # lines per language pair
+# About 1,000 pieces per language; 9 scripts, with rare Chinese and Japanese characters as bytes. Trained on 500,000
+# sentences, because a unigram model of all text would take many minutes.
 VOCABULARY = TokenizerConfig(kind="unigram", vocab_size=32_000, sentences=500_000)
-OWN_TOKENISER = {"cmn_Hans": "zh", "cmn_Hant": "zh", "jpn": "char"}  # scripts without spaces: 13a sees one word a sentence
+OWN_TOKENISER = {"cmn_Hans": "zh", "cmn_Hant": "zh", "jpn": "char"}  # scripts without spaces: 13a sees one word per sentence
 PUNCTUATION = {code: " " for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] in "PSZ"}
 
 
@@ -85,7 +84,8 @@ def prepare(folder: Path) -> None:
 
 
 def read_pairs(path: Path) -> dict[str, list[Pair]]:
-    """The pairs of each language of a file with the columns language, language, text, text, one of them English."""
+    """The pairs of each language, from a file with the columns language, language, text, text, where one language is
+    English."""
     found: dict[str, list[Pair]] = {}
     for line in read_lines(path):
         one, other, first, second = line.split("\t")
@@ -97,11 +97,11 @@ def read_pairs(path: Path) -> dict[str, list[Pair]]:
 
 
 def write_split(train: dict[str, list[Pair]], test: dict[str, list[Pair]], folder: Path) -> dict[str, dict[str, int]]:
-    """Write train, valid and test of each language and return their counts of lines.
+    """Write train, valid and test of each language and return their numbers of lines.
 
     Each part is the first lines by hash. No line of train shares its English side with any line of any language's valid and
-    test, nor its other side with one of its own language's; valid and test are apart in the same way. Case, punctuation and
-    white space do not count.
+    test, nor its other side with one of its own language's; valid and test are separated in the same way. The comparison
+    ignores case, punctuation and white space.
     """
     tests = {language: first_by_hash(pairs, TEST) for language, pairs in test.items()}
     held = Held(tests)
@@ -127,36 +127,36 @@ def write_split(train: dict[str, list[Pair]], test: dict[str, list[Pair]], folde
 
 
 class Held:
-    """What training may not see."""
+    """Sentences that training must not contain."""
 
     def __init__(self, parts: dict[str, list[Pair]]) -> None:
         self.english = {normalise(english) for pairs in parts.values() for english, _ in pairs}
         self.others = {language: {normalise(other) for _, other in pairs} for language, pairs in parts.items()}
 
     def without(self, language: str, pairs: Iterable[Pair]) -> list[Pair]:
-        """The pairs of a language that share neither side with it."""
+        """The pairs of a language that share neither side with these sentences."""
         others = self.others[language]
         return [pair for pair in pairs if normalise(pair[0]) not in self.english and normalise(pair[1]) not in others]
 
 
 def normalise(text: str) -> str:
-    """What is left without case, punctuation, symbols and the width of spaces."""
+    """The text without case, punctuation, symbols and white space differences."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().translate(PUNCTUATION).split())
 
 
 def first_by_hash(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """Some pairs, the same ones in whatever order they come."""
+    """A selection of pairs that does not depend on their order."""
     return sorted(set(pairs), key=lambda pair: hashlib.sha256("\t".join(pair).encode()).digest())[:count]
 
 
 def unpack() -> None:
-    """Put the prepared text and its vocabulary into the work folder."""
+    """Extract the prepared text and its vocabulary to the work folder."""
     with tarfile.open(Path(os.environ["KILOLAYER_DATA"]) / "multilingual.tar.xz") as archive:
         archive.extractall(WORK, filter="data")
 
 
 def encode(options: list[str]) -> None:
-    """Fill the cache with the token files of all directions, on all cores; training finds them there."""
+    """Fill the cache with the token files of all directions, on all cores, for training to use."""
     config = given(CONFIG, options).build(TranslationConfig)
     corpora, tokenizers = find_corpora(replace(config.data, folder=str(TEXT))), Tokenizers.load(TEXT)
     jobs = [(text, config.data.filters) for text in corpora.train] + [(text, None) for text in corpora.valid]
@@ -170,7 +170,7 @@ def _encode_one(tokenizers: Tokenizers, text: ParallelText, filters: FilterConfi
 
 
 def train(seconds: float, options: list[str]) -> None:
-    """Train, or go on, until the end or for some time; the run leaves a checkpoint in both cases."""
+    """Start or continue training, until its end or for a given time; both leave a checkpoint."""
     text = ["--data.folder", str(TEXT), "--tokenizer.path", str(TEXT / SHARED_FILE)]
     new = [str(CONFIG), "--run", str(RUN), *text, *options]
     arguments = ["--resume", str(RUN)] if RUN.exists() else new
@@ -184,11 +184,11 @@ def train(seconds: float, options: list[str]) -> None:
 
 
 def score(processes: int) -> dict[str, dict[str, Any]]:
-    """The scores and translations of the test part of each direction. Several processes share the GPU."""
+    """Scores and translations of the test set of each direction. Several processes share the GPU."""
     run = Run.open(RUN)
     task, model = run.task(cache_folder()), run.load_model(torch.device("cpu"))
     assert isinstance(task, TranslationTask)
-    # The children inherit the model and put their copy on the GPU, which this process must not have touched before.
+    # The children inherit the model and copy it to the GPU, which this process must not have used before.
     context = multiprocessing.get_context("fork")
     with context.Pool(processes, _share, (task, model)) as pool:
         found = pool.map(_score_one, task.corpora.directions, chunksize=1)
@@ -215,7 +215,7 @@ def _score_one(direction: Direction) -> dict[str, Any]:
 
 
 def _valid_loss(task: TranslationTask, model: EncoderDecoder, direction: Direction) -> float:
-    """Of the model that is scored; in batches of the size of one direction's validation part."""
+    """The validation loss of the model that is scored, in batches of the size of one direction's validation set."""
     corpora = replace(task.corpora, valid=task.corpora.valid_of(direction))
     config = replace(task.config, batches=BatchConfig(tokens=4096), train=replace(task.config.train, valid_bleu=False))
     alone = TranslationTask(corpora, task.tokenizers, task.cache, config)
@@ -225,7 +225,7 @@ def _valid_loss(task: TranslationTask, model: EncoderDecoder, direction: Directi
 
 
 def averages(scores: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The means over directions, as in DeepNet's Table 3."""
+    """Means over directions, as in DeepNet's Table 3."""
     groups = {
         "X-En": [each for name, each in scores.items() if name.endswith(f"-{ENGLISH}")],
         "En-X": [each for name, each in scores.items() if name.startswith(f"{ENGLISH}-")],
@@ -238,7 +238,7 @@ def averages(scores: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def history() -> dict[str, Any]:
-    """What the run's metrics say about its training."""
+    """The training history from the run's metrics."""
     rows = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if row["kind"] == "train"]
     spent = zip([0.0, *(row["seconds"] for row in trained)], trained, strict=False)
@@ -255,7 +255,7 @@ def history() -> dict[str, Any]:
 
 
 def write(out: Path, command: str, scores: dict[str, dict[str, Any]], seconds: dict[str, float]) -> None:
-    """multilingual.json, and all translations in one file: direction, tab, translation."""
+    """Write multilingual.json, and all translations to one file: direction, tab, translation."""
     lines = [f"{name}\t{line}\n" for name, each in scores.items() for line in each.pop("hypotheses")]
     with lzma.open(out / "multilingual-hypotheses.txt.xz", "wt", encoding="utf-8") as file:
         file.writelines(lines)
@@ -277,7 +277,7 @@ def write(out: Path, command: str, scores: dict[str, dict[str, Any]], seconds: d
 
 
 def run(out: Path, seconds: float, processes: int, scored: bool, options: list[str]) -> None:
-    """Everything from the archive to the scores, each stage timed."""
+    """Run everything from the archive to the scores, and time each stage."""
     out.mkdir(parents=True, exist_ok=True)
     stages = {} if TEXT.exists() else {"unpack": unpack, "encode": partial(encode, options)}
     stages["train"] = partial(train, seconds, options)

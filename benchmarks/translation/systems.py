@@ -1,9 +1,9 @@
-"""Systems on one corpus: chosen on the validation part, then three seeds scored once on the test part. Two comparisons.
+"""Compare systems on one corpus: tuned on the validation set, then three seeds scored once on the test set.
 
-    select: every system at its learning rates and warm-ups, validation loss alone
-    final:  each system as chosen, three seeds
+    select: every system at its learning rates and warm-ups, validation loss only
+    final:  each system with its best settings, three seeds
 
-Options of `kilolayer train` (--model.dim 16) go to all runs.
+Each stage is a comparison. Options of `kilolayer train` (--model.dim 16) apply to all runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEEDS = (1, 2, 3)
 
 @dataclass(frozen=True)
 class System:
-    """What is compared: the options that make it, and the learning rates and warm-ups that it may choose from."""
+    """A system to compare: its options, and the learning rates and warm-ups to choose from."""
 
     options: Setting
     rates: Sequence[float]
@@ -52,7 +52,7 @@ class Benchmark:
     final: Setting
     """Options of the runs that are scored."""
     score: Callable[[Path], dict[str, Any]] = lambda run: {}
-    """More scores of a finished run."""
+    """Computes further scores of a finished run."""
 
     def select(self, chosen: argparse.Namespace) -> dict[str, Setting]:
         """The runs of every system at every learning rate and warm-up."""
@@ -64,7 +64,7 @@ class Benchmark:
         }
 
     def seeds(self, chosen: argparse.Namespace) -> dict[str, Setting]:
-        """The runs of each system, at the learning rate and warm-up of its lowest validation loss, at every seed."""
+        """The runs of each system for every seed, at the learning rate and warm-up of its lowest validation loss."""
         losses: dict[str, float] = {}
         for path in chosen.selected:
             found = json.loads(path.read_text())["runs"]

@@ -1,11 +1,10 @@
-"""A thousand layers learn: 500L-500L DeepNorm on Multi30k, stopped once and continued, beside 6L-6L and 500L-500L Post-LN.
+"""Train a thousand layers: 500L-500L DeepNorm on Multi30k, stopped once and resumed, against 6L-6L and 500L-500L Post-LN.
 
-    python benchmarks/translation/thousand.py SYSTEM OUT --seconds S [--train.lr ...]    # starts, or goes on after a stop
+    python benchmarks/translation/thousand.py SYSTEM OUT --seconds S [--train.lr ...]    # starts or resumes
 
 A run that is out of time stops with a checkpoint in runs/thousand/SYSTEM, and the same command continues it; with --discard it
-stops without one, which at this depth has 11 GB. OUT gets
-thousand-SYSTEM.json: both losses by step, time, skipped steps, gradients by layer, and what the run said, such as where it was
-continued.
+stops without a checkpoint, which takes 11 GB at this depth. Writes OUT/thousand-SYSTEM.json: both losses by step, time, skipped
+steps, gradients by layer, and the run's messages, such as where it was resumed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SYSTEMS = {
 
 
 def train(system: str, folder: Path, seconds: float, options: list[str], end: signal.Signals) -> int:
-    """Train for some time, ended by a signal; the exit code of the run, 143 where it was stopped with a checkpoint."""
+    """Train for a given time, then send the signal; returns the run's exit code, 143 if it was stopped with a checkpoint."""
     data = ["--data.folder", str(Path(os.environ["KILOLAYER_DATA"]) / "multi30k")]
     new = [str(HERE / "thousand.toml"), "--run", str(folder), *data, *SYSTEMS[system], *options]
     arguments = ["--resume", str(folder)] if folder.exists() else new
@@ -47,7 +46,7 @@ def train(system: str, folder: Path, seconds: float, options: list[str], end: si
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What the run measured so far."""
+    """The measurements of the run so far."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if row["kind"] == "train"]
     log = (folder / "log.txt").read_text().splitlines()
@@ -65,7 +64,8 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def _gradients(row: dict[str, Any]) -> dict[str, Any]:
-    """The gradient's norm in the first, the middle and the last layer of each side; the largest over the smallest of all."""
+    """The gradient norm in the first, middle and last layer of each side, and the ratio of the largest to the smallest of
+    all."""
     few = {side: [norms[0], norms[len(norms) // 2], norms[-1]] for side, norms in row["gradient"].items()}
     spread = {kind: {side: _spread(norms) for side, norms in row[kind].items()} for kind in ("gradient", "update")}
     return {"step": row["step"], **few, "spread": spread}

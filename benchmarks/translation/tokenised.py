@@ -1,13 +1,13 @@
-"""Multi30k English-German on tokenised, lower-cased text, to compare with a public figure: 41.0 BLEU (see tokenised.toml).
+"""Multi30k English-German on tokenized, lower-cased text, to compare with a published 41.0 BLEU (see tokenised.toml).
 
     python benchmarks/translation/tokenised.py prepare FOLDER    # FOLDER/multi30k_tok, of KILOLAYER_DATA/multi30k
-    python benchmarks/translation/tokenised.py select OUT        # learning rates x warm-ups, validation loss alone
-    python benchmarks/translation/tokenised.py final OUT         # the chosen ones, three seeds, scored once on the test part
-    python benchmarks/translation/tokenised.py compare OUT       # the kept translations, each system against each
+    python benchmarks/translation/tokenised.py select OUT        # learning rates x warm-ups, validation loss only
+    python benchmarks/translation/tokenised.py final OUT         # the best settings, three seeds, scored once on the test set
+    python benchmarks/translation/tokenised.py compare OUT       # the saved translations, every pair of systems
 
-`prepare` needs sacremoses. `select` and `final` read KILOLAYER_DATA/multi30k_tok; the runs of each are a comparison,
-runs/tokenised-STAGE. In the results `bleu` is sacreBLEU's default, which tokenises once more; `bleu_tokens` counts the tokens
-as they are.
+`prepare` needs sacremoses. `select` and `final` read KILOLAYER_DATA/multi30k_tok; the runs of each form a comparison,
+runs/tokenised-STAGE. In the results, `bleu` is sacreBLEU's default, which tokenizes again; `bleu_tokens` is computed on the
+tokens as they are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FINAL = {"train.average": 10, "data.test": TEST}
 
 
 def prepare(folder: Path) -> None:
-    """Normalise punctuation, tokenise and lower-case each side of each part."""
+    """Normalize punctuation, tokenize and lower-case each side of each part."""
     from sacremoses import MosesPunctNormalizer, MosesTokenizer  # pyright: ignore[reportMissingImports]
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,14 +52,14 @@ def prepare(folder: Path) -> None:
 
 
 def score_tokens(run: Path) -> dict[str, Any]:
-    """BLEU of a run's translations, tokenised as they are, against the tokenised reference."""
+    """BLEU of a run's tokenized translations against the tokenized reference."""
     reference = Path(os.environ["KILOLAYER_DATA"]) / "multi30k_tok" / f"{TEST}.de"
     hypotheses = list(read_lines(run / "test.en-de.txt"))
     return {"bleu_tokens": asdict(Bleu(tokenize="none").score(hypotheses, list(read_lines(reference))))}
 
 
 def compare(out: Path) -> None:
-    """Paired bootstrap between all runs whose translations lie in hypotheses/, counted on tokens."""
+    """Paired bootstrap between all runs with translations in hypotheses/, computed on tokens."""
     reference = list(read_lines(Path(os.environ["KILOLAYER_DATA"]) / "multi30k_tok" / f"{TEST}.de"))
     paths = sorted((Path(__file__).parent / "hypotheses").glob("tokenised-*.txt"))
     systems = {path.stem.removeprefix("tokenised-"): list(read_lines(path)) for path in paths}

@@ -1,9 +1,9 @@
-"""When does the encoder of a deep DeepNorm stay alive? 48L-48L on a CPU at several learning rates, warm-ups and Adam's eps.
+"""When does the encoder of a deep DeepNorm model keep training? 48L-48L on a CPU: learning rates, warm-ups, Adam's eps.
 
-    python benchmarks/translation/warmup.py OUT    # about 0.9 s a step on one core
+    python benchmarks/translation/warmup.py OUT    # about 0.9 s per step on one core
 
-OUT gets warmup.json: both losses by step, and the gradient in the first, the middle and the last layer of each side. A run that
-is there is not made again.
+Writes OUT/warmup.json: both losses by step, and the gradient in the first, middle and last layer of each side. Runs that are
+already in the file are not repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from thousand import describe
 
 HERE = Path(__file__).parent
-SYSTEMS = {  # peak, steps of warm-up, steps, eps
+SYSTEMS = {  # peak learning rate, warm-up steps, steps, eps
     "2e-3-after-200": ("2e-3", 200, 700, "1e-8"),
     "5e-4-after-200": ("5e-4", 200, 700, "1e-8"),
     "8e-4-after-400": ("8e-4", 400, 1000, "1e-8"),

@@ -3,13 +3,13 @@
     python benchmarks/understanding/glue.py runs/deepnorm runs/post_ln --data $KILOLAYER_DATA/nlu/glue \
         --lrs 2e-5,5e-5,1e-4 --seeds 1,2,3 --out benchmarks/understanding/glue.json
 
-All fine-tunings of a run go through one process: a model, its optimizer and its recorded steps are made once for each number
-of outputs, and the weights are put back in place before each fine-tuning. The file of results is written after each of them,
-and what it holds already is not done again: the same command goes on where it was stopped, also with further runs, tasks, rates
-and seeds. Other options need another file.
+All fine-tuning of a run happens in one process: a model, its optimizer and its recorded steps are created once for each number
+of outputs, and the weights are restored before each fine-tuning. The results file is written after each of them, and results
+that it already contains are not recomputed: the same command continues where it was stopped, also with further runs, tasks,
+learning rates and seeds. Other options need another file.
 
-The score of a fine-tuning is that of its best epoch on the validation part; the learning rate of a cell is the one with the
-best mean over seeds. Both choices are made on the part that is reported, as in the paper.
+The score of a fine-tuning is that of its best epoch on the validation set; the learning rate of a table cell is the one with
+the best mean over seeds. Both choices are made on the data that is reported, as in the paper.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from kilolayer.training.trainer import DTYPES
 
 TASKS = ("CoLA", "SST-2", "MRPC", "STS-B", "RTE")
 OF_THE_PAPER = ("MNLI", "MNLI-mm", "QNLI", "QQP", "SST-2", "CoLA", "MRPC", "STS-B")
-LARGE = 20_000  # examples; sets of more have fewer epochs
-FIXED = ("epochs", "epochs_large", "rows", "length", "weight_decay", "layer_decay", "pool", "dropout")  # of one file of results
+LARGE = 20_000  # examples; larger sets are trained for fewer epochs
+FIXED = ("epochs", "epochs_large", "rows", "length", "weight_decay", "layer_decay", "pool", "dropout")  # per file
 
 Result = dict[str, Any]
 
 
 class Tuner:
-    """A model with a head of so many outputs, which is put back to the pre-trained weights before each fine-tuning."""
+    """A model with a head of `outputs` outputs, which is reset to the pre-trained weights before each fine-tuning."""
 
     def __init__(self, config: ClassifyConfig, task: ClassifyTask, weights: Mapping[str, torch.Tensor]) -> None:
         self.config, self.weights = config, weights
@@ -68,7 +68,7 @@ class Tuner:
         self.validation: Recorder = self.stepper.recorder.beside("validation runs")
 
     def _fresh(self, task: ClassifyTask, seed: int) -> kl.Encoder:
-        """The pre-trained body under a head that the seed decides."""
+        """The pre-trained body with a head initialized from the seed."""
         model = build_model(self.config.model, device=self.device, seed=seed)
         assert isinstance(model, kl.Encoder)
         load_weights(model, task.adopt(self.weights, model.state_dict()), Path("the run to start from"))
@@ -76,7 +76,7 @@ class Tuner:
 
     @torch.no_grad()
     def reset(self, task: ClassifyTask, seed: int) -> None:
-        """Weights, moments and noise as at the start; every tensor stays where it is, so that recorded steps stay good."""
+        """Reset weights, optimizer moments and random state in place, so that recorded steps stay valid."""
         fresh = self._fresh(task, seed).state_dict()
         for tensors in (self.model.state_dict(), self.optimizer.precise()):
             for name, tensor in tensors.items():
@@ -86,7 +86,7 @@ class Tuner:
         torch.manual_seed(seed)
 
     def fine_tune(self, config: ClassifyConfig, task: ClassifyTask) -> list[dict[str, float]]:
-        """The metrics of the validation part after each epoch; none after a step whose loss is not finite."""
+        """The validation metrics after each epoch; none after a step whose loss is not finite."""
         train = config.train
         self.reset(task, train.seed)
         batches = task.training_batches(train.seed)
@@ -115,7 +115,7 @@ class Suite:
         self.tasks: dict[str, tuple[ClassifyConfig, ClassifyTask]] = {}
 
     def task(self, name: str) -> tuple[ClassifyConfig, ClassifyTask]:
-        """A task of GLUE in this run's tokens, and the configuration of its fine-tunings but for lr and seed."""
+        """A GLUE task in this run's tokens, and the configuration of its fine-tuning except for lr and seed."""
         if name not in self.tasks:
             options = self.options
             large = _rows(find_glue(name, options.data)["train"]) > LARGE  # pyright: ignore[reportArgumentType]
@@ -145,7 +145,7 @@ class Suite:
         return self.tasks[name]
 
     def fine_tune(self, name: str, lr: float, seed: int) -> Result:
-        """One fine-tuning: its validations, and the best of them."""
+        """One fine-tuning: its validation scores, and the best of them."""
         config, task = self.task(name)
         config = replace(config, train=replace(config.train, lr=lr, seed=seed))
         assert config.model.head is not None
@@ -172,9 +172,9 @@ class Suite:
 
 
 def table_of(results: Sequence[Result], tasks: Sequence[str]) -> str:
-    """A row for each run, a column for each task: the best learning rate's mean over seeds, its deviation, and the rate.
+    """A row per run, a column per task: the best learning rate's mean over seeds, its standard deviation, and the rate.
 
-    Rates that have fewer seeds than another are not chosen. A cell with fewer seeds than the most tells their number.
+    Rates with fewer seeds than another are not chosen. A cell with fewer seeds than the maximum shows their number.
     """
     seeds = len({result["seed"] for result in results})
     runs = list(dict.fromkeys(result["run"] for result in results))
@@ -204,7 +204,7 @@ def table_of(results: Sequence[Result], tasks: Sequence[str]) -> str:
 
 
 def report(results: Sequence[Result], tasks: Sequence[str], absent: Sequence[str]) -> str:
-    """The table, and what it is made of."""
+    """The table, and a description of how it was made."""
     metrics = ", ".join(f"{task} {LAYOUTS[task].metrics[0]}" for task in tasks)  # pyright: ignore[reportArgumentType]
     seeds = len({result["seed"] for result in results})
     missing = [task for task in OF_THE_PAPER if task not in tasks]
@@ -218,7 +218,7 @@ def report(results: Sequence[Result], tasks: Sequence[str], absent: Sequence[str
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fine-tune what is not done yet, and write results and table."""
+    """Run the missing fine-tunings, and write results and table."""
     options = _options(arguments)
     named = [task for task in options.tasks.split(",") if task]
     tasks = [task for task in named if _is_there(task, options.data)]

@@ -1,12 +1,12 @@
-"""Times our scoring of likelihoods on two CPU cores beside lm-eval's own Hugging Face backend, on the same weights and texts.
+"""Compare the speed of our likelihood scoring on two CPU cores with lm-eval's Hugging Face backend, on the same weights.
 
     pip install "kilolayer[eval]" transformers
     python benchmarks/understanding/likelihood.py hellaswag.val.jsonl.xz benchmarks/understanding/likelihood.json
 
-A GPT-2 of 6 layers, d 512, with random weights that are large enough for its answers to differ; 16,384 tokens, so that the
-output table has the share of the work that it has in GPT-2 (12 layers, d 768, 50,257 tokens). Its weights are copied into our
-model, and both score the same texts, HellaSwag's prompts with our examples, from text to likelihoods. Rounds alternate. Where
-other programs run beside this one, the seconds of the processor say more than those of the clock.
+The model is a GPT-2 with 6 layers, d 512, and random weights that are large enough for its answers to differ. It has 16,384
+tokens, so that the output table has the same fraction of the work as in GPT-2 (12 layers, d 768, 50,257 tokens). Its weights
+are copied into our model, and both score the same texts, HellaSwag's prompts with our examples, from text to likelihoods.
+Rounds alternate. If other programs are running, CPU seconds are more reliable than wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 
 
 class Bytes:
-    """The tokenizer as that part of our vocabularies which likelihoods are scored by."""
+    """The tokenizer, with the part of a vocabulary's interface that likelihood scoring uses."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -52,7 +52,7 @@ class Bytes:
 
 
 def trained_tokenizer(examples: Examples) -> Tokenizer:
-    """Byte-level BPE, learned from the questions."""
+    """Byte-level BPE, trained on the questions."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -84,7 +84,7 @@ def gpt2() -> GPT2LMHeadModel:
 
 
 def ours_of(theirs: GPT2LMHeadModel) -> kl.Decoder:
-    """The same function of the same weights."""
+    """A Kilolayer model with the same weights and function."""
     recipe = kl.recipes.get("pre_ln")
     options = {"activation": "gelu", "positions": "learned", "max_length": LENGTH, "pad_id": None, "tie_embeddings": True}
     ours = kl.Decoder(VOCABULARY, DIM, HEADS, 4 * DIM, LAYERS, recipe, **options, scale_embeddings=False)
@@ -101,18 +101,18 @@ def ours_of(theirs: GPT2LMHeadModel) -> kl.Decoder:
 
 
 def _of(name: str, module: Any) -> dict[str, Tensor]:
-    """GPT-2 keeps its matrices as [inputs, outputs]."""
+    """GPT-2 stores its matrices as [inputs, outputs]."""
     return {f"{name}.weight": module.weight.T if module.weight.dim() == 2 else module.weight, f"{name}.bias": module.bias}
 
 
 def answers(values: list[float], pairs: list[tuple[str, str]]) -> list[int]:
-    """The choice of each question, of four, that is likeliest by bytes."""
+    """The most likely of the four choices of each question, normalized by bytes."""
     sizes = [len(text.removeprefix(" ").encode()) for _, text in pairs]
     return (np.array(values) / np.array(sizes)).reshape(-1, 4).argmax(axis=1).tolist()
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The settings and environment that the numbers depend on."""
     return {
         "command": " ".join(["python benchmarks/understanding/likelihood.py", "hellaswag.val.jsonl.xz", *sys.argv[2:]]),
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} threads",

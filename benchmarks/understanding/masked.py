@@ -1,15 +1,15 @@
-"""Masked language models by recipe and learning rate: the largest rate that each survives, and the loss there.
+"""Masked language models by recipe and learning rate: the largest rate that each survives, and its loss there.
 
     python benchmarks/understanding/masked.py sweep OUT     # every recipe at every rate, few steps
     python benchmarks/understanding/masked.py train OUT     # each recipe at its best rate of the sweep, more steps
 
-KILOLAYER_DATA names the folder with the books. A stage is a comparison in --work, best under nvidia-cuda-mps-control; OUT gets
-masked-sweep.json and masked-train.json. The runs of `train`, in --work/train/runs, are there to be fine-tuned by glue.py.
-Options of `kilolayer train` (--model.dim 16) go to all runs.
+KILOLAYER_DATA is the folder with the books. Each stage is a comparison in --work, best run under nvidia-cuda-mps-control; it
+writes masked-sweep.json or masked-train.json to OUT. The runs of `train`, in --work/train/runs, can be fine-tuned with glue.py.
+Options of `kilolayer train` (--model.dim 16) apply to all runs.
 
     python benchmarks/understanding/masked.py table OUT     # both as masked.md
 
-A run has learned when its loss is finite and 0.5 nats below that of the single tokens' frequencies.
+A run has learned if its loss is finite and 0.5 nats below that of predicting token frequencies.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ RECIPES = ("post_ln", "pre_ln", "normformer", "sub_ln", "deepnorm")
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 STEPS = {"sweep": 1500, "train": 6000}
 LEARNED = 0.5  # nats
-WARMUP = 0.08  # of the steps, as in the authors' release: 10,000 of 125,000
+WARMUP = 0.08  # fraction of the steps, as in the authors' release: 10,000 of 125,000
 
 
 def best_rates(path: Path, recipes: Sequence[str]) -> dict[str, float]:
-    """The rate of each recipe's lowest validation loss in the sweep, the mean over seeds."""
+    """The learning rate of each recipe's lowest validation loss in the sweep, averaged over seeds."""
     runs = json.loads(path.read_text())["runs"].values()
     best: dict[str, float] = {}
     for recipe in recipes:
@@ -57,19 +57,19 @@ def lowest(run: dict[str, Any]) -> float:
 
 
 def last_loss(run: dict[str, Any]) -> float:
-    """NaN where there is none, or it is not finite."""
+    """The last validation loss; NaN if there is none, or it is not finite."""
     found = run["valid"][-1]["loss"] if run.get("valid") else None
     return math.nan if found is None else found
 
 
 def unigram_loss(results: Sequence[Result]) -> float:
-    """Nats a token of the training text under its own frequencies, as the runs have written it."""
+    """The entropy of the token frequencies in the training text, in nats per token, as recorded by the runs."""
     rows = [row for result in results for row in read_record(result.folder).reference if result.train]
     return rows[0]["frequency_loss"]
 
 
 def learns(run: dict[str, Any], unigram: float) -> bool:
-    """Whether a run came to know more than how frequent tokens are."""
+    """Whether a run has learned more than token frequencies."""
     return last_loss(run) < unigram - LEARNED
 
 
@@ -96,7 +96,7 @@ def table(out: Path) -> str:
 
 
 def shown(runs: Sequence[dict[str, Any]], unigram: float) -> str:
-    """The mean loss of the seeds of one setting, in brackets unless every one has learned."""
+    """The mean loss over the seeds of one setting, in brackets unless all of them have learned."""
     if not runs:
         return "-"
     loss = fmean(map(last_loss, runs))

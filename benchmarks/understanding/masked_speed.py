@@ -1,15 +1,16 @@
-"""A training step of a masked language model beside that of Hugging Face's BertForMaskedLM, compiled, on one GPU.
+"""Compare a masked language model's training step with that of Hugging Face's BertForMaskedLM, compiled, on one GPU.
 
     PYTHONPATH=src python benchmarks/understanding/masked_speed.py OUT.json
     PYTHONPATH=src python benchmarks/understanding/masked_speed.py OUT.json --tiny --device cpu     # tries every path
 
-12 layers of BERT's base size, 64 rows of 512 tokens, one document a row, 15% masked, AdamW; with dropout and without. Every
-system is a process of its own. All get ready side by side, and are then timed in turns, several rounds of some steps each.
+The model has 12 layers of BERT's base size; a batch has 64 rows of 512 tokens, one document per row, 15% masked; AdamW; with
+and without dropout. Every system is a separate process. All prepare in parallel, and are then timed in turns, several rounds of
+some steps each.
 
-ours: the trainer's own step, bf16 with fp32 masters, the vocabulary scored at masked places alone.
-bert: BertForMaskedLM as it is, called with labels: autocast to bf16, torch.compile, SDPA, fused AdamW. It scores all positions.
-bert, masked places: the same with its head called at masked places alone, as a skilled user would write it.
-bert, pure bf16: weights and moments in bf16 without masters, masked places alone: quicker, and not what one should train with.
+ours: the trainer's own step, bf16 with fp32 masters, with the output computed only at masked positions.
+bert: BertForMaskedLM unchanged, called with labels: bf16 autocast, torch.compile, SDPA, fused AdamW. It scores all positions.
+bert, masked places: the same with its head called only at masked positions, as a skilled user would write it.
+bert, pure bf16: weights and moments in bf16 without masters, masked positions only: faster, but not advisable for training.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from torch import Tensor
 
 Step = Callable[[], Any]
 LR = 1e-4
-IGNORED = -100  # Hugging Face's label of positions that do not count
+IGNORED = -100  # Hugging Face's label for ignored positions
 START, END, FIRST = 2, 3, 4
 
 
 @dataclass(frozen=True)
 class Setting:
-    """vocabulary: rows of the table, the mask's included."""
+    """The model and batch sizes. vocabulary: rows of the embedding table, including the mask's."""
 
     layers: int = 12
     dim: int = 768
@@ -69,7 +70,7 @@ TINY = {"layers": 2, "dim": 32, "heads": 2, "ffn_dim": 64, "vocabulary": 104, "r
 
 
 def masked_batch(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens int64 [rows, length] with masks; places and labels int64 [rows, k]: one document fills each row."""
+    """Tokens int64 [rows, length] with masks; positions and labels int64 [rows, k]. One document fills each row."""
     from kilolayer.data.masking import Masker, MaskingConfig
 
     rng = np.random.default_rng(1)
@@ -77,7 +78,7 @@ def masked_batch(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     tokens[:, 0], tokens[:, -1] = START, END
     masker = Masker(MaskingConfig(), setting.length, setting.vocabulary - 1)
     masked, places, labels = map(torch.from_numpy, masker.hide(tokens, rng))
-    assert bool((labels > 0).all())  # full rows have as many masks as any can have
+    assert bool((labels > 0).all())  # full rows have the maximum number of masks
     return masked, places, labels
 
 
@@ -129,12 +130,12 @@ def ours(setting: Setting) -> Step:
 
 
 def _refuse(message: str) -> None:
-    """The trainer would go on more slowly, or with less work; that must not be measured."""
+    """Raise: the trainer would continue more slowly, or with less work, which must not be measured."""
     raise RuntimeError(message)
 
 
 def bert(setting: Setting, *, everywhere: bool = False, pure: bool = False) -> Step:
-    """everywhere: score all positions, as the model does by itself. pure: weights in bf16 in the place of autocast."""
+    """everywhere: score all positions, as the model does by default. pure: bf16 weights instead of autocast."""
     from transformers import BertConfig, BertForMaskedLM
 
     torch.set_float32_matmul_precision("high")
@@ -191,7 +192,7 @@ SYSTEMS: dict[str, Callable[[Setting], Step]] = {
 
 
 def serve(system: str, setting: Setting) -> None:
-    """One system: gets ready, and times a round of steps for each line on standard input."""
+    """Run one system: prepare, and time a round of steps for each line on standard input."""
     start = time.perf_counter()
     step = SYSTEMS[system](setting)
     for _ in range(setting.warm):
@@ -199,7 +200,7 @@ def serve(system: str, setting: Setting) -> None:
     _wait(setting)
     graphs = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
     if setting.device == "cuda" and not graphs:
-        raise RuntimeError("torch.compile has compiled nothing")  # it skips what it does not know without a word
+        raise RuntimeError("torch.compile has compiled nothing")  # it silently skips what it does not support
     _tell({"ready_s": round(time.perf_counter() - start, 1), "graphs": graphs})
     for _ in sys.stdin:
         marks, loss = [_mark(setting)], math.nan
@@ -223,7 +224,7 @@ def _wait(setting: Setting) -> None:
 
 
 def _mark(setting: Setting) -> Any:
-    """A moment on the device's clock."""
+    """A time stamp on the device's clock."""
     if setting.device == "cpu":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -236,7 +237,7 @@ def _ms(before: Any, after: Any) -> float:
 
 
 class Child:
-    """A system in a process of its own."""
+    """A system in a separate process."""
 
     def __init__(self, system: str, setting: Setting) -> None:
         words = [sys.executable, __file__, "--serve", json.dumps([system, asdict(setting)])]
@@ -251,7 +252,7 @@ class Child:
         self.rounds.append(self.hear())
 
     def hear(self) -> dict[str, Any]:
-        """The next facts that it tells."""
+        """The next message from the process."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("FACTS "):
@@ -259,7 +260,7 @@ class Child:
         raise RuntimeError(f"{self.system} ended with {self.process.wait()}")
 
     def end(self) -> dict[str, Any]:
-        """What was found."""
+        """End the process, and return its result."""
         self._in.close()
         self.process.wait()
         ms = [median(each["ms"]) for each in self.rounds]
@@ -272,7 +273,7 @@ class Child:
 
 
 def measure(setting: Setting, systems: list[str], rounds: int) -> dict[str, Any]:
-    """All systems, timed in turns."""
+    """Time all systems in turns."""
     children = [Child(system, setting) for system in systems]
     try:
         for child in children:
@@ -335,7 +336,7 @@ def main() -> None:
     for dropout in typed.dropout:
         found = measure(replace(setting, dropout=dropout), typed.systems, typed.rounds)
         document["results"].append(found)
-        typed.out.write_text(json.dumps(document, indent=1) + "\n")  # after each, so that what was measured stays
+        typed.out.write_text(json.dumps(document, indent=1) + "\n")  # after each setting, so that measurements are not lost
         shown = ", ".join(f"{name} {each['ms']:.2f} ms" for name, each in found["systems"].items())
         print(f"dropout {dropout:g}: {shown}; {found.get('times_faster_than', {})}", flush=True)
 

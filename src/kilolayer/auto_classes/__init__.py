@@ -1,4 +1,4 @@
-"""Kilolayer's models as classes of Hugging Face Transformers. After `import kilolayer.auto_classes` the Auto classes find them.
+"""Kilolayer's models as Hugging Face Transformers classes. After `import kilolayer.auto_classes` the Auto classes find them.
 
 Transformers is imported here and nowhere else in the package.
 """

@@ -1,4 +1,4 @@
-"""What Kilolayer's classes for Transformers share: the model inside, its start, and what padding is."""
+"""The base class of Kilolayer's classes for Transformers: the wrapped model, its initialization, and padding."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kilolayer.moe.shard import refuse_part
 Output = TypeVar("Output")
 
 IGNORED = -100
-"""A label that Transformers does not count."""
+"""The label value that Transformers ignores in a loss."""
 
 
 class KilolayerPreTrainedModel(PreTrainedModel):
-    """A model of Kilolayer as `model`, whose weights keep their names below it."""
+    """Wraps a Kilolayer model as `model`; its weights keep their names below that prefix."""
 
     config_class = KilolayerConfig
     config: KilolayerConfig
     base_model_prefix = "model"
     _supports_sdpa = True
-    # As Kilolayer keeps them when a model is lowered.
+    # Kilolayer also keeps these in fp32 when a model is converted to a lower precision.
     _keep_in_fp32_modules_strict = {"router", "head"}  # noqa: RUF012
 
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder", "decoder", "encoder_decoder")
-    """Of the models that the class can hold."""
+    """The shapes of the models that the class can wrap."""
 
     def __init__(self, config: KilolayerConfig) -> None:
         super().__init__(config)
@@ -49,7 +49,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def model_config(cls, config: KilolayerConfig) -> ModelConfig:
-        """Of the model inside; refuses one of another shape."""
+        """The configuration of the wrapped model; raises if it has another shape."""
         found = config.model_config
         if found.shape not in cls.shapes:
             raise OptionError(
@@ -60,7 +60,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_kilolayer(cls, model: Model, **options: Any) -> Self:
-        """A model of Kilolayer in this class, with its own weights, not a copy; options: those of `KilolayerConfig`."""
+        """Wrap a Kilolayer model, sharing its weights. options: those of `KilolayerConfig`."""
         refuse_part(model)
         with torch.device("meta"):
             made = cls(KilolayerConfig(model.config, **options))
@@ -71,7 +71,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Fill what no file has given: new heads, and buffers that are not saved. What was loaded stays."""
+        """Initialize what no file provided: new heads, and buffers that are not saved. Loaded weights are left unchanged."""
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         loaded = [(tensor, tensor.clone()) for tensor in tensors if getattr(tensor, "_is_hf_initialized", False)]
         if isinstance(module, Filled):
@@ -82,7 +82,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
             tensor.copy_(value)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table of the tokens that are read first: an encoder's where there is one."""
+        """The embedding table of the input tokens: the encoder's, if there is one."""
         table = self.model.source_embedding if isinstance(self.model, EncoderDecoder) else None
         table = self.model.embedding if table is None else table
         if table is None:
@@ -90,25 +90,25 @@ class KilolayerPreTrainedModel(PreTrainedModel):
         return table
 
     def kept(self, past_key_values: Kept | None, use_cache: bool | None) -> Kept | None:
-        """The cache of a forward: the one that is given, or a new one where one is wanted; by default not in training."""
+        """The cache of a forward pass: the given one, or a new one if wanted; by default none in training."""
         wanted = self.config.use_cache and not self.training if use_cache is None else use_cache
         return new_cache(crossed=self.config.is_encoder_decoder) if past_key_values is None and wanted else past_key_values
 
     def wanted(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
-        """Whether the model inside returns states and attention weights of all layers; by default, as it is configured."""
+        """Whether the wrapped model returns the states and attention weights of all layers; by default, as configured."""
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         weights = self.config.output_attentions if output_attentions is None else output_attentions
         return {"hidden_states": bool(states), "attention_weights": bool(weights)}
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing: `KilolayerConfig.save_pretrained` names the class and writes the module that has it."""
+        """Do nothing: `KilolayerConfig.save_pretrained` names the class and writes the module that defines it."""
 
 
 def read(table: nn.Module | None, ids: Tensor | None, embeddings: Tensor | None, real: Tensor | None) -> Sequences:
-    """Token ids, int64 [batch, length], or embeddings [batch, length, dim], as a stack takes them.
+    """Token ids, int64 [batch, length], or embeddings [batch, length, dim], in the form that a stack takes.
 
-    real: bool [batch, length], False at padding; None where the ids say it, or nothing is padding.
+    real: bool [batch, length], False at padding; None if the ids determine it, or nothing is padding.
     """
     if (ids is None) == (embeddings is None):
         raise InputError("give either token ids or embeddings")
@@ -121,10 +121,10 @@ def read(table: nn.Module | None, ids: Tensor | None, embeddings: Tensor | None,
 
 
 def output(kind: type[Output], **values: Any) -> Output:
-    """An output of Transformers, whose fields are annotated as tensors of a legacy type."""
+    """Build a Transformers output, whose fields are annotated with a legacy tensor type."""
     return kind(**values)
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy of [batch, length, vocabulary] at the labels int64 [batch, length] that are not `IGNORED`."""
+    """The mean cross-entropy of logits [batch, length, vocabulary] at labels int64 [batch, length] that are not `IGNORED`."""
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)

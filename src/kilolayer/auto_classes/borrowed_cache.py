@@ -1,7 +1,7 @@
-"""Keys and values that Transformers keeps, as Kilolayer's attention asks for them.
+"""Adapts Transformers' key-value cache to the interface of Kilolayer's attention.
 
-Transformers owns the cache from step to step: it reorders it for a beam search, crops it and moves it between devices. For one
-forward, this lends it to a stack.
+Transformers owns the cache between steps: it reorders it for beam search, crops it and moves it between devices. This module
+lends it to a stack for one forward pass.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Kept = TheirCache | EncoderDecoderCache
 
 
 class BorrowedLayer:
-    """One layer of their cache, as a `KeyCache`."""
+    """One layer of Transformers' cache, as a `KeyCache`."""
 
     def __init__(self, kept: Kept, layer: int) -> None:
         self.kept, self.layer = kept, layer
         self.own = kept.self_attention_cache if isinstance(kept, EncoderDecoderCache) else kept
 
     def append(self, key: Tensor, value: Tensor, past: Any) -> tuple[Tensor, Tensor]:
-        """Write [batch, key heads, new, head width] behind what is kept; return all of it."""
+        """Append [batch, key heads, new, head width] to what is cached, and return all of it."""
         return self.own.update(key, value, self.layer)
 
     @property
@@ -48,7 +48,7 @@ class BorrowedLayer:
 
 
 class BorrowedCache(Cache):
-    """What a decoder of so many layers has read so far; `real`: bool [batch, read so far], None where nothing is padding."""
+    """The cache of a decoder with `layers` layers. real: bool [batch, length so far], None if nothing is padding."""
 
     layers: list[Any]
 
@@ -64,18 +64,19 @@ class BorrowedCache(Cache):
         self.real = real
 
     def advance(self, length: int) -> None:
-        """Nothing: Transformers counts what it keeps."""
+        """Do nothing: Transformers keeps the count."""
 
 
 def new_cache(*, crossed: bool) -> Kept:
-    """An empty one, that grows; crossed: with keys and values of a source."""
+    """An empty cache that grows. crossed: also with keys and values of a source, for cross-attention."""
     return EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
 
 
 def lend(
     kept: Kept | None, layers: int, attention_mask: Tensor | None, length: int
 ) -> tuple[BorrowedCache | None, Tensor | None]:
-    """A cache for one forward over `length` new positions, and what of these is no padding: bool [batch, length], or None."""
+    """A cache for one forward pass over `length` new positions, and which of these are not padding: bool [batch, length], or
+    None."""
     past = 0 if kept is None else int(kept.get_seq_length())
     before, real = real_positions(attention_mask, past, length)
     return None if kept is None else BorrowedCache(kept, layers, before), real

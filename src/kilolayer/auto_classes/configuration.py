@@ -1,4 +1,4 @@
-"""A Kilolayer model's configuration, as Transformers keeps it in config.json."""
+"""The configuration of a Kilolayer model, as Transformers stores it in config.json."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CLASSES: dict[str, dict[str, str]] = {
         "AutoModelForSequenceClassification": "KilolayerForSequenceClassification",
     },
 }
-"""By shape: the Auto classes that find something, and what they find."""
+"""By shape: the Auto classes that support it, and the class that each of them resolves to."""
 
 
 class KilolayerConfig(PreTrainedConfig):
-    """The table [model] of a configuration, and what Transformers wants to know besides.
+    """The [model] table of a configuration, and what Transformers needs besides.
 
-    model: as `kilolayer.ModelConfig` and TOML write it. The sizes that Transformers asks for are read off it.
+    model: a table as in `kilolayer.ModelConfig` and TOML, from which the sizes that Transformers asks for are read.
     pad_token_id and so on: the special tokens of the vocabulary that the model was trained with.
     """
 
@@ -57,32 +57,32 @@ class KilolayerConfig(PreTrainedConfig):
 
     @property
     def model_config(self) -> ModelConfig:
-        """The table as Kilolayer's models take it."""
+        """The table as a `ModelConfig`."""
         return build(ModelConfig, self.model, "model")
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the table of embeddings; None in an encoder that reads embeddings alone."""
+        """Rows of the embedding table; None for an encoder that reads only embeddings."""
         return self.model_config.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        """Width of the states."""
+        """Width of the hidden states."""
         return self.model_config.dim
 
     @property
     def num_attention_heads(self) -> int:
-        """Of each attention."""
+        """Heads of each attention."""
         return self.model_config.heads
 
     @property
     def num_hidden_layers(self) -> int:
-        """Of the stack that is decoded with, which the key-value cache has; of an encoder, its own."""
+        """Layers of the decoder, which the key-value cache needs; of an encoder, its own."""
         depths = self.model_config.depths
         return depths.decoder or depths.encoder
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **others: Any) -> None:
-        """Write config.json, and the module that `trust_remote_code=True` reads."""
+        """Write config.json, and the module that `trust_remote_code=True` loads."""
         found = {"AutoConfig": type(self).__name__, "AutoModel": "KilolayerModel", **CLASSES[self.model_config.shape]}
         self.auto_map = {auto: class_in_module(name) for auto, name in found.items()}
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **others)
@@ -90,4 +90,4 @@ class KilolayerConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: `save_pretrained` names the class and writes the module that has it."""
+        """Do nothing: `save_pretrained` names the class and writes the module that defines it."""

@@ -1,4 +1,4 @@
-"""An encoder as a masked language model and as a classifier of Transformers."""
+"""An encoder as a masked language model or a classifier for Transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kilolayer.models.outputs import EncoderOutput
 
 
 class ReadsText(KilolayerPreTrainedModel):
-    """What all classes of an encoder do."""
+    """The base of the encoder classes."""
 
     model: Encoder
 
@@ -34,9 +34,11 @@ class ReadsText(KilolayerPreTrainedModel):
         output_attentions: bool | None,
         token_type_ids: Tensor | None,
     ) -> EncoderOutput:
-        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
+        """Run the encoder.
 
-        token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
+        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim].
+        attention_mask: 0 at padding.
+        token_type_ids: int64 [batch, length], for a model with token types; by default all 0.
         """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
@@ -47,13 +49,13 @@ class ReadsText(KilolayerPreTrainedModel):
 
 
 class KilolayerForMaskedLM(ReadsText):
-    """Scores of the vocabulary at each position."""
+    """A masked language model: logits over the vocabulary at each position."""
 
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
 
     @classmethod
     def model_config(cls, config: KilolayerConfig) -> ModelConfig:
-        """Of the model inside; refuses one that scores no tokens."""
+        """The configuration of the wrapped model; raises if it has no output over the vocabulary."""
         found = super().model_config(config)
         if found.head is not None or found.vocab_size is None:
             raise OptionError(
@@ -72,10 +74,13 @@ class KilolayerForMaskedLM(ReadsText):
         token_type_ids: Tensor | None = None,
         output_attentions: bool | None = None,
     ) -> MaskedLMOutput:
-        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
+        """Logits at all positions, and the loss if labels are given.
 
-        token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
-        labels: int64 [batch, length], -100 where nothing was hidden. While training, the loss has the routers' part.
+        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim].
+        attention_mask: 0 at padding.
+        token_type_ids: int64 [batch, length], for a model with token types; by default all 0.
+        labels: int64 [batch, length], -100 where nothing was masked. In training, the loss includes the routers' auxiliary
+        loss.
         """
         out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids)
         assert out.logits is not None
@@ -85,17 +90,17 @@ class KilolayerForMaskedLM(ReadsText):
 
 
 class KilolayerForSequenceClassification(ReadsText):
-    """A class, or a number, for each text. An encoder without a head is given a new one of `num_labels` outputs."""
+    """A class or a number for each text. An encoder without a head is given a new one with `num_labels` outputs."""
 
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
 
     @classmethod
     def model_config(cls, config: KilolayerConfig) -> ModelConfig:
-        """Of the model inside, with its head."""
+        """The configuration of the wrapped model, with its head."""
         found = super().model_config(config)
         if found.head is not None and found.head.outputs == config.num_labels:
             return found
-        # What scores tokens would be there for nothing.
+        # The output over the vocabulary would be unused.
         without = {"tie_embeddings": True, "output_transform": False, "output_bias": False, "first_predicted": 0}
         return replace(found, head=replace(found.head or Head(), outputs=config.num_labels), **without)
 
@@ -110,11 +115,13 @@ class KilolayerForSequenceClassification(ReadsText):
         token_type_ids: Tensor | None = None,
         output_attentions: bool | None = None,
     ) -> SequenceClassifierOutput:
-        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; attention_mask: 0 at padding.
+        """Logits of the classes, or predicted numbers, and the loss if labels are given.
 
-        token_type_ids: int64 [batch, length], of a model with token types; by default all are 0.
-        labels: int64 [batch], the classes, or, with problem_type "regression", numbers [batch]. While training, the loss has
-        the routers' part.
+        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim].
+        attention_mask: 0 at padding.
+        token_type_ids: int64 [batch, length], for a model with token types; by default all 0.
+        labels: int64 [batch], the classes, or, with problem_type "regression", numbers [batch]. In training, the loss includes
+        the routers' auxiliary loss.
         """
         out = self.read_text(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions, token_type_ids)
         assert out.logits is not None

@@ -1,4 +1,4 @@
-"""A decoder as a causal language model of Transformers."""
+"""A decoder as a causal language model for Transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kilolayer.models.decoder import Decoder
 
 
 class KilolayerForCausalLM(KilolayerPreTrainedModel, GenerationMixin):
-    """Scores of the next token at each position."""
+    """A causal language model: logits of the next token at each position."""
 
     shapes: ClassVar[tuple[Shape, ...]] = ("decoder",)
     model: Decoder
@@ -34,11 +34,12 @@ class KilolayerForCausalLM(KilolayerPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CausalLMOutputWithPast:
-        """input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim]; behind what past_key_values has read.
+        """Logits at all new positions, and the loss if labels are given.
 
-        attention_mask: [batch, read and new], 0 at padding, on whichever side; padding is at no position.
-        labels: int64 [batch, length], the tokens themselves, -100 where none counts. While training, the loss has the
-        routers' part.
+        input_ids: int64 [batch, length], or inputs_embeds: [batch, length, dim], following what past_key_values holds.
+        attention_mask: [batch, past and new length], 0 at padding, on either side; padding takes up no position.
+        labels: int64 [batch, length], the tokens themselves, -100 to ignore. In training, the loss includes the routers'
+        auxiliary loss.
         """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:

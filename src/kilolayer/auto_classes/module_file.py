@@ -1,4 +1,4 @@
-"""The one module that goes along with a folder, so that `trust_remote_code=True` finds the classes of this package."""
+"""The module that is saved next to a model, through which `trust_remote_code=True` finds the classes of this package."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MODULE = "modeling_kilolayer"
 
 
 def write_module(folder: Path) -> None:
-    """Put the module into a folder."""
+    """Write the module to a folder."""
     name = f"{MODULE}.py"
     write(folder / name, read_bytes(Path(__file__).with_name(name)))
 
 
 def class_in_module(name: str) -> str:
-    """As `auto_map` names a class."""
+    """The reference to a class in `auto_map`."""
     return f"{MODULE}.{name}"

@@ -1,4 +1,4 @@
-"""Padding as Transformers tells it."""
+"""Convert Transformers' attention masks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kilolayer.errors import InputError
 
 
 def real_positions(attention_mask: Tensor | None, past: int, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """What is no padding of `past` positions that were read and of `length` new ones: bool [batch, positions] each.
+    """Which of `past` cached and `length` new positions are not padding: bool [batch, positions] each.
 
-    attention_mask: of all of them, not 0 where there is no padding. None where it says nothing, or that nothing is padding.
+    attention_mask: for all of these positions, 0 at padding. None if there is no mask, or nothing is padding.
     """
     if attention_mask is None:
         return None, None
@@ -19,7 +19,7 @@ def real_positions(attention_mask: Tensor | None, past: int, length: int) -> tup
             f"attention_mask has shape {list(attention_mask.shape)}", fix=f"allowed: [batch, length], here {past + length} long"
         )
     real = attention_mask != 0
-    # Without a mask attention is quicker. Only the CPU is asked: an accelerator would wait.
+    # Attention is faster without a mask. Checked only on the CPU: a GPU would have to synchronize.
     if real.device.type == "cpu" and bool(real.all()):
         return None, None
     return real[:, :past], real[:, past:]

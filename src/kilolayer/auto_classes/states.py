@@ -1,4 +1,4 @@
-"""Any model of Kilolayer, for its states alone."""
+"""Any Kilolayer model as a base model for Transformers, without an output layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kilolayer.errors import InputError
 
 
 class KilolayerModel(ReadsSources, ReadsText):
-    """What the last layer gives, of a model of any shape."""
+    """Returns the last hidden states of a model of any shape."""
 
     model: Any
 
@@ -36,7 +36,7 @@ class KilolayerModel(ReadsSources, ReadsText):
         token_type_ids: Tensor | None = None,
         output_attentions: bool | None = None,
     ) -> Any:
-        """The arguments of the shape's own class, without labels; last_hidden_state: [batch, length, dim]."""
+        """Takes the arguments of the class for the model's shape, without labels. last_hidden_state: [batch, length, dim]."""
         if self.config.is_encoder_decoder:
             return self.read_both(
                 input_ids,

@@ -1,6 +1,6 @@
-"""The vocabulary of an encoder as a tokenizer of Transformers: the same ids as in Kilolayer, whatever the text is.
+"""The vocabulary of an encoder as a Transformers tokenizer, with the same ids as in Kilolayer for any text.
 
-Text that spells a special token, as "</s>", is ordinary text, as everywhere in Kilolayer; the mask alone is looked for.
+Text that spells a special token, such as "</s>", is ordinary text, as everywhere in Kilolayer; only the mask is recognised.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from kilolayer.generate.fill import MASK, split_at_masks
 
 
 class KilolayerTokenizer(PreTrainedTokenizer):
-    """START a END, or START a END END b END, of any vocabulary of Kilolayer.
+    """START a END, or START a END END b END, with any Kilolayer vocabulary.
 
-    vocab_file: of SentencePiece; tokenizer_file: of byte-level BPE; without either, tokens are bytes.
-    masks: whether <mask> is one, of a masked language model; its id is behind the vocabulary's last.
-    types: whether the model has token types: 0 up to the first END, with it, and 1 behind it.
+    vocab_file: for SentencePiece.
+    tokenizer_file: for byte-level BPE. Without either, tokens are bytes.
+    masks: whether <mask> is a token, as in a masked language model; its id follows the vocabulary's last.
+    types: whether the model has token types: 0 up to and including the first END, then 1.
     """
 
     vocab_files_names = {"vocab_file": SHARED_FILE, "tokenizer_file": BYTE_BPE_FILE}  # noqa: RUF012
@@ -52,17 +53,17 @@ class KilolayerTokenizer(PreTrainedTokenizer):
 
     @classmethod
     def in_folder(cls, folder: Path, **options: Any) -> Self:
-        """Of the file that a vocabulary has written into a folder; options: those of the class and of its base."""
+        """Load the file that a vocabulary has written to a folder. options: those of the class and of its base."""
         paths = {name: folder / file for name, file in cls.vocab_files_names.items()}
         return cls(**{name: str(path) for name, path in paths.items() if kind_of(path) is not None}, **options)
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of the vocabulary; the mask stands behind them."""
+        """Number of tokens in the vocabulary, without the mask, whose id follows."""
         return len(self._names)
 
     def get_vocab(self) -> dict[str, int]:
-        """How each token is written, and its id."""
+        """The written form of each token, and its id."""
         return {**self._ids, **self.added_tokens_encoder}
 
     def _tokenize(self, text: str, **others: Any) -> list[str]:
@@ -81,7 +82,7 @@ class KilolayerTokenizer(PreTrainedTokenizer):
         return self._names[index] if 0 <= index < len(self._names) else self._names[UNKNOWN]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """The text of some tokens; special ones leave no trace."""
+        """The text of tokens; special tokens are skipped."""
         return self.vocabulary.decode([self._ids[token] for token in tokens if token in self._ids])
 
     def _decode(
@@ -104,19 +105,19 @@ class KilolayerTokenizer(PreTrainedTokenizer):
         return "".join([*parts, self.vocabulary.decode(ordinary)])
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """Write the vocabulary's file, and the module that `trust_remote_code=True` reads."""
+        """Write the vocabulary file, and the module that `trust_remote_code=True` loads."""
         folder = Path(save_directory)
         self.vocabulary.save(folder)
         write_module(folder)
         return tuple(str(folder / file) for file in self.vocab_files_names.values() if kind_of(folder / file) is not None)
 
     def create_token_type_ids_from_sequences(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
-        """As a classifier of Kilolayer reads START a END, or START a END END b END."""
+        """Token types of START a END, or START a END END b END, as a Kilolayer classifier reads them."""
         return [0] * (len(token_ids_0) + 2) + ([] if token_ids_1 is None else [1] * (len(token_ids_1) + 2))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:
-        """Nothing: what is saved names the class, and has the module that it is in."""
+        """Do nothing: the saved files name the class and include the module that defines it."""
 
 
 def _load(pieces: str | None, byte_level: str | None) -> TextVocabulary:

@@ -1,4 +1,4 @@
-"""An encoder-decoder as a sequence-to-sequence model of Transformers."""
+"""An encoder-decoder as a sequence-to-sequence model for Transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 
 @dataclass(frozen=True)
 class Source:
-    """What is read of a source, and what is no padding of it: bool [batch, source], or None."""
+    """The encoded source, and which of its positions are not padding: bool [batch, source], or None."""
 
     output: StackOutput
     real: Tensor | None
@@ -32,7 +32,7 @@ class Source:
 def encode(
     model: EncoderDecoder, ids: Tensor | None, attention_mask: Tensor | None, embeddings: Tensor | None, wanted: dict[str, bool]
 ) -> Source:
-    """Read sources: ids int64 [batch, source], or embeddings [batch, source, dim]; wanted: what else the encoder returns."""
+    """Encode sources: ids int64 [batch, source], or embeddings [batch, source, dim]. wanted: what else the encoder returns."""
     given = ids if ids is not None else embeddings
     _, real = real_positions(attention_mask, 0, 0 if given is None else given.shape[1])
     inputs = read(model.embedding if model.source_embedding is None else model.source_embedding, ids, embeddings, real)
@@ -40,7 +40,7 @@ def encode(
 
 
 class SourceReader(nn.Module):
-    """The encoder alone, as `generate` calls it. It owns no weights: those have their names in the model."""
+    """The encoder alone, as `generate` calls it. It owns no weights, which keep their names in the model."""
 
     main_input_name = "input_ids"
     model: EncoderDecoder
@@ -59,7 +59,7 @@ class SourceReader(nn.Module):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput:
-        """The states of a source [batch, source, dim]."""
+        """The encoder's states [batch, source, dim]."""
         wanted = {"hidden_states": bool(output_hidden_states), "attention_weights": bool(output_attentions)}
         found = encode(self.model, input_ids, attention_mask, inputs_embeds, wanted).output
         states, weights = found.hidden_states, found.attention
@@ -67,12 +67,12 @@ class SourceReader(nn.Module):
 
 
 class ReadsSources(KilolayerPreTrainedModel):
-    """What both classes of an encoder-decoder do: read a source, then a target."""
+    """The base of both encoder-decoder classes: reads a source, then a target."""
 
     model: EncoderDecoder
 
     def get_encoder(self, modality: str | None = None) -> Any:
-        """What reads a source alone; decoding goes on from its output."""
+        """A module that encodes a source; decoding continues from its output."""
         return SourceReader(self.model)
 
     def read_both(
@@ -89,7 +89,7 @@ class ReadsSources(KilolayerPreTrainedModel):
         output_hidden_states: bool | None,
         output_attentions: bool | None,
     ) -> tuple[Seq2SeqModelOutput, Tensor]:
-        """The states of source and target, and the routers' loss, a scalar."""
+        """The states of source and target, and the routers' auxiliary loss, a scalar."""
         wanted = self.wanted(output_hidden_states, output_attentions)
         target = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
         if target is None:
@@ -126,7 +126,7 @@ class ReadsSources(KilolayerPreTrainedModel):
 
 
 class KilolayerForSeq2SeqLM(ReadsSources, GenerationMixin):
-    """Scores of the next target token at each target position."""
+    """Logits of the next target token at each target position."""
 
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder_decoder",)
 
@@ -146,10 +146,12 @@ class KilolayerForSeq2SeqLM(ReadsSources, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """input_ids: int64 [batch, source], or inputs_embeds, or encoder_outputs; attention_mask: 0 at their padding.
+        """Logits at all new target positions, and the loss if labels are given.
 
-        decoder_input_ids: int64 [batch, target], behind what past_key_values has read; without them, labels moved by one.
-        labels: int64 [batch, target], -100 where none counts. While training, the loss has the routers' part.
+        input_ids: int64 [batch, source], or inputs_embeds, or encoder_outputs.
+        attention_mask: 0 at the source's padding.
+        decoder_input_ids: int64 [batch, target], following what past_key_values holds; by default the labels shifted by one.
+        labels: int64 [batch, target], -100 to ignore. In training, the loss includes the routers' auxiliary loss.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -172,7 +174,7 @@ class KilolayerForSeq2SeqLM(ReadsSources, GenerationMixin):
         return output(Seq2SeqLMOutput, loss=loss, logits=logits, **others)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """The start, then all labels but the last: int64 [batch, target]; padding where none counts."""
+        """The start token, then all labels but the last: int64 [batch, target], with padding for ignored labels."""
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             raise InputError("the configuration does not set decoder_start_token_id and pad_token_id", fix="set both")

@@ -1,10 +1,10 @@
-"""A model with scaled residuals, rewritten exactly as a plain Post-LN Transformer.
+"""Rewrite a model with scaled residuals exactly as a plain Post-LN Transformer.
 
     LN(w . x + f(x)), x = g . n + b, n the output of the norm before
 
 is the Post-LN sublayer LN(x' + f'(x')) on x' = w . x: multiply g and b of the norm before by w, and divide by w the columns
-of every matrix that reads x. A stack's first sublayer has no norm before it. Where its w is one number,
-LN(w x + f(x)) = LN(x + f(x) / w) with eps / w^2; where it is a vector, w goes into the embedding and position tables.
+of every matrix that reads x. A stack's first sublayer has no norm before it. If its w is a single number,
+LN(w x + f(x)) = LN(x + f(x) / w) with eps / w^2; if it is a vector, w is merged into the embedding and position tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kilolayer.recipes.base import Plan, Side
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 
-# What reads the residual stream in each function of a sublayer.
+# The projections that read the residual stream, by function of a sublayer.
 READERS: dict[type[nn.Module], tuple[str, ...]] = {
     SelfAttention: ("query_key_value",),
     CrossAttention: ("query",),
@@ -51,7 +51,7 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
     learned table. Intermediate hidden states are scaled; outputs are equal. Raises if the recipe has no such form.
     """
     _check(model)
-    # A norm on the embedded input takes the first scale, as every norm takes that of the sublayer behind it.
+    # A norm on the embedded input takes the first scale, as every norm takes that of the sublayer after it.
     normed = model.config.embedding_norm
     firsts: dict[Side, Tensor | None] = {
         stack.side: None if normed else _scale(stack.sublayers()[0]) for stack in model.stacks()
@@ -74,7 +74,7 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
 
 
 def _first_eps(config: ModelConfig, side: Side, scale: Tensor | None) -> float | None:
-    """The eps of a plain stack's first norm, where one number on its residual is divided out."""
+    """The eps of a plain stack's first norm, if a single number on its residual is divided out."""
     number = None if scale is None else _number(scale)
     before = config.first_eps(side)
     if number is None or number == 1.0:
@@ -139,7 +139,7 @@ def _copy_weights(model: AnyModel, plain: AnyModel) -> None:
 
 
 def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | None]) -> None:
-    """Write the first residual scale of each stack into its embedding and position tables, and untie the output's."""
+    """Multiply the first residual scale of each stack into its embedding and position tables, and untie the output table."""
     if model.embedding is not None:
         assert plain.embedding is not None
         source_table = model.embedding.weight
@@ -182,7 +182,7 @@ def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
 
 
 def _scale(sublayer: Sublayer) -> Tensor | None:
-    """The residual scale as a tensor that multiplies [dim]; None where it is 1."""
+    """The residual scale as a tensor that broadcasts over [dim]; None if it is 1."""
     match sublayer.skip:
         case LearnedScale() as learned:
             return learned.weight.detach()
@@ -194,7 +194,7 @@ def _scale(sublayer: Sublayer) -> Tensor | None:
 
 
 def _number(scale: Tensor) -> float | None:
-    """The one number that fills `scale`; None where it is a true vector."""
+    """The value of `scale` if all its elements are equal, else None."""
     values = scale.flatten()
     return float(values[0]) if bool((values == values[0]).all()) else None
 
@@ -204,7 +204,7 @@ def _or_one(scale: Tensor | None) -> Tensor | float:
 
 
 def _weight(sublayer: Sublayer, name: str) -> Tensor:
-    """A matrix [outputs, inputs], or one for each expert."""
+    """A matrix [outputs, inputs], or one per expert."""
     weight = sublayer.f.get_submodule(name).weight
     assert isinstance(weight, Tensor)
     return weight

@@ -1,12 +1,12 @@
-"""A model whose inputs are tables alone: for classes that scale no embedding, compute no sinusoid and have one eps.
+"""Rewrite a model so that its inputs are plain tables, for classes without embedding scale, sinusoids and per-norm eps.
 
     x = sqrt(d) E[token] + sin/cos(position)
 
-becomes x = E'[token] + P[position]. Where a folded stack's first norm has its own eps, s^2 = eps / eps_1 and
+becomes x = E'[token] + P[position]. If a folded stack's first norm has a different eps_1, then with s^2 = eps / eps_1
 
     LN_{eps_1}(x + f(x)) = LN_eps(s x + s f(x)):
 
-s is multiplied into E', P and the output of the first f, and divided out of what reads x.
+s is multiplied into E', P and the output of the first f, and divided out of the projections that read x.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 def spell_out(model: AnyModel, max_length: int) -> AnyModel:
     """A new model that computes the same function, with unscaled embeddings, learned positions and untied tables.
 
-    max_length: positions to write out where they are sinusoidal; a learned table stays as long as it is.
+    max_length: the number of positions to tabulate if they are sinusoidal; a learned table keeps its length.
     """
     config = model.config
     if config.positions not in ("sinusoidal", "learned") or model.embedding is None:
@@ -67,7 +67,7 @@ def spell_out(model: AnyModel, max_length: int) -> AnyModel:
 
 
 def _first_scale(model: AnyModel, stack: Stack) -> float:
-    """The s of a stack; 1 where its first norm has the eps of all."""
+    """The factor s of a stack; 1 if its first norm has the common eps."""
     first = model.config.first_eps(stack.side)
     return 1.0 if first is None else (model.config.norm_eps / first) ** 0.5
 

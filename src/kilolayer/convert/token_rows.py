@@ -1,4 +1,4 @@
-"""Weights with a row for each token, and a model without the rows of its first tokens."""
+"""Remove the first tokens of a model from all weights that have one row per token."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kilolayer.convert.fold import AnyModel
 from kilolayer.models.build import build_model
 
 TABLES = ("embedding.weight", "source_embedding.weight", "vocabulary.weight", "output_bias.weight")
-"""The names of such weights."""
+"""The names of weights with one row per token."""
 
 
 @torch.no_grad()
 def without_first(model: AnyModel, count: int, pad_id: int | None) -> AnyModel:
-    """A new model whose ids are lower by `count`, for tokens from `count` on; all of them are predicted.
+    """A new model without the first `count` ids; the other ids are reduced by `count`, and all are predicted.
 
-    pad_id: the new id of padding. Weights without a row for each token are the given model's own.
+    pad_id: the new id of padding. All other weights are shared with the given model.
     """
     config, sizes = model.config, ("vocab_size", "source_vocab_size")
     fewer = {name: getattr(config, name) - count for name in sizes if getattr(config, name) is not None}

@@ -1,1 +1,1 @@
-"""From text files to batches: text, corpora, tokenizer, filters, token files, shapes, mixing, batches."""
+"""The path from text files to batches: corpora, vocabularies, filters, token files, batch shapes and sampling."""

@@ -1,6 +1,6 @@
-"""Batches by token count: shuffled by seed and epoch, in few fixed shapes, with a position that can be saved.
+"""Batches of sentence pairs by token count: shuffled, in a few fixed shapes, with a position that can be saved and restored.
 
-An epoch is planned from (seed, epoch) alone, so that a position is three numbers.
+The batches of an epoch depend only on (seed, epoch), so a position is three numbers: seed, epoch and index.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from kilolayer.errors import InputError, OptionError
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one shape. Rows that are all padding fill up the last batches of an epoch."""
+    """A batch of rows padded to one shape. The last batches of an epoch are filled up with rows of padding."""
 
     source: Tensor
     """int64 [rows, source]: [tag] [<bt>] tokens end."""
     target: Tensor
-    """int64 [rows, target]: start tokens, what the decoder reads."""
+    """int64 [rows, target]: start tokens; the decoder's input."""
     labels: Tensor
-    """int64 [rows, target]: tokens end, what it should write; padding is to be left out of the loss."""
+    """int64 [rows, target]: tokens end; the expected output. The loss must ignore padding."""
     tokens: int
-    """Labels that are not padding: the weight of the batch's mean loss."""
+    """Number of labels that are not padding: the weight of this batch's mean loss."""
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,24 +42,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The batches of one epoch."""
+    """The batches of one epoch: which pairs are in each, and in which shape."""
 
     members: np.ndarray
-    """int32 [pairs], shuffled pairs of the smallest shape, then of the next, ..."""
+    """int32 [pairs]: the epoch's pairs grouped by shape, from the smallest to the largest, and shuffled within each."""
     tails: np.ndarray
-    """int32 [n], the pairs of batches that are not one piece of `members`."""
+    """int32 [n]: the pairs of those batches that are not a contiguous slice of `members`."""
     table: np.ndarray
-    """int64 [batches, 3]: shape, first place in `members` (behind its end: in `tails`), number of pairs."""
+    """int64 [batches, 3]: shape number, start, number of pairs. A start at or beyond len(members) is an offset into `tails`."""
 
     def batch(self, index: int) -> tuple[int, np.ndarray]:
-        """The shape and the pairs of a batch."""
+        """The shape number of a batch, and its pairs."""
         number, start, count = self.table[index].tolist()
         behind = start - len(self.members)
         return number, self.members[start : start + count] if behind < 0 else self.tails[behind : behind + count]
 
 
 class Batches:
-    """An endless iterator over shuffled batches; every pair of the mixture's epoch is in exactly one batch of it."""
+    """An endless iterator over shuffled batches; every pair of an epoch of the mixture is in exactly one batch."""
 
     def __init__(self, pairs: Mixture | TokenPairs, config: BatchConfig, seed: int = 0) -> None:
         self.mixture = pairs if isinstance(pairs, Mixture) else Mixture([Part(pairs)])
@@ -87,18 +87,18 @@ class Batches:
         return _batch(self.mixture, pairs, self.shapes[number])
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it."""
+        """Advance by one batch without reading it."""
         if self.index >= len(self):
             self.epoch, self.index = self.epoch + 1, 0
         self.index += 1
 
     def __len__(self) -> int:
-        """Batches in the current epoch."""
+        """Number of batches in the current epoch."""
         return len(self._plan().table)
 
     @property
     def padding(self) -> float:
-        """The share of padding among all tokens of the current epoch's batches."""
+        """The fraction of padding among all positions of the current epoch's batches."""
         numbers, _, _ = self._plan().table.T
         cells = sum(self.shapes[number].area * self.shapes[number].rows for number in numbers.tolist())
         real = sum(
@@ -109,20 +109,20 @@ class Batches:
 
     @property
     def summary(self) -> str:
-        """What the filters removed, and how the rest is batched."""
+        """One line for the log: what the filters removed, and how the rest is batched."""
         return f"{self.mixture.report}; {len(self.shapes)} batch shapes, {self.padding:.1%} padding"
 
     def state(self) -> dict[str, int | str]:
-        """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
+        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. It must come from the same pairs, shapes and seed."""
+        """Restore a saved position. It must come from the same pairs, shapes and seed."""
         self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _plan(self) -> _Plan:
         if self._planned is None or self._planned[0] != self.epoch:
-            self._planned = None  # two plans at once would double the memory
+            self._planned = None  # holding two plans would double the memory
             self._planned = self.epoch, self._make_plan(np.random.default_rng([self.seed, self.epoch]))
         return self._planned[1]
 
@@ -130,7 +130,7 @@ class Batches:
         members, counts = self._grouped()
         table: list[tuple[int, int, int]] = []
         tails: list[np.ndarray] = []
-        moved: dict[int, list[np.ndarray]] = {}  # pairs that a smaller shape could not fill a batch with
+        moved: dict[int, list[np.ndarray]] = {}  # leftover pairs that did not fill a batch of a smaller shape
         end, behind = 0, len(members)
         for number, shape in enumerate(self.shapes):
             start, end = end, end + counts[number]
@@ -152,7 +152,7 @@ class Batches:
         return _Plan(members, np.concatenate(tails), np.array(table, np.int64)[order])
 
     def _grouped(self) -> tuple[np.ndarray, list[int]]:
-        """int32 [pairs of the epoch], those of the smallest shape first; how many each shape has."""
+        """The epoch's pairs grouped by shape, the smallest first, int32 [pairs]; and the number of pairs of each shape."""
         chunks: list[tuple[np.ndarray, np.ndarray]] = []
         for part, base, pairs in self.mixture.epoch(self.epoch, self.seed):
             kinds = self._assign(part.pairs.source_lengths[pairs], part.pairs.target_lengths[pairs])
@@ -171,7 +171,7 @@ class Batches:
 
 
 def check_position(state: Mapping[str, Any], identity: str, seed: int) -> tuple[int, int]:
-    """Epoch and index of a saved position; it must be of the batches that `identity` and `seed` name."""
+    """The epoch and index of a saved position, which must belong to the batches identified by `identity` and `seed`."""
     epoch, index = state.get("epoch"), state.get("index")
     if state.get("data") != identity or state.get("seed") != seed:
         raise InputError(
@@ -185,9 +185,9 @@ def check_position(state: Mapping[str, Any], identity: str, seed: int) -> tuple[
 
 
 def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (), most: int | None = None) -> Iterator[Batch]:
-    """Every pair once, or the first `most` of them, in a fixed order: for validation.
+    """Every pair once, or the first `most` pairs, in a fixed order, for validation.
 
-    `shapes` are those of training, and one more where it is too small.
+    shapes: the training shapes; one more is added if a pair fits none of them. Without them, shapes are chosen for `pairs`.
     """
     mixture = Mixture([Part(pairs)])
     longest = make_shape(int(pairs.source_lengths.max()), int(pairs.target_lengths.max()), config.tokens)
@@ -204,7 +204,7 @@ def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (
 
 
 def _better_shape(shapes: Sequence[Shape], number: int, left: int) -> int | None:
-    """The next larger shape, where the `left` pairs cost fewer cells there than the empty rows beside them cost here."""
+    """The next larger shape, if moving the `left` pairs there adds fewer padded positions than empty rows would add here."""
     shape = shapes[number]
     larger = next((other for other in range(number + 1, len(shapes)) if shapes[other].holds(shape)), None)
     if larger is None or not left:

@@ -1,7 +1,7 @@
-"""Byte-level BPE on disk: the tokenizers library's tokenizer.json, or GPT-2's vocab.json and merges.txt.
+"""Read byte-level BPE files: the tokenizers library's tokenizer.json, or GPT-2's vocab.json and merges.txt.
 
-What is taken from them are the merges, and the pieces that text can be cut into: the 256 bytes and what merges make of them, in
-the order of their ids. Other entries, as "<|endoftext|>", are special tokens, of which Kilolayer has its own.
+Kilolayer takes from them the merges and the pieces that text can be split into: the 256 bytes and the results of merges, in the
+order of their ids. Other entries, such as "<|endoftext|>", are special tokens, which Kilolayer replaces by its own.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from kilolayer.files.reading import parse_json, read_json, read_text
 
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 SPECIAL = ("<pad>", "<unk>", "<s>", "<|endoftext|>")
-"""Padding, unknown, start and end, as tokenizer.json calls them."""
+"""Padding, unknown, start and end tokens, under their names in tokenizer.json."""
 FIX = f"put a {BYTE_BPE_FILE} of GPT-2's form, or GPT-2's {VOCABULARY_FILE} and {MERGES_FILE}, in its place"
 
-# GPT-2 writes a byte as a character that can be seen: those that Latin-1 shows as themselves, the others from U+0100 on.
+# GPT-2 writes each byte as a visible character: printable Latin-1 bytes as themselves, the others from U+0100 on.
 _SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _UNSEEN = sorted({*range(256)} - {*_SEEN})
 BYTE_OF = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for place, byte in enumerate(_UNSEEN)}
-"""The byte that a character of a piece stands for."""
+"""The byte that each character of a piece represents."""
 
 
 @dataclass(frozen=True)
 class BytePieces:
-    """pieces: in the order of their ids; merges: pairs of pieces, the one to be made first at the front.
+    """A byte-level BPE vocabulary as read from its files.
 
-    ids: those that the files give the pieces. others: entries that no text is cut into, as special tokens, with their ids.
+    pieces: in the order of their ids.
+    merges: pairs of pieces, highest priority first.
+    ids: the id of each piece in the files.
+    others: entries that text is never split into, such as special tokens, with their ids.
     """
 
     pieces: list[str]
@@ -42,7 +45,7 @@ class BytePieces:
 
 
 def read_byte_pieces(path: Path) -> BytePieces:
-    """What stands in a tokenizer.json, or in a folder that has one, or that has GPT-2's two files."""
+    """Read a tokenizer.json, or a folder with a tokenizer.json or with GPT-2's vocab.json and merges.txt."""
     if kind_of(path) != "folder":
         return _of_tokenizer(read_json(path), str(path))
     if kind_of(path / BYTE_BPE_FILE) is not None:
@@ -58,7 +61,7 @@ def read_byte_pieces(path: Path) -> BytePieces:
 
 
 def parse_byte_pieces(text: bytes, where: str) -> BytePieces:
-    """What stands in the text of a tokenizer.json."""
+    """Parse the text of a tokenizer.json."""
     return _of_tokenizer(parse_json(text), where)
 
 
@@ -69,7 +72,7 @@ def _of_tokenizer(table: Any, where: str) -> BytePieces:
     for wrong, what in _faults(table, model):
         if wrong:
             raise InputError(what, where=where, fix=FIX)
-    # Older files write a merge as one text.
+    # Older files write a merge as one string.
     merges = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
     given = _checked(model.get("vocab"), where, [(f"{where}, merge {number}", each) for number, each in enumerate(merges, 1)])
     added = [each for each in table.get("added_tokens") or [] if isinstance(each.get("id"), int)]
@@ -77,7 +80,7 @@ def _of_tokenizer(table: Any, where: str) -> BytePieces:
 
 
 def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, str]]:
-    """What would cut text otherwise than GPT-2 does, or would not give it back."""
+    """Checks as (failed, message): what would split text differently from GPT-2, or would not reproduce it on decoding."""
     kind, splitter, added = model.get("type", "BPE"), table.get("pre_tokenizer"), table.get("added_tokens") or []
     split = splitter if isinstance(splitter, dict) else {}
     affixes = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
@@ -100,7 +103,11 @@ def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, st
 
 
 def _checked(vocabulary: Any, where: str, merges: Sequence[tuple[str, Any]]) -> BytePieces:
-    """The pieces, where all of them are there and stand for bytes. vocabulary: piece to id; merges: each with its place."""
+    """The pieces, after checking that every byte and every merge has an id.
+
+    vocabulary: piece to id.
+    merges: each with its location in the files, for error messages.
+    """
     if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
         raise InputError("the vocabulary does not map pieces to ids", where=where, fix=FIX)
     if len({*vocabulary.values()}) < len(vocabulary):

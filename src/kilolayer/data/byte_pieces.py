@@ -1,8 +1,8 @@
-"""Vocabularies of byte-level BPE, as GPT-2's, by the tokenizers library, which is imported when one is used.
+"""Byte-level BPE vocabularies like GPT-2's, through the tokenizers library, which is imported only when needed.
 
-Any bytes come back from their ids, also those that are no UTF-8: text is cut by GPT-2's pattern into words, and those by merges
-into pieces; a byte outside of any character is a token by itself. Ids: the four special ones of tokenizer.py, then the pieces.
-GPT-2's own tokens get their ids and 4 more, and its <|endoftext|> is END.
+Decoding reproduces any bytes, even invalid UTF-8. GPT-2's pattern splits text into words, and merges split words into pieces;
+each byte that is not part of a valid character is a token by itself. Ids: the four special tokens of tokenizer.py, then the
+pieces. With GPT-2's own files, each token's id is GPT-2's plus 4, and <|endoftext|> becomes END.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from kilolayer.data.tokenizer import BYTE_BPE_FILE, TokenizerConfig
 from kilolayer.errors import OptionError
 from kilolayer.files.writing import write
 
-LEAST_FREQUENCY = 2  # of a pair that becomes a piece
-CHARACTERS = 1000  # of a chunk, at least; the library encodes chunks side by side
-CHUNKS = 1024  # at once: a token takes a hundred bytes of memory until its id is read
+LEAST_FREQUENCY = 2  # minimum count of a pair that becomes a piece
+CHARACTERS = 1000  # minimum length of a chunk; the library encodes chunks in parallel
+CHUNKS = 1024  # encoded at once: a token takes a hundred bytes of memory until its id is read
 
-# How Python shows bytes that are no UTF-8, with errors="surrogateescape".
+# Invalid UTF-8 bytes as Python decodes them with errors="surrogateescape".
 BROKEN = "\udc80-\udcff"
-# No word of GPT-2's pattern goes on from a character that is no white space into white space, and none looks back: there text
-# can be cut, and its tokens stay the same.
+# No word of GPT-2's pattern continues from a non-space character into white space, and none looks back, so text can be split
+# there without changing its tokens.
 LINE_END = re.compile(r"(?<=\S)(?=\n)")
 
 
 def _chunks(text: str) -> list[str]:
-    """Parts that can be encoded one by one; bytes that are no UTF-8 stand in parts of their own."""
+    """Parts that can be encoded independently; invalid UTF-8 bytes are in separate parts."""
     pattern = rf"[{BROKEN}]+|[^{BROKEN}]{{{CHARACTERS}}}[^{BROKEN}]*?[^\s{BROKEN}](?=[ \n])|[^{BROKEN}]+"
     return re.findall(pattern, text)
 
 
 class BytePieceVocabulary:
-    """Byte-level BPE."""
+    """A byte-level BPE vocabulary; see `TextVocabulary` for its interface."""
 
     utf8 = False
     exact = True
@@ -56,7 +56,7 @@ class BytePieceVocabulary:
         self._library.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._library.decoder = library.decoders.ByteLevel()
         self._library.add_special_tokens(list(SPECIAL))
-        self._library.encode_special_tokens = True  # text that spells one is ordinary text
+        self._library.encode_special_tokens = True  # text that spells a special token is ordinary text
         self._bytes = [*(b"" for _ in SPECIAL), *(bytes(BYTE_OF[letter] for letter in piece) for piece in given.pieces)]
         self._byte_ids = [ids[letter] for letter, _ in sorted(BYTE_OF.items(), key=lambda item: item[1])]
         self.pieces = [*SPECIAL, *given.pieces]
@@ -66,17 +66,17 @@ class BytePieceVocabulary:
 
     @classmethod
     def load(cls, path: Path) -> BytePieceVocabulary:
-        """The vocabulary in a tokenizer.json, or in a folder with GPT-2's files."""
+        """Load from a tokenizer.json, or from a folder with GPT-2's files."""
         import_library()
         return cls(read_byte_pieces(path))
 
     def encode(self, data: bytes) -> np.ndarray:
-        """The ids of a text, int64 [tokens], without an end."""
+        """The token ids of a text, int64 [tokens], without an end token."""
         chunks = _chunks(data.decode("utf-8", "surrogateescape"))
         return np.fromiter(chain.from_iterable(self._ids_of(chunks)), np.int64)
 
     def _ids_of(self, chunks: list[str]) -> Iterator[list[int]]:
-        """The ids of each chunk."""
+        """The token ids of each chunk."""
         for start in range(0, len(chunks), CHUNKS):
             some = chunks[start : start + CHUNKS]
             broken = ["\udc80" <= chunk[0] <= "\udcff" for chunk in some]
@@ -86,15 +86,15 @@ class BytePieceVocabulary:
                 yield [self._byte_ids[byte] for byte in chunk.encode("utf-8", "surrogateescape")] if apart else encoding.ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids; special tokens leave no trace, and bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids. Special tokens are skipped, and invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of some ids, as they were; special tokens leave no trace, and neither do ids out of range."""
+        """The exact bytes of token ids. Special tokens and ids out of range are skipped."""
         return b"".join(self._bytes[token] for token in ids if 0 <= token < self.vocab_size)
 
     def text(self) -> str:
-        """The tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
+        """The text of a tokenizer.json with Kilolayer's ids; the tokenizers library and Hugging Face can read it."""
         return self._library.to_str(pretty=True)
 
     def save(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class BytePieceVocabulary:
 
 
 def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> BytePieceVocabulary:
-    """The given vocabulary, or one that is trained on some text, once. Equal text and settings give equal files."""
+    """The configured vocabulary, or one trained on `text` and cached. Equal text and settings give equal files."""
     library = import_library()
     if config.path is not None:
         return BytePieceVocabulary.load(Path(config.path))
@@ -127,7 +127,7 @@ def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Byt
 
 
 def import_library(kind: str = "byte_bpe") -> ModuleType:
-    """The package tokenizers; refuses where it is missing."""
+    """Import the package tokenizers; raises OptionError if it is not installed."""
     try:
         import tokenizers
     except ImportError:
@@ -138,7 +138,7 @@ def import_library(kind: str = "byte_bpe") -> ModuleType:
 
 
 def _lines(text: TextPart) -> Iterator[str]:
-    """The lines, each with the line feeds before it; bytes that are no UTF-8 are left out."""
+    """The lines of a text, each with the line feeds before it; invalid UTF-8 is left out."""
     for piece in text.pieces(utf8=False):
         if piece is not None:
             yield from LINE_END.split(piece.decode("utf-8", "ignore"))

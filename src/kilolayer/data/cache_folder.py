@@ -1,8 +1,8 @@
-"""Folders that are built once and verified whenever they are used again: token files, vocabularies, split tables.
+"""Cached folders that are built once and verified on every use: token files, vocabularies, split tables.
 
-A folder is written beside its place as a hidden draft, sealed by a manifest and renamed: it is there whole, or not at all. Who
-writes a draft holds the lock of the file beside it; the system frees the lock of a process that dies, and so the next build can
-tell what may be removed.
+A folder is written as a hidden draft next to its destination, sealed with a manifest and then renamed, so it is either complete
+or absent. The process that writes a draft holds a lock on a file next to it. The operating system releases the lock when the
+process dies, so the next build can tell which drafts are abandoned and remove them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def content_key(settings: Any, files: Iterable[Path] = ()) -> str:
-    """A name for what is made from the bytes of `files` under `settings` (plain values)."""
+    """A cache key for what is made from the bytes of `files` under `settings` (plain values)."""
     parts = [json.dumps(settings, sort_keys=True), *(sha256(path) for path in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
@@ -44,7 +44,7 @@ def sha256(path: Path) -> str:
 
 
 def built(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `build(empty folder)` unless it is already there and undamaged."""
+    """`folder`; unless it already exists undamaged, it is first filled by calling `build` with an empty folder."""
     if kind_of(folder) is not None:
         fault = damage(folder)
         if fault is None:
@@ -68,7 +68,7 @@ def built(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder; None where every file is as it was written."""
+    """What is wrong with a sealed folder; None if every file is as it was written."""
     try:
         manifest = read_json(folder / MANIFEST, LARGEST_MANIFEST)
         expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
@@ -92,11 +92,11 @@ def damage(folder: Path) -> str | None:
 
 @contextmanager
 def _locked_draft(folder: Path) -> Iterator[Path]:
-    """A new empty folder beside `folder`, ours as long as this process lives, and removed afterwards."""
+    """A new empty folder next to `folder`, locked by this process and removed on exit."""
     draft = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     with open(f"{draft}{LOCK}", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.fstat(lock.fileno()).st_nlink:  # taken for abandoned between its creation and its lock
+        if not os.fstat(lock.fileno()).st_nlink:  # removed as abandoned between its creation and its lock
             with _locked_draft(folder) as another:
                 yield another
             return
@@ -108,10 +108,10 @@ def _locked_draft(folder: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """Remove the drafts of processes that are dead: those whose lock is free."""
+    """Remove the drafts of dead processes: those whose lock is free."""
     for path in cache.glob(f".*{LOCK}"):
         try:
-            # NFS locks only what may be written.
+            # NFS can lock only files that are open for writing.
             lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,11 +119,11 @@ def _remove_abandoned(cache: Path) -> None:
             finally:
                 os.close(lock)
         except OSError:
-            continue  # its builder lives, another process has just removed it, or it is another user's
+            continue  # its builder is alive, another process has just removed it, or it belongs to another user
 
 
 def _remove_draft(draft: Path) -> None:
-    """The lock goes last: what a kill leaves behind can still be told."""
+    """Remove a draft. The lock file goes last, so that an interrupted removal is still recognised as abandoned."""
     for path in (draft, _damaged(draft)):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -133,7 +133,7 @@ def _remove_draft(draft: Path) -> None:
 
 
 def _damaged(draft: Path) -> Path:
-    """Where the draft's predecessor is put out of the way."""
+    """The path next to the draft to which a damaged folder is moved."""
     return draft.with_name(f"{draft.name}.damaged")
 
 
@@ -148,7 +148,7 @@ def _seal(draft: Path) -> None:
 
 
 def _move(draft: Path, folder: Path) -> None:
-    """Put the draft in its place; where another process was quicker, its folder stays."""
+    """Move the draft to its destination; if another process was faster, keep that process's folder."""
     if os.path.lexists(folder) and damage(folder) is not None:
         folder.rename(_damaged(draft))
     try:

@@ -1,7 +1,7 @@
-"""Which text there is, in which languages, and which way it is translated.
+"""Find the parallel text of a run: its corpora, languages and translation directions.
 
-A corpus is two line-aligned files (`train.en`, `train.de`), or a TSV file: two columns whose languages are given, or four
-(language, language, text, text) that hold many pairs of languages. Each may be plain, .gz or .xz.
+A corpus is either two line-aligned files (`train.en`, `train.de`) or a TSV file. A TSV file has two columns, whose languages
+are configured, or four (language, language, text, text), which may hold many language pairs. Files may be plain, .gz or .xz.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_dist
 from kilolayer.files.paths import kind_of
 
 SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-"""It becomes a part of a file's name."""
+"""Test set names become part of file names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ScoredPart:
-    """A part of the test text with scores of its own: one direction of one set; name: of the set, empty where there is one."""
+    """A part of the test text that is scored separately: one direction of one test set.
+
+    name: of the test set; empty if there is only one.
+    """
 
     direction: Direction
     name: str = ""
@@ -150,43 +153,43 @@ class ScoredPart:
 
 @dataclass(frozen=True)
 class Corpora:
-    """All text of a run."""
+    """All parallel text of a run: its directions, and the training, validation and test corpora."""
 
     directions: list[Direction]
     train: list[ParallelText]
     valid: list[ParallelText]
     test: list[ParallelText]
     temperature: float = 1.0
-    """As in the configuration: it levels the directions of a mixture, and the languages of a vocabulary's text."""
+    """From the configuration: balances the directions of a mixture, and the languages of a vocabulary's training text."""
 
     def valid_of(self, direction: Direction) -> list[ParallelText]:
         """The validation text of one direction."""
         return [text for text in self.valid if text.direction == direction]
 
     def test_of(self, part: ScoredPart) -> list[tuple[str, str]]:
-        """The pairs of one part of the test text, of all its corpora one behind the other."""
+        """The sentence pairs of one part of the test text, from all its corpora in order."""
         return [pair for text in self.test if ScoredPart(text.direction, text.set_name) == part for pair in text.pairs()]
 
     @property
     def scored_parts(self) -> list[ScoredPart]:
-        """The parts of the test text: set by set, direction by direction."""
+        """The parts of the test text, ordered by test set and then by direction."""
         there = {ScoredPart(text.direction, text.set_name) for text in self.test}
         names = dict.fromkeys(text.set_name for text in self.test)
         every = [ScoredPart(direction, name) for name in names for direction in self.directions]
         return [part for part in every if part in there]
 
     def read_held_out(self) -> HeldOut:
-        """Read the validation and the test text once: what is wrong in a line of it is found now, and not after training."""
+        """Read the validation and test text once, so that a faulty line is reported now and not after training."""
         return HeldOut(*(_digest(texts) if texts else None for texts in (self.valid, self.test)))
 
     @property
     def tags(self) -> list[str]:
-        """The languages whose tag stands before a source: the targets, where there are several directions."""
+        """The languages whose tag is put before a source: the target languages, if there are several directions."""
         return sorted({direction.target for direction in self.directions}) if len(self.directions) > 1 else []
 
 
 def _digest(texts: Sequence[ParallelText]) -> str:
-    """Of all pairs in their order, and of the directions and test sets that they belong to."""
+    """A digest of all pairs in order, and of the directions and test sets that they belong to."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(f"{text.direction.name}\n{text.set_name}\n".encode())
@@ -196,9 +199,9 @@ def _digest(texts: Sequence[ParallelText]) -> str:
 
 
 def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
-    """The text that `config` names, with its files checked: present, not empty, aligned.
+    """The text that `config` specifies, after checking that its files are present, not empty, and aligned.
 
-    Four-column files are read once and split by languages under `cache`; without it, each direction reads the whole file.
+    Four-column files are read once and split by language pair under `cache`; without it, each direction reads the whole file.
     """
     if config.manifest is not None:
         base, manifest = Path(config.manifest).parent, _read_manifest(Path(config.manifest))
@@ -229,7 +232,8 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
 def find_test(
     config: DataConfig, stems: Sequence[str], directions: Sequence[Direction], cache: Path | None = None
 ) -> list[ParallelText]:
-    """The corpora behind `stems`, each a test set: beside the text that `config` names, else from the working folder on."""
+    """The corpora for `stems`, one test set each. Stems are relative to the folder of `config`, or else to the working
+    folder."""
     base = Path(config.folder or "") if config.manifest is None else Path(config.manifest).parent
     finders = [_Finder(folder, directions, directions, cache) for folder in (base, Path())]
     names = [Path(stem).name for stem in stems]
@@ -243,7 +247,7 @@ def find_test(
 
 
 def aligned_text(source: Path, reference: Path, direction: Direction) -> ParallelText:
-    """Two files of one's own as a test set."""
+    """Two line-aligned files given by the user, as a test set."""
     lines, others = count_filled(source), count_filled(reference)
     if lines != others:
         raise misaligned(source, lines, reference, others)
@@ -251,7 +255,7 @@ def aligned_text(source: Path, reference: Path, direction: Direction) -> Paralle
 
 
 def expand(names: Sequence[str], languages: Sequence[str]) -> list[Direction]:
-    """The directions that names and patterns stand for, each once: "en-*" is English into each other of `languages`."""
+    """The directions that names and patterns specify, without repetition: "en-*" is English into every other language."""
     found: dict[Direction, None] = {}
     for name in names:
         if not isinstance(name, str) or "*" not in name:
@@ -273,7 +277,7 @@ def _matches(side: str, languages: Sequence[str]) -> list[str]:
     if side != "*" and side not in languages:
         listed = ", ".join(f'"{each}"' for each in (side, *languages))
         near = nearest(side, languages)
-        # "en" beside "es" is another language, "enn" beside "en" a slip of the fingers.
+        # "en" next to "es" is probably another language, "enn" next to "en" a typing error.
         guess = f"; did you mean {near!r}?" if edit_distance(side, near) == 1 and len(side) != len(near) else ""
         raise OptionError(
             f"languages does not list {side!r}, which is used with a * in directions{guess}",
@@ -326,7 +330,7 @@ def _as_manifest(config: DataConfig) -> Manifest:
 
 
 class _Finder:
-    """Finds the files behind stems, each file counted once."""
+    """Finds the files of corpora by their stems; each file's lines are counted only once."""
 
     def __init__(self, base: Path, declared: Sequence[Direction], directions: Sequence[Direction], cache: Path | None) -> None:
         self.base, self.declared, self.directions, self.cache = base, declared, directions, cache
@@ -348,7 +352,7 @@ class _Finder:
             yield from (text for _, text in texts if text is not None)
 
     def has(self, entry: CorpusConfig) -> bool:
-        """Whether there is text of it in any direction."""
+        """Whether there is text of this corpus in any direction."""
         return any(self._text(entry, direction) is not None for direction in self.directions)
 
     def expected(self, entries: Sequence[CorpusConfig], direction: Direction) -> str:
@@ -374,7 +378,7 @@ class _Finder:
         return ParallelText((split[pair][0],), direction, split[pair][1], **shared) if pair in split else None
 
     def _file(self, name: str) -> Path | None:
-        """The plain file, else the compressed one."""
+        """The plain file if it exists, else the compressed one."""
         paths = [self.base / f"{name}{suffix}" for suffix in SUFFIXES]
         return next((path for path in paths if kind_of(path) in ("file", "other")), None)
 
@@ -385,7 +389,7 @@ class _Finder:
         return lines
 
     def _hint(self, entry: CorpusConfig) -> str:
-        """The languages that a stem has files for."""
+        """For an error message: the languages for which there are files with this stem."""
         pattern = re.compile(rf"{re.escape(Path(entry.files).name)}\.({LANGUAGE.pattern})(\.gz|\.xz)?")
         folder = (self.base / entry.files).parent
         names = os.listdir(folder) if kind_of(folder) == "folder" else []

@@ -1,6 +1,6 @@
-"""Running text: the files it is in, its documents, and what of it is held out.
+"""Running text: its files, its documents, and the parts held out for validation and test.
 
-A file is a document; so is each line of a .jsonl file, whose "text" counts. Files may be plain, .gz or .xz.
+Each file is a document; in a .jsonl file, each line is one, and its "text" field is used. Files may be plain, .gz or .xz.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilolayer.files.reading import open_regular, parse_json, read_json, unreada
 
 
 def _paths(value: Any) -> Any:
-    """One path may be written without brackets."""
+    """Accept a single path without brackets."""
     return [value] if isinstance(value, str) else value
 
 
@@ -84,7 +84,7 @@ AnyText = TypeVar("AnyText", bound=DocumentsConfig)
 
 @dataclass(frozen=True)
 class TextPart:
-    """The bytes `start` to `stop` of files that are read one behind the other. stop None: to their end."""
+    """Bytes `start` to `stop` of the concatenated text of `files`; with stop None, to the end."""
 
     files: tuple[Path, ...]
     start: int = 0
@@ -92,14 +92,14 @@ class TextPart:
 
     @property
     def identity(self) -> list[Any]:
-        """What decides, besides the files' bytes, which text this is."""
+        """What identifies this text besides the contents of its files."""
         return [self.start, self.stop, [[_is_json(path), path.suffix in READERS] for path in self.files]]
 
     def pieces(self, *, utf8: bool) -> Iterator[bytes | None]:
-        """The text in pieces of about a megabyte, and None after the end of each document.
+        """The text in pieces of about a megabyte, with None after the end of each document.
 
-        A piece ends with a line where it can, else before a space, and never inside a character. So does a part that begins
-        or ends inside a document: at the next character. utf8: refuse text that is not.
+        A piece ends after a line if possible, else before a space, and never inside a character. A part that begins or ends
+        inside a document does so at the next character boundary. utf8: raise an error on text that is not valid UTF-8.
         """
         position, inside = 0, False
         for piece in _pieces(self.files, utf8):
@@ -120,7 +120,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class TextParts:
-    """All text of a run."""
+    """All text of a run: its training, validation and test parts."""
 
     train: TextPart
     valid: TextPart | None
@@ -128,13 +128,13 @@ class TextParts:
 
 
 def absolute(config: AnyText) -> AnyText:
-    """With absolute paths, that a run can keep."""
+    """The configuration with absolute paths, which a run stores."""
     names = ("train", "valid", "test")
     return replace(config, **{name: [str(storable(Path(path))) for path in getattr(config, name)] for name in names})
 
 
 def find_text(config: DocumentsConfig, cache: Path) -> TextParts:
-    """The text that `config` names, with its files checked: present, not empty."""
+    """The text that `config` specifies, after checking that its files are present and not empty."""
     if not config.train:
         raise OptionError("no training text is given", where="text", fix="set text.train: a file, or a folder of files")
     train = text_files(config.train, "text.train")
@@ -153,7 +153,7 @@ def find_text(config: DocumentsConfig, cache: Path) -> TextParts:
 
 
 def text_files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
-    """Each file once, those of a folder in the order of their names, hidden ones left out."""
+    """The files given by `paths`, without repetition; those of a folder in the order of their names, without hidden files."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         kind = kind_of(path)
@@ -173,7 +173,7 @@ def text_files(paths: Sequence[str], where: str) -> tuple[Path, ...]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """All files of a folder and of those inside it, hidden ones left out; what may not be looked into raises."""
+    """All files in a folder and its subfolders, except hidden ones; raises if a folder cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise unreadable(error.filename, error)
@@ -185,7 +185,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _pieces(files: Sequence[Path], utf8: bool) -> Iterator[bytes | None]:
-    """All documents of all files, None after each."""
+    """All documents of all files, with None after each."""
     for path in files:
         if _is_json(path):
             for document in _json_lines(path):
@@ -214,7 +214,7 @@ def _json_lines(path: Path) -> Iterator[bytes]:
 
 
 def _plain(path: Path, utf8: bool) -> Iterator[bytes]:
-    """The pieces of one file; a byte order mark at its start is left out."""
+    """The pieces of one file, without a byte order mark."""
     with open_file(path) as stream:
         rest, position = b"", 0
         while chunk := stream.read(CHUNK):
@@ -231,7 +231,7 @@ def _plain(path: Path, utf8: bool) -> Iterator[bytes]:
 
 
 def _place_to_cut(data: bytes) -> int:
-    """Behind the last line; where there is none, before the last space, or where the last character ends."""
+    """Where to cut: after the last line; if there is none, before the last space or at the last character boundary."""
     if line := data.rfind(b"\n") + 1:
         return line
     if (space := data.rfind(b" ")) > 0:
@@ -244,7 +244,7 @@ def _place_to_cut(data: bytes) -> int:
 
 
 def _next_character(data: bytes, place: int) -> int:
-    """The place itself, or the beginning of the next character where it is inside one."""
+    """`place`, or the start of the next character if it is inside one."""
     place = min(place, len(data))
     inside = next((n for n in range(3) if place + n >= len(data) or data[place + n] & 0xC0 != 0x80), 3)
     return place + inside
@@ -263,7 +263,7 @@ def _checked(piece: bytes, path: Path, position: int) -> bytes:
 
 
 def _count_bytes(files: tuple[Path, ...], cache: Path) -> int:
-    """Bytes of all documents; kept, because a compressed file is slow to count."""
+    """The number of bytes of all documents; cached, because counting a compressed file is slow."""
 
     def count(draft: Path) -> None:
         total = sum(len(piece) for piece in TextPart(files).pieces(utf8=False) if piece is not None)

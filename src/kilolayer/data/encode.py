@@ -1,4 +1,4 @@
-"""Text to token files: filtered, tagged and written in one pass, kept by content."""
+"""Encode parallel text as token files: filtered, tagged and written in one pass, and cached by content."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def encode_text(
 ) -> TokenPairs:
     """The token files of `text`: source [<2target>] [<bt>] tokens end, target tokens end.
 
-    tagged: whether the target's language stands before the source (several directions).
-    filters: for training text; without them every pair is kept, in order. `.report` says what they removed.
+    tagged: put the target language's tag before each source (used with several directions).
+    filters: for training text; without them every pair is kept, in order. The result's `report` says what was removed.
     """
     models = [hashlib.sha256(each.model).hexdigest() for each in (tokenizers.source, tokenizers.target)]
     use = [text.direction.name, text.columns, text.synthetic, tagged]
@@ -65,7 +65,7 @@ def _write(text: ParallelText, tokenizers: Tokenizers, draft: Path, tagged: bool
 
 
 def _some(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    """Some pairs at a time: many, or few long ones."""
+    """Group pairs into chunks of limited size: many short pairs, or a few long ones."""
     read: list[Pair] = []
     characters = 0
     for pair in pairs:
@@ -81,7 +81,7 @@ def _some(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
 def _kept(
     text: ParallelText, tokenizers: Tokenizers, filters: FilterConfig | None
 ) -> Iterator[tuple[list[tuple[list[int], list[int]]], FilterReport]]:
-    """The tokens of the pairs that pass the filters, a chunk at a time, and what was counted in each chunk."""
+    """The tokens of the pairs that pass the filters, chunk by chunk, and the filter counts of each chunk."""
     seen = Seen(text.size) if filters is not None and not filters.duplicates else None
     for read in _some(text.pairs()):
         pairs: list[Pair] = read if filters is None else drop_empty(read)
@@ -93,7 +93,7 @@ def _kept(
         if filters is None:
             yield tokens, FilterReport(read=len(read), kept=len(tokens))
             continue
-        spoken = [pair for pair in tokens if pair[0] and pair[1]]  # text of nothing but control characters has no tokens
+        spoken = [pair for pair in tokens if pair[0] and pair[1]]  # text that consists only of control characters has no tokens
         short = [pair for pair in spoken if fits_length(*pair, filters)]
         kept = [pair for pair in short if fits_ratio(*pair, filters)]
         yield (

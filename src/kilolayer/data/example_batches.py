@@ -1,4 +1,4 @@
-"""Examples as batches: START a END, or START a END END b END; shuffled for training, in order for scoring."""
+"""Batches of classification examples: START a END, or START a END END b END; shuffled for training, in order for scoring."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from kilolayer.data.tokenizer import END, PAD, START
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.terminal import counted
 
-PACE = 16  # tokens between the lengths of short batches
+PACE = 16  # step between the padded lengths of short batches, in tokens
 SHORT = 64
 
 
 @dataclass(frozen=True)
 class ExampleBatch:
-    """Rows of one length."""
+    """Examples padded to one length."""
 
     tokens_of_rows: Tensor
-    """int64 [rows, length], padded. Rows that are all padding fill up the last batch of an epoch, and do not count."""
+    """int64 [rows, length], padded. The last batch of an epoch is filled up with rows of padding, which do not count."""
     labels: Tensor
-    """int64 [rows], the place of the class; or fp32 [rows], the number. 0 in rows that do not count."""
+    """int64 [rows], class indices; or fp32 [rows], numbers. 0 in rows of padding."""
     tokens: int
-    """Examples that count: the weight of the batch's mean loss."""
+    """Number of examples, without rows of padding: the weight of this batch's mean loss."""
 
     @property
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -39,10 +39,10 @@ class ExampleBatch:
 
 
 class EncodedExamples:
-    """The tokens of some examples, one behind the other, and their labels.
+    """The concatenated tokens of examples, and their labels.
 
-    labels: int64 [examples], the places of their classes; fp32 [examples] where `classes` is empty; None where there are none.
-    cut: how many were longer than `length` tokens; was_cut: which ones.
+    labels: int64 [examples], class indices; fp32 [examples] if `classes` is empty; None if the examples have no labels.
+    cut: number of examples that were longer than `length` tokens; was_cut: which ones.
     """
 
     def __init__(self, examples: Sequence[Example], vocabulary: TextVocabulary, classes: Sequence[str], length: int) -> None:
@@ -61,12 +61,12 @@ class EncodedExamples:
 
     @property
     def digest(self) -> str:
-        """What tells these examples apart from others."""
+        """A digest that identifies these examples."""
         labels = b"" if self.labels is None else self.labels.tobytes()
         return hashlib.sha256(self.tokens.tobytes() + self.lengths.tobytes() + labels).hexdigest()
 
     def batch(self, members: np.ndarray, rows: int) -> ExampleBatch:
-        """Some examples by their places int [n], filled up to `rows`; padded to the smallest length that holds them."""
+        """The examples with indices `members`, int [n], filled up to `rows` and padded to the smallest allowed length."""
         lengths = self.lengths[members]
         width = padded_length(int(lengths.max()), self.length)
         tokens = np.full((rows, width), PAD, np.int64)
@@ -78,7 +78,7 @@ class EncodedExamples:
         return ExampleBatch(torch.from_numpy(tokens), torch.from_numpy(labels), len(members))
 
     def in_order(self, rows: int, most: int | None = None) -> Iterator[tuple[np.ndarray, ExampleBatch]]:
-        """Every example once, or the first `most` of them, those of like length together: their places, and the batch."""
+        """Every example once, or the first `most`, grouped by similar length: the indices of each batch, and the batch."""
         order = np.argsort(self.lengths[:most], kind="stable")
         for start in range(0, len(order), rows):
             members = order[start : start + rows]
@@ -86,7 +86,7 @@ class EncodedExamples:
 
 
 class ExampleBatches:
-    """An endless iterator over batches of `rows` examples, each epoch in an order that (seed, epoch) alone decides."""
+    """An endless iterator over batches of `rows` examples; the order of each epoch depends only on (seed, epoch)."""
 
     def __init__(self, examples: EncodedExamples, rows: int, seed: int = 0) -> None:
         self.examples, self.rows, self.seed = examples, rows, seed
@@ -104,28 +104,28 @@ class ExampleBatches:
         return self.examples.batch(members, self.rows)
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it."""
+        """Advance by one batch without reading it."""
         if self.index >= len(self):
             self.epoch, self.index = self.epoch + 1, 0
         self.index += 1
 
     def __len__(self) -> int:
-        """Batches in an epoch; the last may be filled up."""
+        """Number of batches in an epoch, including a last one that may be filled up."""
         return -(-len(self.examples) // self.rows)
 
     @property
     def summary(self) -> str:
-        """What was read, and how it is batched."""
+        """One line for the log: what was read, and how it is batched."""
         cut = f", {self.examples.cut:,} cut to {self.examples.length}" if self.examples.cut else ""
         read = f"{counted(len(self.examples), 'example')}, {counted(len(self.examples.tokens), 'token')}"
         return f"{read}{cut}; batches of {self.rows}"
 
     def state(self) -> dict[str, int | str]:
-        """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
+        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. It must come from the same examples, rows and seed."""
+        """Restore a saved position. It must come from the same examples, rows and seed."""
         self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _order(self) -> np.ndarray:
@@ -137,8 +137,10 @@ class ExampleBatches:
 
 
 def encode_example(first: str, second: str | None, vocabulary: TextVocabulary, length: int) -> tuple[np.ndarray, bool]:
-    """int64 [tokens]: START a END, or START a END END b END (RoBERTa's form), with one END between for WordPiece (BERT's form);
-    at most `length`, the longer cut first. And whether something was cut.
+    """Encode one or two sentences, and say whether anything was truncated.
+
+    Returns int64 [tokens]: START a END, or START a END END b END as in RoBERTa; with WordPiece, one END between the sentences
+    as in BERT. At most `length` tokens; the longer sentence is truncated first.
     """
     a = vocabulary.encode(first.encode())
     if second is None:
@@ -151,18 +153,18 @@ def encode_example(first: str, second: str | None, vocabulary: TextVocabulary, l
 
 
 def padded_length(tokens: int, most: int) -> int:
-    """Few lengths, so that few steps are recorded: multiples of 16 up to 64, then powers of two, and `most`."""
+    """The length to pad to: multiples of 16 up to 64, then powers of two, and `most`; few lengths mean few recorded steps."""
     width = -(-tokens // PACE) * PACE if tokens <= SHORT else 1 << (tokens - 1).bit_length()
     return min(width, most)
 
 
 def real_rows(tokens: Tensor) -> Tensor:
-    """bool [rows]: those of int64 [rows, length] that are not padding alone."""
+    """bool [rows]: which rows of `tokens`, int64 [rows, length], are not all padding."""
     return tokens[:, 0] != PAD
 
 
 def sentence_types(tokens: Tensor) -> Tensor:
-    """int64 [rows, length]: 0 up to the first END of each row of int64 [rows, length], with it, and 1 behind it."""
+    """Token types, int64 [rows, length], of tokens int64 [rows, length]: 0 up to and including the first END, then 1."""
     ends = (tokens == END).long()
     return (ends.cumsum(dim=1) - ends).clamp(max=1)
 

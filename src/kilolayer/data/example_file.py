@@ -1,6 +1,6 @@
-"""A file of labelled examples: one or two sentences and a class or a number a line, as TSV or as JSON lines.
+"""Read a file of labelled examples, as TSV or JSON lines: each line has one or two sentences and a class or a number.
 
-A TSV file has no quotes: a field is what stands between two tabs. Files may be plain, .gz or .xz.
+TSV files have no quoting: a field is whatever is between two tabs. Files may be plain, .gz or .xz.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from kilolayer.files.reading import parse_json, whole_characters
 from kilolayer.terminal import counted
 
 LARGEST_NUMBER = 1e15
-"""Of labels: the squared errors of a batch of them can be summed in fp32."""
+"""Largest absolute value of a label: the squared errors of a batch can then be summed in fp32."""
 Fields = Mapping[str | int, Any]
-"""What a line holds, by the names or the numbers of the columns."""
+"""The values of a line, by column name or number."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a line of a file holds. label: a class by its name, a number, or None where the file has no labels."""
+    """One example. label: the name of a class, a number, or None if the file has no labels."""
 
     first: str
     second: str | None
     label: str | float | None
     line: int
-    """From 1 on."""
+    """Line number, from 1."""
 
 
 @dataclass(frozen=True)
 class ExampleFile:
-    """The examples of a file, in its order."""
+    """The examples of a file, in order."""
 
     path: Path
     examples: list[Example]
 
     @property
     def labelled(self) -> bool:
-        """Whether it has labels."""
+        """Whether the examples have labels."""
         return self.examples[0].label is not None
 
     def __len__(self) -> int:
@@ -51,10 +51,10 @@ class ExampleFile:
 
 
 def read_example_file(path: Path, columns: Columns, kind: Kind, *, unlabelled: bool, broken: bool) -> ExampleFile:
-    """The examples of a file, every line checked.
+    """Read the examples of a file and check every line.
 
-    unlabelled: whether labels may be absent, which the first line then tells. broken: leave out lines that lack columns, and
-    take empty sentences.
+    unlabelled: allow a file without labels, which is decided by its first line.
+    broken: skip lines that lack columns, and accept empty sentences.
     """
     label_of = _class_name if kind == "class" else _number
     examples: list[Example] = []
@@ -73,7 +73,7 @@ def read_example_file(path: Path, columns: Columns, kind: Kind, *, unlabelled: b
 
 
 def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple[int, Fields]]:
-    """The lines of a file with their numbers and what they hold."""
+    """The lines of a file: their numbers and values."""
     name = path.stem if path.suffix in READERS else path.name
     if name.endswith(".jsonl"):
         yield from _objects(path, columns)
@@ -175,7 +175,7 @@ def _label(found: Fields, column: str | int, where: str, read: Callable[[Any], s
 
 
 def _class_name(value: Any) -> str | None:
-    """The name of a class, which JSON may also write as a number or a truth value."""
+    """The name of a class, which JSON may also give as a number or a boolean; None if the value is not a name."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -184,7 +184,7 @@ def _class_name(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):  # Python reads 1_5 as 15
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):  # float() would read 1_5 as 15
         return None
     try:
         number = float(value)

@@ -1,4 +1,4 @@
-"""The labelled examples of a run: which files, in files of one's own or GLUE's, which columns, which classes."""
+"""The labelled examples of a run, from the user's own files or GLUE's: which files, columns and classes."""
 
 from __future__ import annotations
 
@@ -80,22 +80,22 @@ class ExamplesConfig:
 
     @property
     def layout_kind(self) -> Kind:
-        """What a label is, whoever says so."""
+        """What a label is, from the GLUE task if one is given, else from `kind`."""
         return self.kind if self.glue is None else LAYOUTS[self.glue].kind
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """All that are measured, the one to choose by first."""
+        """All metrics that are computed; the first chooses the best checkpoint."""
         usual = METRICS[self.kind] if self.kind == "number" else ("accuracy",)
         usual = usual if self.glue is None else LAYOUTS[self.glue].metrics
         return usual if self.metric is None else (self.metric, *(name for name in usual if name != self.metric))
 
     def columns(self, part: Part) -> Columns:
-        """Where the files of a part have what."""
+        """The columns of the files of a part."""
         return Columns(self.first, self.second, self.label) if self.glue is None else LAYOUTS[self.glue].of(part)
 
     def absolute(self) -> dict[str, str]:
-        """The fields that name files, as a run keeps them."""
+        """The fields that name files, with absolute paths, which a run stores."""
         given = {name: getattr(self, name) for name in ("train", "valid", "test", "folder")}
         return {name: str(storable(Path(path))) for name, path in given.items() if path is not None}
 
@@ -131,7 +131,7 @@ class ExamplesConfig:
 
 @dataclass(frozen=True)
 class ExampleParts:
-    """All examples of a run. classes: in their order; empty where labels are numbers."""
+    """All examples of a run. classes: in order; empty if labels are numbers."""
 
     train: ExampleFile
     valid: ExampleFile | None
@@ -161,7 +161,7 @@ def find_examples(config: ExamplesConfig) -> ExampleParts:
 
 
 def read_test(path: Path, config: ExamplesConfig) -> ExampleFile:
-    """Labelled examples besides the run's own, in the columns of its validation part; the run's classes are known."""
+    """Read another file of labelled examples, in the columns of the run's validation part. The run's classes must be known."""
     broken = config.glue is not None and LAYOUTS[config.glue].broken
     part = read_example_file(path, config.columns("valid"), config.layout_kind, unlabelled=False, broken=broken)
     if config.layout_kind == "class":
@@ -187,7 +187,7 @@ def _paths(config: ExamplesConfig) -> dict[Part, Path]:
 
 
 def _check_first_line(part: ExampleFile, columns: Columns) -> None:
-    """Refuse the names of columns where numbers stand for these: they would be learned as an example of one more class."""
+    """Raise if columns are given by number but the first line holds their names, which would be read as one more class."""
     counts = Counter(str(example.label) for example in part.examples)
     name = str(part.examples[0].label)
     others = [count for label, count in counts.items() if label != name]
@@ -200,7 +200,7 @@ def _check_first_line(part: ExampleFile, columns: Columns) -> None:
 
 
 def _classes_of(part: ExampleFile) -> tuple[str, ...]:
-    """The classes of some examples, sorted: whole numbers by their value."""
+    """The classes that occur in the examples, sorted; integers are sorted by value."""
     names = {str(example.label) for example in part.examples}
     if len(names) < 2:
         raise InputError(
@@ -232,7 +232,7 @@ def _check_classes(part: ExampleFile, classes: Sequence[str]) -> None:
 
 
 def _check_numbers(part: ExampleFile) -> None:
-    """Refuse labels that are all the same: nothing can be learned from them, and no correlation with them is defined."""
+    """Raise if all labels are equal: nothing can be learned, and correlations are undefined."""
     if part.labelled and len({example.label for example in part.examples}) < 2:
         raise InputError(
             f"all examples have the label {part.examples[0].label}",
@@ -242,7 +242,7 @@ def _check_numbers(part: ExampleFile) -> None:
 
 
 def text_of(part: ExampleFile, cache: Path) -> TextPart:
-    """The sentences of some examples as running text, a line each: what a vocabulary can be trained on."""
+    """The sentences of examples as running text, one per line, to train a vocabulary on."""
     sentences = [text for example in part.examples for text in (example.first, example.second) if text]
     digest = hashlib.sha256("\n".join(sentences).encode()).hexdigest()
 

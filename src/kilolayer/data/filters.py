@@ -1,4 +1,4 @@
-"""Which training pairs are left out, and how many each rule took."""
+"""Filters of training pairs, and counts of what each rule removed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FilterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterReport:
-    """Pairs read and kept, and what each rule removed; a pair counts under the first rule that removes it."""
+    """Pairs read and kept, and the number that each rule removed; a pair is counted under the first rule that removes it."""
 
     read: int = 0
     kept: int = 0
@@ -53,33 +53,34 @@ class FilterReport:
 
 
 def drop_empty(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs with something but white space on both sides."""
+    """The pairs that have more than white space on both sides."""
     return [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
 
 
 def fits_length(source: Sequence[int], target: Sequence[int], config: FilterConfig) -> bool:
-    """Whether neither side has more tokens than allowed."""
+    """Whether neither side has more tokens than max_tokens."""
     return max(len(source), len(target)) <= config.max_tokens
 
 
 def fits_ratio(source: Sequence[int], target: Sequence[int], config: FilterConfig) -> bool:
-    """Whether the longer side has few enough tokens for each of the shorter; both have some."""
+    """Whether the ratio of the longer side's tokens to the shorter's is within max_ratio; neither side may be empty."""
     shorter, longer = sorted((len(source), len(target)))
     return not config.max_ratio or longer <= config.max_ratio * shorter
 
 
 class Seen:
-    """A set of pairs as 64-bit hashes in one array, 11 bytes a pair.
+    """A set of pairs, stored as 64-bit hashes in one array of 11 bytes per pair.
 
-    Two different ones of 10 million pairs share a hash with a chance of 3e-6; then the second is taken for a duplicate.
+    Among 10 million pairs, the probability that two different pairs share a hash is 3e-6; the second is then taken for a
+    duplicate.
     """
 
     def __init__(self, expected: int) -> None:
-        self._slots = np.zeros(expected * 4 // 3 + 16, dtype=np.uint64)  # open addressing, 0 is a free slot
+        self._slots = np.zeros(expected * 4 // 3 + 16, dtype=np.uint64)  # open addressing; 0 is a free slot
         self._room = expected
 
     def add(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """bool [pairs], True where a pair was not there before. At most `expected` pairs are given in all."""
+        """Add pairs; bool [pairs], True where a pair is new. At most `expected` pairs may be added in all."""
         hashes = np.fromiter(map(_hash, pairs), np.uint64, len(pairs))
         _, first = np.unique(hashes, return_index=True)
         self._room -= len(pairs)
@@ -92,14 +93,14 @@ class Seen:
         return new
 
     def _insert(self, hashes: np.ndarray) -> np.ndarray:
-        """bool [hashes], True where a hash (each given once) was new."""
+        """Insert distinct hashes; bool [hashes], True where a hash is new."""
         new = np.zeros(len(hashes), dtype=bool)
         slots = hashes % np.uint64(len(self._slots))
         open_ = np.arange(len(hashes))
         while len(open_):
             wanted, at = hashes[open_], slots[open_]
             free = self._slots[at] == 0
-            self._slots[at[free]] = wanted[free]  # of several that want one slot the last gets it
+            self._slots[at[free]] = wanted[free]  # if several hashes want one slot, the last gets it
             settled = self._slots[at] == wanted
             new[open_[settled & free]] = True
             open_ = open_[~settled]

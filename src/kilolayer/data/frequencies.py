@@ -1,4 +1,4 @@
-"""How often each token occurs, and the loss of a model that knows nothing else."""
+"""Token frequencies, and the loss of a model that predicts every token from its frequency alone."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ MOST_PAIRS = 1 << 17
 
 
 def frequency_loss(counts: np.ndarray) -> float:
-    """Nats a token of a text under its own frequencies, -sum p log p; counts [vocabulary] need not be whole numbers."""
+    """The entropy of a token distribution in nats per token, -sum p log p; counts [vocabulary] need not be integers."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
 
 
 def count_tokens(text: TokenText) -> np.ndarray:
-    """int64 [largest token + 1]: how often each token occurs; of a long text, in pieces spread evenly over it."""
+    """int64 [largest token + 1]: how often each token occurs; a long text is sampled in evenly spaced pieces."""
     width = min(CHUNK, len(text))
     pieces = min(-(-len(text) // width), MOST_TOKENS // width)
-    # The last token of the last piece is the last of the text, so that pieces of a short text may overlap by a little.
+    # The last piece ends with the text's last token, so pieces of a short text may overlap slightly.
     starts = np.linspace(0, len(text) - width, pieces).astype(np.int64)
     counts = np.zeros(0, np.int64)
     for start in starts:
@@ -30,7 +30,8 @@ def count_tokens(text: TokenText) -> np.ndarray:
 
 
 def count_targets(mixture: Mixture) -> np.ndarray:
-    """float [largest token + 1]: how often an epoch shows each token as a target; of many pairs, by some of each part."""
+    """float [largest token + 1]: how often each token is a target in an epoch, estimated from a sample of each part if
+    large."""
     counts = np.zeros(0)
     for part, quota in zip(mixture.parts, mixture.quotas, strict=True):
         some = min(len(part.pairs), max(1, round(MOST_PAIRS * quota / len(mixture))))
@@ -38,7 +39,7 @@ def count_targets(mixture: Mixture) -> np.ndarray:
         tokens, index = part.pairs.fetch(chosen, read=some < len(part.pairs))
         lengths = index["target"].astype(np.int64)
         starts = index["start"].astype(np.int64) + index["source"]
-        # Place j of all targets, one behind the other, is so far behind the start of its own.
+        # The offset of element j of the concatenated targets within its own target.
         inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         counts = _sum(counts, np.bincount(tokens[np.repeat(starts, lengths) + inside]) * (quota / some))
     return counts

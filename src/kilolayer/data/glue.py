@@ -1,4 +1,4 @@
-"""The layouts of GLUE's own files (Wang et al. 2018), by the names of its tasks."""
+"""The file layouts of the GLUE tasks (Wang et al. 2018), by task name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Column = str | int
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a file has what: names in its header, or, in a file without one, numbers from 1 on."""
+    """Where a file has its sentences and labels: column names from its header or, in a file without one, numbers from 1."""
 
     first: Column
     second: Column | None
@@ -28,18 +28,18 @@ class Columns:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of one task. metrics: those that GLUE's table has, the one to choose by first."""
+    """The file layout of one task. metrics: those that GLUE reports; the first chooses the best checkpoint."""
 
     columns: Columns
     metrics: tuple[str, ...] = ("accuracy",)
     kind: Kind = "class"
     test: Columns | None = None
-    """Of the test part, where they differ."""
+    """Columns of the test part, if they differ."""
     files: Mapping[Part, str] = field(default_factory=lambda: {"train": "train", "valid": "dev", "test": "test"})
     title: str = ""
-    """The name in file names, where it differs from the task's."""
+    """The name in file names, if it differs from the task's."""
     broken: bool = False
-    """Whether some rows lack columns, which are left out, and some questions are empty."""
+    """Whether some rows lack columns (these are skipped) and some questions are empty."""
 
     def of(self, part: Part) -> Columns:
         """The columns of a part."""
@@ -66,9 +66,10 @@ LAYOUTS: dict[GlueName, Layout] = {
 
 
 def find_glue(name: GlueName, folder: Path) -> dict[Part, Path]:
-    """The files of a task: FOLDER/CoLA/train.tsv as GLUE has them, FOLDER/train.tsv, or FOLDER/CoLA.train.tsv; .gz and .xz too.
+    """The files of a task: FOLDER/CoLA/train.tsv as GLUE distributes them, FOLDER/train.tsv, or FOLDER/CoLA.train.tsv; also
+    .gz, .xz.
 
-    Training and validation must be there; a test part may be absent.
+    The training and validation parts must exist; the test part may be absent.
     """
     layout = LAYOUTS[name]
     title = layout.title or name

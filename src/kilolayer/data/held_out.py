@@ -1,4 +1,4 @@
-"""The text that a run does not learn from, told apart by its content: wherever it lies, it is the same one or another."""
+"""Identify the text that a run does not learn from by its content, independent of where its files are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Digests of what a run is validated and tested on; None: there is no such part, or its task does not tell."""
+    """Digests of a run's validation and test text; None if there is no such part, or the task does not provide one."""
 
     valid: str | None = None
     test: str | None = None

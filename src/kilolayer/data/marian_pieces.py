@@ -1,10 +1,11 @@
-"""The vocabulary of a Marian model of Hugging Face: source.spm and target.spm cut text, vocab.json numbers the pieces of both.
+"""The vocabulary of a Hugging Face Marian model: source.spm and target.spm split text, vocab.json numbers the pieces of both.
 
-Where there is a target_vocab.json, each numbers those of its side, and both belong together if they never contradict.
+If there is a target_vocab.json, each file numbers the pieces of its side; the two can be merged if they never contradict each
+other.
 
-Here a SentencePiece model numbers its own pieces. So both models get the pieces of vocab.json, in its order, behind padding,
-unknown, start and end; those that a side does not have are marked as unused, and no text is cut into them. A piece that
-vocab.json does not have, unknown to Marian, is left out: text is cut into others.
+In Kilolayer a SentencePiece model numbers its own pieces. So both models are given the pieces of vocab.json, in order, after
+padding, unknown, start and end. Pieces that one side lacks are marked as unused, and no text is split into them. Pieces that
+are missing from vocab.json, which Marian treats as unknown, are dropped: text is split into others.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from kilolayer.files.reading import read_bytes, read_json
 FILES, NUMBERS, TARGET_NUMBERS = ("source.spm", "target.spm"), "vocab.json", "target_vocab.json"
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5
-"""Kinds of pieces, as SentencePiece numbers them."""
+"""SentencePiece's numbers for kinds of pieces."""
 FIX = "put the files of one MarianTokenizer there: source.spm, target.spm and vocab.json"
 
 
 @dataclass(frozen=True)
 class MarianPieces:
-    """models: source's and target's SentencePiece models with our ids; numbers: vocab.json.
+    """models: the source and target SentencePiece models with Kilolayer's ids. numbers: the contents of vocab.json.
 
-    pieces: in the order of our ids, the four special ones first.
+    pieces: in the order of Kilolayer's ids, the four special tokens first.
     """
 
     models: tuple[bytes, bytes]
@@ -39,7 +40,7 @@ class MarianPieces:
 
 
 def read_marian_pieces(folder: Path) -> MarianPieces:
-    """The three files of a folder."""
+    """Read source.spm, target.spm and vocab.json from a folder."""
     numbers = _numbers(folder / NUMBERS)
     if kind_of(folder / TARGET_NUMBERS) is not None:
         target = _numbers(folder / TARGET_NUMBERS)
@@ -68,7 +69,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _renumbered(path: Path, pieces: list[str]) -> bytes:
-    """A SentencePiece model with these pieces in this order."""
+    """The SentencePiece model of a file, with its pieces replaced by `pieces`, in this order."""
     model = read_bytes(path)
     try:
         fields = list(_fields(model))
@@ -83,12 +84,12 @@ def _renumbered(path: Path, pieces: list[str]) -> bytes:
     return b"".join([*found, *(whole for number, _, whole in fields if number != 1)])
 
 
-# The messages of SentencePiece's sentencepiece_model.proto, in the wire format of protocol buffers: of a model, field 1 is a
-# piece, once for each; of a piece, 1 is its text, 2 its score (fp32), 3 its kind.
+# Protocol buffer messages of SentencePiece's sentencepiece_model.proto. In a model, field 1 is a piece, repeated; in a
+# piece, field 1 is the text, 2 the score (fp32) and 3 the kind.
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
-    """The fields of a message: number, value, and the bytes of all of it."""
+    """The fields of a message: number, value, and the raw bytes of the whole field."""
     place = 0
     while place < len(data):
         start = place

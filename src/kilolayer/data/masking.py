@@ -1,6 +1,6 @@
-"""Masks of a masked language model: which tokens are hidden, and what stands in their place.
+"""Masking for masked language models: which tokens are hidden, and what replaces them.
 
-Of each row round(rate x its tokens) are hidden, and at least one; start, end and padding never are.
+In each row round(rate x tokens) tokens are hidden, at least one; start, end and padding never are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilolayer.data.tokenizer import END, PAD
 from kilolayer.errors import OptionError
 
 LONGEST_SPAN = 10  # Joshi et al. 2020, SpanBERT, section 3.1
-TRAINING, HELD_OUT = 1, 2  # so that no two keys of random generators are alike
+TRAINING, HELD_OUT = 1, 2  # keep the keys of random generators distinct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,42 +44,42 @@ class MaskingConfig:
             raise OptionError(f"keep and random are {self.keep + self.random:g} together", fix="lower them: 0.1 each is usual")
 
     def most(self, length: int) -> int:
-        """The most tokens that are hidden of a row of `length` tokens."""
+        """The maximum number of tokens that are hidden in a row of `length` tokens."""
         return int(self.counts(np.array([max(1, length - EDGES)]))[0])
 
     def counts(self, tokens: np.ndarray) -> np.ndarray:
-        """How many of so many tokens, int [rows], are hidden."""
+        """How many tokens to hide, for rows with the given numbers of tokens, int [rows]."""
         return np.where(tokens > 0, np.maximum(np.rint(self.rate * tokens), 1), 0).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """Rows with hidden tokens. The number of parts tells which of `real` and `segments` there are, and so their shapes."""
+    """Rows with hidden tokens. Whether `real` and `segments` are present determines the number of parts."""
 
     packed: PackedBatch
-    """The rows, with masks in the place of hidden tokens."""
+    """The rows, with hidden tokens replaced."""
     places: Tensor
-    """int64 [rows, most]: where tokens are hidden, in order; those that are not used are 0."""
+    """int64 [rows, most]: the positions of hidden tokens, in order; unused entries are 0."""
     labels: Tensor
-    """int64 [rows, most]: what was there; 0 where the place is not used."""
+    """int64 [rows, most]: the original tokens; 0 in unused entries."""
     tokens: int
-    """Labels that count: the weight of the batch's mean loss."""
+    """Number of labels in use: the weight of this batch's mean loss."""
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """Tokens, what is real where there is padding, segments where pieces share rows; places and labels."""
+        """Tokens; `real` if there is padding; `segments` if pieces share rows; positions and labels."""
         seen = (self.packed.tokens, self.packed.real, self.packed.segments)
         return (*(each for each in seen if each is not None), self.places, self.labels)
 
 
 def inputs_of(parts: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """What an encoder is called with, and the labels, of the parts of a `MaskedBatch`."""
+    """The encoder's arguments, and the labels, from the parts of a `MaskedBatch`."""
     *seen, places, labels = parts
     return {**dict(zip(("tokens", "mask", "segments"), seen, strict=False)), "places": places}, labels
 
 
 class Masker:
-    """Hides tokens of a vocabulary; its mask is the id behind the last one."""
+    """Hides tokens. The mask's id follows the vocabulary's last id."""
 
     def __init__(self, config: MaskingConfig, length: int, vocab_size: int) -> None:
         self.config, self.length, self.vocab_size, self.mask = config, length, vocab_size, vocab_size
@@ -87,7 +87,7 @@ class Masker:
         self._lengths = span_lengths(config.span)
 
     def hide(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of rows, int64 [rows, length]: the rows with masks, and places and labels, int64 [rows, most] each."""
+        """Mask rows, int64 [rows, length]. Returns the masked rows, and positions and labels, int64 [rows, most] each."""
         hidden = self._draw(tokens > END, rng)
         counts = hidden.sum(axis=1)
         at = np.nonzero(hidden)
@@ -99,16 +99,16 @@ class Masker:
         return masked, places, labels
 
     def _draw(self, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """bool [rows, length]: what is hidden of the tokens that may be, bool [rows, length].
+        """bool [rows, length]: which tokens to hide, among those that may be hidden, `ordinary` bool [rows, length].
 
-        The tokens that stay and the spans are units in an order that is drawn, every order as likely as any other. A span that
-        would run over the end of a piece goes on in the next piece of the row, that of the last one in the first.
+        Unhidden tokens and spans are units that are placed in a uniformly random order. A span that would cross the end of a
+        piece continues in the next piece of the row, and from the last piece in the first.
         """
         tokens = ordinary.sum(axis=1)
         hidden = self.config.counts(tokens)
         lengths = self._span_lengths(hidden, rng)
         spans = (lengths > 0).sum(axis=1)
-        # The places of the spans among all units: so many, drawn without repetition, in random order.
+        # Positions of the spans among all units, drawn without replacement, in random order.
         keys = rng.random(ordinary.shape)
         keys[np.arange(ordinary.shape[1]) >= (tokens - hidden + spans)[:, None]] = 2.0
         units = np.argpartition(keys, self.most - 1, axis=1)[:, : self.most]
@@ -116,19 +116,19 @@ class Masker:
         units[np.arange(self.most) >= spans[:, None]] = ordinary.shape[1]
         order = np.argsort(units, axis=1)
         units, lengths = np.take_along_axis(units, order, 1), np.take_along_axis(lengths, order, 1)
-        # Before the s-th span stand s spans, and tokens that stay.
+        # Before the s-th span there are s spans, and unhidden tokens.
         starts = units - np.arange(self.most) + np.cumsum(lengths, axis=1) - lengths
-        starts += rng.integers(np.maximum(tokens, 1))[:, None]  # else the first and last tokens were reached by fewer spans
+        starts += rng.integers(np.maximum(tokens, 1))[:, None]  # otherwise fewer spans would reach the first and last tokens
         row = np.repeat(np.arange(len(ordinary)), hidden)
         chosen = np.zeros(ordinary.shape, bool)
         chosen[row, ranges(starts.reshape(-1), lengths.reshape(-1)) % tokens[row]] = True
-        # The n-th token that may be hidden is hidden if the n-th is chosen.
+        # Map the n-th chosen flag to the n-th token that may be hidden.
         found = np.zeros_like(ordinary)
         found[ordinary] = chosen[np.arange(ordinary.shape[1]) < tokens[:, None]]
         return found
 
     def _span_lengths(self, hidden: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """int64 [rows, most]: lengths of spans that hide so many tokens, int64 [rows]; the last one is cut, 0 behind it."""
+        """int64 [rows, most]: span lengths that hide `hidden` tokens, int64 [rows]; the last is shortened, then 0."""
         shape = (len(hidden), self.most)
         drawn = np.ones(shape, np.int64)
         if len(self._lengths) > 1:
@@ -137,7 +137,7 @@ class Masker:
         return np.clip(hidden[:, None] - before, 0, drawn)
 
     def _replacements(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What stands in the place of hidden tokens, int64 [n]."""
+        """What replaces hidden tokens, int64 [n]."""
         found = np.full_like(labels, self.mask)
         keep, random = self.config.keep, self.config.random
         if keep or random:
@@ -148,11 +148,11 @@ class Masker:
 
 
 def span_lengths(mean: float) -> np.ndarray:
-    """float [longest]: the probability of each length from 1 on, geometric up to the longest, with this mean."""
+    """float [longest]: the probability of each length from 1, a truncated geometric distribution with the given mean."""
     if mean == 1:
         return np.ones(1)
     lengths = np.arange(1, LONGEST_SPAN + 1)
-    low, high = 0.0, 1.0  # the ratio of a length's probability to the next shorter one's is between these
+    low, high = 0.0, 1.0  # bisection bounds of the ratio between the probabilities of successive lengths
     for _ in range(60):
         middle = (low + high) / 2
         shares = middle ** (lengths - 1)
@@ -162,7 +162,7 @@ def span_lengths(mean: float) -> np.ndarray:
 
 
 class MaskedText:
-    """Packed text with masks that are drawn anew in each epoch, from (seed, epoch, place of the batch) alone."""
+    """Packed text with new masks in each epoch, which depend only on (seed, epoch, batch index)."""
 
     def __init__(self, packed: PackedText, masker: Masker) -> None:
         self.packed, self.masker = packed, masker
@@ -171,12 +171,12 @@ class MaskedText:
 
     @property
     def epoch(self) -> int:
-        """How often the text was read."""
+        """Number of completed epochs."""
         return self.packed.epoch
 
     @property
     def index(self) -> int:
-        """Batches of this epoch that were read."""
+        """Number of batches read in this epoch."""
         return self.packed.index
 
     def __iter__(self) -> Iterator[MaskedBatch]:
@@ -188,32 +188,32 @@ class MaskedText:
         return _batch(packed, *self.masker.hide(packed.tokens.numpy(), rng))
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it."""
+        """Advance by one batch without reading it."""
         self.packed.skip()
 
     def __len__(self) -> int:
-        """Batches in the current epoch."""
+        """Number of batches in the current epoch."""
         return len(self.packed)
 
     @property
     def summary(self) -> str:
-        """What the text is, and how it is packed."""
+        """One line for the log: what the text is, and how it is packed."""
         return self.packed.summary
 
     def state(self) -> dict[str, int | str]:
-        """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
+        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
         return {**self.packed.state(), "data": self._identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. It must come from the same text, shape, masking and seed."""
+        """Restore a saved position. It must come from the same text, shape, masking and seed."""
         self.packed.epoch, self.packed.index = check_position(state, self._identity, self.packed.seed)
 
 
 def fixed_masks(rows: FixedRows, masker: Masker, size: int, most: int | None = None) -> Iterator[MaskedBatch]:
-    """All rows, or the first `most`, with masks that do not change, as batches of `size` and a smaller last one."""
+    """All rows, or the first `most`, with fixed masks, in batches of `size`; the last may be smaller."""
     place = 0
     for packed in rows.batches(size, most):
-        # Each row has a generator of its own: the masks do not depend on how rows are batched.
+        # Each row has its own generator, so the masks do not depend on how rows are batched.
         found = [
             masker.hide(row[None], np.random.default_rng([HELD_OUT, place + number]))
             for number, row in enumerate(packed.tokens.numpy())

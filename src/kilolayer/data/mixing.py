@@ -1,8 +1,8 @@
-"""Several token files read as one: how often each direction and each corpus is shown.
+"""Read several token files as one, with sampling rates per direction and corpus.
 
-An epoch has as many pairs as the corpora (each times its rate). Directions share it by p ~ n^(1/T), corpora of one direction
-by their sizes times their rates. A corpus with a share above its size is shown again and again, one below it continues in the
-next epoch where it stopped: in the long run all its pairs are shown equally often.
+An epoch has as many pairs as all corpora together, each weighted by its rate. Directions share it by p ~ n^(1/T), and the
+corpora of one direction in proportion to size times rate. A corpus whose share is above its size is repeated; one below it
+continues in the next epoch where it stopped. In the long run all pairs of a corpus are shown equally often.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kilolayer.data.store import INDEX_TYPE, TokenPairs
 from kilolayer.errors import InputError
 
 PAIRS_AT_ONCE = 1 << 20
-MAPPED_BYTES = 128 << 20  # larger files are read pair by pair: a few batches would map all of them into memory
+MAPPED_BYTES = 128 << 20  # larger files are read pair by pair, because a few batches would map all of them into memory
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Part:
 
 
 class Mixture:
-    """Corpora under one numbering: pair j of part i has the number starts[i] + j."""
+    """Corpora under one numbering: pair j of part i has number starts[i] + j."""
 
     def __init__(self, parts: Sequence[Part], temperature: float = 1.0) -> None:
         sizes = [len(part.pairs) for part in parts]
@@ -52,7 +52,7 @@ class Mixture:
             part.pairs.keep_open()
 
     def __len__(self) -> int:
-        """Pairs in an epoch."""
+        """Number of pairs in an epoch."""
         return sum(self.quotas)
 
     @property
@@ -61,7 +61,8 @@ class Mixture:
         return sum((part.pairs.report for part in self.parts), FilterReport())
 
     def epoch(self, epoch: int, seed: int) -> Iterator[tuple[Part, int, np.ndarray]]:
-        """(part, number of its first pair, pairs int32 [n] counted from it): all that this epoch shows, in no special order."""
+        """All pairs that an epoch shows, in no particular order: (part, number of its first pair, int32 [n] indices within
+        the part)."""
         for number, (part, quota) in enumerate(zip(self.parts, self.quotas, strict=True)):
             for pairs in _stream(len(part.pairs), epoch * quota, (epoch + 1) * quota, [seed, number]):
                 yield part, int(self.starts[number]), pairs
@@ -81,7 +82,7 @@ class Mixture:
         return sources, _rectangle(tokens, order, starts + lengths, index["target"].astype(np.int64), target_width)
 
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [n, 2], the (source, target) lengths that occur; float [n], how often in an epoch."""
+        """The distinct (source, target) lengths, int64 [n, 2], and how often each occurs in an epoch, float [n]."""
         weights: dict[int, float] = {}
         for part, quota in zip(self.parts, self.quotas, strict=True):
             for start in range(0, len(part.pairs), PAIRS_AT_ONCE):
@@ -95,7 +96,7 @@ class Mixture:
 
 
 def _quotas(parts: Sequence[Part], temperature: float) -> list[int]:
-    """Pairs of each part in an epoch; at least one."""
+    """Number of pairs of each part in an epoch, at least one."""
     shown = [len(part.pairs) * part.upsample for part in parts]
     directions: dict[str, float] = {}
     for part, count in zip(parts, shown, strict=True):
@@ -107,9 +108,9 @@ def _quotas(parts: Sequence[Part], temperature: float) -> list[int]:
 
 
 def _stream(size: int, start: int, stop: int, seed: list[int]) -> Iterator[np.ndarray]:
-    """Places start to stop of an endless sequence of permutations of `size` pairs, int32, some at a time.
+    """Positions start to stop of an endless sequence of permutations of `size` pairs, int32, in chunks.
 
-    A permutation that is shown whole is shown in order: its pairs are shuffled with all others later.
+    A permutation that is shown whole is returned in order, because all pairs are shuffled later.
     """
     for turn in range(start // size, -(-stop // size)):
         low, high = max(start - turn * size, 0), min(stop - turn * size, size)
@@ -125,7 +126,7 @@ def _stream(size: int, start: int, stop: int, seed: list[int]) -> Iterator[np.nd
 def _rectangle(
     tokens: list[tuple[slice, np.ndarray]], order: np.ndarray, starts: np.ndarray, lengths: np.ndarray, width: int
 ) -> np.ndarray:
-    """int64 [n, width]: from `starts` on, `lengths` tokens of the array that serves the row; row i goes to order[i]."""
+    """int64 [n, width], padded with 0: row order[i] holds `lengths[i]` tokens from `starts[i]` of the array for row i."""
     real = np.arange(width) < lengths[:, None]
     places = np.where(real, starts[:, None] + np.arange(width), 0)
     rows = np.empty(real.shape, np.int64)

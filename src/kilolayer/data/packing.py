@@ -1,8 +1,7 @@
-"""Whole documents packed into rows of one length, several in a row where they are short, without seeing each other.
+"""Pack whole documents into rows of one length; short documents share a row without attending to each other.
 
-A piece is: start, at most length - 2 tokens of one document, end. What pieces leave free of a row is padding. A document that
-is longer than a row is cut, in each epoch from a first place of its own on, so that it is not always the same tokens that stand
-at an edge; all others stay whole.
+A piece is: start, at most length - 2 tokens of one document, end. The rest of a row is padding. A document longer than a row is
+cut, in each epoch at different offsets, so that it is not always the same tokens that are next to a cut; all others stay whole.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from kilolayer.data.token_text import TokenText
 from kilolayer.data.tokenizer import END, PAD, START
 
 CHUNK = 1 << 20  # tokens
-EDGES = 2  # start and end of a piece
+EDGES = 2  # the start and end tokens of a piece
 FILLING = -1
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Rows of one length. Rows that are all padding fill up the last batch of an epoch."""
+    """Rows of one length. The last batch of an epoch is filled up with rows of padding."""
 
     tokens: Tensor
     """int64 [rows, length]."""
     real: Tensor | None
-    """bool [rows, length], False at padding; None where there is none."""
+    """bool [rows, length], False at padding; None if there is no padding."""
     segments: Tensor | None
-    """int64 [rows, length], the piece of each position from 1 on, 0 at padding; None where no row has more than one."""
+    """int64 [rows, length]: the piece of each position, from 1, and 0 at padding; None if no row has more than one piece."""
 
 
 class Documents:
-    """Where the documents of a text are. Those without a token are left out."""
+    """Where the documents of a text start, and their lengths; empty documents are left out."""
 
     def __init__(self, text: TokenText) -> None:
         self.text = text
         ends = [first + np.flatnonzero(text.read(np.array([first]), width)[0] == END) for first, width in _chunks(len(text))]
-        # A document that the part was cut out of has no end behind it.
+        # If the part was cut out of a document, no end token follows it.
         edges = np.concatenate([*ends, [len(text)]])
         lengths = np.diff(edges) - 1
         self.starts, self.lengths = edges[:-1][lengths > 0] + 1, lengths[lengths > 0]
@@ -52,18 +51,18 @@ class Documents:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which pieces stand in which row."""
+    """Which pieces are in which row."""
 
     starts: np.ndarray
-    """int64 [pieces]: where each begins in the text; those of the first row, then of the second, ..."""
+    """int64 [pieces]: where each piece begins in the text, ordered by row."""
     lengths: np.ndarray
-    """int64 [pieces]: their tokens, start and end not counted."""
+    """int64 [pieces]: their lengths in tokens, without start and end."""
     first: np.ndarray
-    """int64 [rows + 1]: the first piece of each row, and the number of all."""
+    """int64 [rows + 1]: the index of each row's first piece, then the number of pieces."""
 
     @classmethod
     def draw(cls, documents: Documents, length: int, rng: np.random.Generator) -> Plan:
-        """The rows of one epoch."""
+        """Draw the rows of one epoch."""
         starts, lengths = cut(documents.starts, documents.lengths, length - EDGES, rng)
         row_of, rows = best_fit(lengths + EDGES, length, rng)
         order = np.argsort(row_of, kind="stable")
@@ -72,15 +71,15 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return len(self.first) - 1
 
     def full(self, length: int) -> np.ndarray:
-        """bool [rows]: those that one piece fills."""
+        """bool [rows]: which rows are filled by a single piece."""
         return (np.diff(self.first) == 1) & (self.lengths[self.first[:-1]] + EDGES == length)
 
     def read(self, text: TokenText, rows: np.ndarray, length: int) -> PackedBatch:
-        """Some rows, int64 [n]; FILLING is a row of padding."""
+        """Read the rows with the given indices, int64 [n]; FILLING stands for a row of padding."""
         counts = np.where(rows == FILLING, 0, self.first[rows + 1] - self.first[rows])
         pieces = ranges(self.first[rows], counts)
         row_of, first_of_row = np.repeat(np.arange(len(rows)), counts), np.repeat(np.cumsum(counts) - counts, counts)
@@ -97,7 +96,7 @@ class Plan:
 
 
 def cut(starts: np.ndarray, lengths: np.ndarray, room: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and lengths of pieces of at most `room` tokens; the first piece of a long document has a length of its own."""
+    """Cut documents into pieces of at most `room` tokens; the first piece of a long document has a random length."""
     first = np.where(lengths > room, rng.integers(1, room + 1, len(lengths)), lengths)
     counts = 1 + -(-(lengths - first) // room)
     document = np.repeat(np.arange(len(lengths)), counts)
@@ -108,10 +107,11 @@ def cut(starts: np.ndarray, lengths: np.ndarray, room: int, rng: np.random.Gener
 
 
 def best_fit(sizes: np.ndarray, capacity: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Best-fit decreasing: the row of each piece, int64 [pieces], and how many rows there are.
+    """Best-fit decreasing bin packing: the row of each piece, int64 [pieces], and the number of rows.
 
-    The largest piece first, each into the open row with the least room that it fits in, or else into a new one. All pieces of a
-    size are placed together, so that the time does not depend on their number; which of them goes where is drawn.
+    Pieces are placed from the largest to the smallest, each into the open row with the least sufficient room, or else into a
+    new row. All pieces of one size are placed together, so the time does not depend on their number; which of them goes where
+    is random.
     """
     shuffled = rng.permutation(len(sizes))
     order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
@@ -123,7 +123,7 @@ def best_fit(sizes: np.ndarray, capacity: int, rng: np.random.Generator) -> tupl
         left = int(counts[size])
         while left:
             room = open_rows.least_room(size)
-            # A row that has taken a piece has the least room of all, as long as another fits in.
+            # After taking a piece, a row has the least room of all as long as another piece fits.
             each = room // size
             rows = open_rows.take(room, -(-left // each))
             taken = min(left, len(rows) * each)
@@ -135,20 +135,20 @@ def best_fit(sizes: np.ndarray, capacity: int, rng: np.random.Generator) -> tupl
 
 
 class _OpenRows:
-    """Rows by the room that they have left; those of the whole capacity are new ones."""
+    """Rows by remaining room; those with the whole capacity are new."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.total = capacity, 0
         self._rows: list[list[np.ndarray]] = [[] for _ in range(capacity + 1)]
-        self._rooms = 0  # bit r: some row has room for r
+        self._rooms = 0  # bit r is set if some row has room r
 
     def least_room(self, size: int) -> int:
-        """The least that holds `size`."""
+        """The least room that holds `size`."""
         enough = self._rooms >> size
         return size + (enough & -enough).bit_length() - 1 if enough else self.capacity
 
     def take(self, room: int, most: int) -> np.ndarray:
-        """Rows of this room, as many as there are, but at most `most`."""
+        """Remove and return at most `most` rows with this room."""
         if room == self.capacity:
             self.total += most
             return np.arange(self.total - most, self.total)
@@ -159,17 +159,18 @@ class _OpenRows:
         return rows[:most]
 
     def put(self, rows: np.ndarray, room: int) -> None:
-        """Rows that have this room left."""
+        """Add rows with this room left."""
         if len(rows) and room:
             self._rows[room].append(rows)
             self._rooms |= 1 << room
 
 
 class PackedText:
-    """An endless iterator over batches of `rows` packed rows of `length` tokens. Every token of the text comes once an epoch.
+    """An endless iterator over batches of `rows` packed rows of `length` tokens. Each epoch contains every token of the text
+    once.
 
-    Rows that one piece fills are batched apart from the others, so that a text of long documents has many batches without
-    padding and segments, which attention is quickest with. All is drawn from (seed, epoch) alone: a position is three numbers.
+    Rows filled by a single piece are batched separately, so that a text of long documents has many batches without padding and
+    segments, for which attention is fastest. Everything depends only on (seed, epoch), so a position is three numbers.
     """
 
     def __init__(self, documents: Documents, rows: int, length: int, seed: int = 0) -> None:
@@ -188,18 +189,18 @@ class PackedText:
         return plan.read(self.documents.text, batches[self.index - 1], self.length)
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it."""
+        """Advance by one batch without reading it."""
         if self.index >= len(self):
             self.epoch, self.index = self.epoch + 1, 0
         self.index += 1
 
     def __len__(self) -> int:
-        """Batches in the current epoch."""
+        """Number of batches in the current epoch."""
         return len(self._plan()[1])
 
     @property
     def summary(self) -> str:
-        """What the text is, and how it is packed."""
+        """One line for the log: what the text is, and how it is packed."""
         plan, batches = self._plan()
         padding = 1 - (plan.lengths + EDGES).sum() / (batches.size * self.length)
         pieces = len(plan.lengths) / plan.rows
@@ -208,15 +209,15 @@ class PackedText:
         )
 
     def state(self) -> dict[str, int | str]:
-        """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
+        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self.identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. It must come from the same text, shape and seed."""
+        """Restore a saved position. It must come from the same text, shape and seed."""
         self.epoch, self.index = check_position(state, self.identity, self.seed)
 
     def _plan(self) -> tuple[Plan, np.ndarray]:
-        """The rows of this epoch, and those of each batch: int64 [batches, rows]."""
+        """The rows of this epoch, and the row indices of each batch, int64 [batches, rows]."""
         if self._planned is None or self._planned[0] != self.epoch:
             rng = np.random.default_rng([self.seed, self.epoch])
             plan = Plan.draw(self.documents, self.length, rng)
@@ -233,7 +234,7 @@ class PackedText:
 
 
 class FixedRows:
-    """Rows of a text that is held out, always the same and in the same order, whatever the size of a batch."""
+    """Rows of held-out text, always the same and in the same order, independent of the batch size."""
 
     def __init__(self, documents: Documents, length: int) -> None:
         self.documents, self.length = documents, length
@@ -245,7 +246,7 @@ class FixedRows:
         return plan, rng.permutation(plan.rows)
 
     def batches(self, rows: int, most: int | None = None) -> Iterator[PackedBatch]:
-        """All rows, or the first `most`, as batches of `rows` and a smaller last one."""
+        """All rows, or the first `most`, in batches of `rows`; the last may be smaller."""
         plan, order = self._plan
         order = order[:most]
         for place in range(0, len(order), rows):
@@ -257,5 +258,5 @@ def _chunks(tokens: int) -> Iterator[tuple[int, int]]:
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """int64 [sum of counts]: start, start + 1, ... of each, one behind the other."""
+    """int64 [sum of counts]: the concatenated ranges start, start + 1, ... of the given counts."""
     return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())

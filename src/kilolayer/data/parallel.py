@@ -1,4 +1,4 @@
-"""Pairs of sentences in files: two line-aligned files, or a TSV file with two or four columns."""
+"""Read sentence pairs from two line-aligned files, or from a TSV file with two or four columns."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, order=True)
 class Direction:
-    """From one language to another."""
+    """A translation direction: source and target language."""
 
     source: str
     target: str
 
     @classmethod
     def parse(cls, text: Any) -> Direction:
-        """The direction that "en-de" names."""
+        """Parse a direction such as "en-de"."""
         sides = text.split("-") if isinstance(text, str) else []
         if len(sides) != 2 or not all(LANGUAGE.fullmatch(side) for side in sides) or sides[0] == sides[1]:
             raise OptionError(
@@ -41,29 +41,29 @@ class Direction:
 
     @property
     def name(self) -> str:
-        """As `parse` reads it."""
+        """The form that `parse` reads."""
         return f"{self.source}-{self.target}"
 
     @property
     def reverse(self) -> Direction:
-        """The way back."""
+        """The opposite direction."""
         return Direction(self.target, self.source)
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Pairs of sentences for one direction: two line-aligned files, or one TSV file."""
+    """Sentence pairs for one direction, from two line-aligned files or one TSV file."""
 
     files: tuple[Path, ...]
     direction: Direction
     size: int
-    """Pairs in the files, before any filter."""
+    """Number of pairs in the files, before any filter."""
     columns: tuple[str, ...] = ()
-    """Languages of the columns of a two-column TSV; empty where there are four columns, or two files."""
+    """Languages of the columns of a two-column TSV file; empty for four columns or two files."""
     synthetic: bool = False
     upsample: float = 1.0
     set_name: str = ""
-    """Of the test set that it belongs to; empty where a run has one."""
+    """Name of the test set that it belongs to; empty if there is only one."""
 
     def pairs(self) -> Iterator[Pair]:
         """(source, target) in the order of the files."""
@@ -82,7 +82,7 @@ class ParallelText:
 
 
 def count_filled(path: Path) -> int:
-    """The lines of a file that may not be empty."""
+    """The number of lines in a file; raises if there are none."""
     lines = count_lines(path)
     if not lines:
         raise InputError("the file is empty", where=str(path), fix="give a file with one sentence per line")
@@ -90,7 +90,7 @@ def count_filled(path: Path) -> int:
 
 
 def misaligned(source: Path, lines: int, target: Path, others: int) -> InputError:
-    """The error for two sides with different counts of lines."""
+    """The error for two files with different numbers of lines."""
     return InputError(
         f"the two sides are not aligned: {counted(lines, 'line')} and {counted(others, 'line')}",
         where=f"{source} and {target}",
@@ -119,12 +119,12 @@ def _columns(path: Path, count: int) -> Iterator[list[str]]:
 
 
 def unordered(one: str, other: str) -> str:
-    """One name for both directions between two languages."""
+    """A name for a language pair, the same for both directions."""
     return "-".join(sorted((one, other)))
 
 
 def split_columns(path: Path, cache: Path | None) -> dict[str, tuple[Path, int]]:
-    """The file and the lines of each unordered pair of languages in a four-column file."""
+    """Split a four-column file by language pair: the file and the number of lines of each."""
     if cache is None:
         counts = Counter(pair for pair, _ in _languages(path))
         return {pair: (path, count) for pair, count in counts.items()}
@@ -145,7 +145,7 @@ def _write_split(path: Path, draft: Path) -> None:
         waiting.clear()
 
     for number, (pair, cells) in enumerate(_languages(path), 1):
-        end = "\r\n" if cells[-1].endswith("\r") else "\n"  # reading takes one CR away
+        end = "\r\n" if cells[-1].endswith("\r") else "\n"  # reading strips one CR
         waiting.setdefault(pair, []).append("\t".join(cells) + end)
         if number % LINES_AT_ONCE == 0:
             flush()
@@ -154,14 +154,14 @@ def _write_split(path: Path, draft: Path) -> None:
 
 
 def _languages(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The unordered pair of languages of each line, and its cells."""
+    """The language pair of each line, regardless of order, and its cells."""
     with open_regular(path) as file:
         if not file.read(1):
             fix = "give a file with language, language, text, text a line"
             raise InputError("the file is empty", where=str(path), fix=fix)
     for number, cells in enumerate(_columns(path, 4), 1):
         for language in cells[:2]:
-            if not LANGUAGE.fullmatch(language):  # it becomes part of a file's name
+            if not LANGUAGE.fullmatch(language):  # it becomes part of a file name
                 raise InputError(
                     f"{shown(language)} is not a language",
                     where=f"{path}, line {number}",
@@ -171,7 +171,7 @@ def _languages(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def blank_side(text: ParallelText) -> InputError | None:
-    """The error for a text with a side of which every line is empty; None where both sides say something."""
+    """The error for a text with a side on which every line is empty; None if neither side is."""
     blank = [all(not pair[side].strip() for pair in text.pairs()) for side in (0, 1)]
     if not any(blank):
         return None

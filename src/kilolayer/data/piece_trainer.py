@@ -1,6 +1,6 @@
-"""Trains vocabularies in a process of its own: inside the libraries, Python could hear no signal before they are done.
+"""Train vocabularies in a child process, so that signals still work: inside the libraries, Python cannot handle them.
 
-The child reads its options and then the lines from standard input, and writes the model, or what is wrong, to standard output.
+The child reads its options and then the lines from standard input, and writes the model, or an error, to standard output.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ MODEL, FAULT = b"m", b"f"
 
 
 class UntrainableError(Exception):
-    """No model can be made of the lines; the text says why."""
+    """No model can be trained on the lines; the message says why."""
 
 
 def train_pieces(
     lines: Iterable[bytes], options: dict[str, Any], library: Literal["sentencepiece", "tokenizers"] = "sentencepiece"
 ) -> bytes:
-    """A model of `lines`, UTF-8, as bytes: SentencePiece's by its options, or byte-level BPE's tokenizer.json by those of
-    BpeTrainer. What `lines` raises, or a signal, ends the child too."""
+    """Train a model on `lines`, in UTF-8, and return its file's bytes.
+
+    options: those of SentencePiece's trainer, or of the tokenizers library's BpeTrainer, whose result is a tokenizer.json. An
+    exception from `lines`, or a signal, also ends the child.
+    """
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths},
-        start_new_session=True,  # a terminal's signals are for the parent
+        start_new_session=True,  # a terminal's signals go to the parent
     )
     assert child.stdin is not None
     assert child.stdout is not None
@@ -47,7 +50,7 @@ def train_pieces(
                 _send(stream, [json.dumps([library, options]).encode()])
                 _send(stream, lines)
         except BrokenPipeError:
-            pass  # it has ended, and tells why
+            pass  # the child has ended, and its output says why
         answer = child.stdout.read()
         code = child.wait()
     finally:

@@ -1,6 +1,6 @@
-"""A few rectangles (source length, target length) in which all pairs of a corpus fit with little padding.
+"""Choose a few batch shapes (source length, target length) that hold all pairs of a corpus with little padding.
 
-Few, because each is compiled or captured once; fixed, because a captured step cannot change its shape.
+There are few, because each is compiled or captured once; they are fixed, because a captured step cannot change its shape.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from kilolayer.config import bounded, check
 
-LEVELS = 48  # lengths that a side may have; more cost time and save under 0.1% of padding
+LEVELS = 48  # distinct lengths per side; more cost time and save under 0.1% of padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +31,23 @@ class BatchConfig:
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """A batch's size: rows of one source and one target, each padded to the same lengths."""
+    """The size of a batch: the number of rows, and the lengths to which their sources and targets are padded."""
 
     area: int
-    """Tokens of a row, padding included: source + target."""
+    """Tokens per row, padding included: source + target."""
     source: int
     target: int
     rows: int
 
     def holds(self, other: Shape) -> bool:
-        """Whether every pair that fits the other fits this one."""
+        """Whether every pair that fits the other shape fits this one."""
         return other.source <= self.source and other.target <= self.target
 
 
 def make_shape(source: int, target: int, tokens: int) -> Shape:
-    """The shape of these lengths with as many rows as `tokens` (padding included) allow; at least one.
+    """The shape with these lengths and as many rows as `tokens` (padding included) allows, at least one.
 
-    From 16 rows on a multiple of 8, which suits the matrix units.
+    From 16 rows on, the number is a multiple of 8, which suits matrix units.
     """
     rows = max(tokens // (source + target), 1)
     return Shape(source + target, source, target, rows - rows % 8 if rows >= 16 else rows)
@@ -56,14 +56,14 @@ def make_shape(source: int, target: int, tokens: int) -> Shape:
 def choose_shapes(lengths: np.ndarray, counts: np.ndarray, tokens: int, most: int) -> list[Shape]:
     """At most `most` shapes in order of area; the last holds every pair.
 
-    lengths: int [n, 2], the source and target lengths that occur; counts: float [n], how often.
-    Starting from one rectangle for all, add the one that saves the most cells, until none saves any.
+    lengths: int [n, 2], the source and target lengths that occur; counts: float [n], how often. Starts with one shape for all
+    pairs, and greedily adds the shape that saves the most padding, until none saves any.
     """
     levels = [_levels(lengths[:, side], counts) for side in (0, 1)]
     cells = np.zeros([len(level) for level in levels])
     np.add.at(cells, tuple(np.searchsorted(level, lengths[:, side]) for side, level in enumerate(levels)), counts)
     areas = np.add.outer(*levels)
-    now = np.full(areas.shape, areas[-1, -1])  # what a pair of these lengths costs so far
+    now = np.full(areas.shape, areas[-1, -1])  # cost so far of a pair of these lengths
     chosen = [(len(levels[0]) - 1, len(levels[1]) - 1)]
     while len(chosen) < most:
         i, j = max(np.ndindex(areas.shape), key=lambda corner: _saved(cells, now, areas, *corner))
@@ -79,7 +79,7 @@ def _saved(cells: np.ndarray, now: np.ndarray, areas: np.ndarray, i: int, j: int
 
 
 def _levels(lengths: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """int64 [at most LEVELS]: lengths that occur, the longest included, with about the same number of tokens between them."""
+    """int64 [at most LEVELS]: candidate lengths, the longest included, with about the same number of tokens between them."""
     order = np.argsort(lengths, kind="stable")
     mass = np.cumsum(lengths[order] * counts[order])
     steps = np.searchsorted(mass, np.linspace(0, mass[-1], LEVELS)[1:-1])
@@ -87,7 +87,7 @@ def _levels(lengths: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class Assignment:
-    """Which shape a pair goes to: the smallest that holds it."""
+    """Assigns each pair to the smallest shape that holds it."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._sources = np.unique([shape.source for shape in shapes])
@@ -98,5 +98,5 @@ class Assignment:
             self._table[fits] = number
 
     def __call__(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-        """uint8 [n], the number of each pair's shape; no pair is longer than the longest shape."""
+        """uint8 [n]: the shape number of each pair; no pair may exceed the largest shape."""
         return self._table[np.searchsorted(self._sources, source_lengths), np.searchsorted(self._targets, target_lengths)]

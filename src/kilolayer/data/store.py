@@ -1,8 +1,8 @@
-"""Token files: the tokens of many pairs on disk, mapped into memory.
+"""Token files: the tokens of many sentence pairs on disk, memory-mapped.
 
-A folder holds the tokens, an index (where each pair starts, the lengths of its source and target) and what describes them.
-A pair's target stands behind its source: two places to read for each pair. A source is as the model reads it, tags and end
-included; a target is as the model should write it, end included.
+A folder holds the tokens, an index (each pair's offset, and the lengths of its source and target) and a description. A pair's
+target follows its source, so reading a pair touches two places: index and tokens. Sources are as the model reads them, with
+tags and end token; targets are as the model should write them, with end token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PairWriter:
         self.append_flat(tokens, np.array([*map(len, sources)], np.int64), np.array([*map(len, targets)], np.int64))
 
     def append_flat(self, tokens: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray) -> None:
-        """Add pairs whose tokens stand one behind the other: source, target, source, target, ..."""
+        """Add pairs given as concatenated tokens: source, target, source, target, ..."""
         if len(tokens) and not 0 < tokens.min() <= tokens.max() < self.vocab_size:  # 0 is padding
             raise InputError(f"a token is not in 1 to {self.vocab_size - 1}", where=str(self.folder))
         index = np.empty(len(source_lengths), INDEX_TYPE)
@@ -62,7 +62,7 @@ class PairWriter:
         self.pairs, self.tokens = self.pairs + len(source_lengths), self.tokens + len(tokens)
 
     def finish(self, report: FilterReport) -> None:
-        """Describe what was written; without this the folder cannot be opened."""
+        """Write the description, without which the folder cannot be opened."""
         description = {
             "pairs": self.pairs,
             "tokens": self.tokens,
@@ -82,7 +82,7 @@ class PairWriter:
 
 
 class TokenPairs:
-    """Pairs of token sequences in a folder of token files, read as they are needed."""
+    """Pairs of token sequences in a folder of token files, read on demand."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class TokenPairs:
             description = read_json(folder / DESCRIPTION, LARGEST_DESCRIPTION)
             self.pairs, total, self.vocab_size = (int(description[name]) for name in ("pairs", "tokens", "vocab_size"))
             self.report = FilterReport(**{name: int(count) for name, count in description["report"].items()})
-            self.digest = str(description["digest"])  # names the pairs, wherever the folder is
+            self.digest = str(description["digest"])  # identifies the pairs, wherever the folder is
             token_type = TOKEN_TYPES[description["dtype"]]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise damaged(folder, DESCRIPTION) from None
@@ -101,36 +101,36 @@ class TokenPairs:
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """uint32 [pairs], tags and end included; a view of the file."""
+        """uint32 [pairs], including tags and end token; a view of the file."""
         return self.index["source"]
 
     @property
     def target_lengths(self) -> np.ndarray:
-        """uint32 [pairs], end included; a view of the file."""
+        """uint32 [pairs], including the end token; a view of the file."""
         return self.index["target"]
 
     @property
     def bytes(self) -> int:
-        """Bytes of the mapped files."""
+        """Size of the mapped files in bytes."""
         return self.tokens.nbytes + self.index.nbytes
 
     def __len__(self) -> int:
         return self.pairs
 
     def source(self, i: int) -> np.ndarray:
-        """Tokens [source length]: what the model reads, tags and end included."""
+        """Tokens [source length]: the model's input, including tags and end token."""
         start, source, _ = self.index[i].tolist()
         return self.tokens[start : start + source]
 
     def target(self, i: int) -> np.ndarray:
-        """Tokens [target length]: what the model should write, end included."""
+        """Tokens [target length]: the expected output, including the end token."""
         start, source, target = self.index[i].tolist()
         return self.tokens[start + source : start + source + target]
 
     def fetch(self, pairs: np.ndarray, *, read: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens, and the index [pairs] of some pairs into them.
+        """A token array, and the index entries of the given pairs into it.
 
-        read: copy these pairs out of the files. Otherwise the mapped file serves, which is quicker, but brings many pages
+        read: copy these pairs out of the files. Otherwise the array is the mapped file, which is faster but brings many pages
         around each pair into this process's memory.
         """
         if not read:
@@ -144,13 +144,13 @@ class TokenPairs:
         return np.frombuffer(self._open[TOKENS].read_spans(spans.tolist()), self.tokens.dtype), index
 
     def keep_open(self) -> None:
-        """Open the files that `fetch` reads, which can then be deleted, moved or replaced without harm."""
+        """Open the files that `fetch` reads, so that they can be deleted, moved or replaced safely."""
         for name in (TOKENS, INDEX):
             if name not in self._open:
                 self._open[name] = KeptFile(self.folder / name)
 
     def release(self) -> None:
-        """Let go of the pages read so far: they stay in the system's cache, and no longer count as this process's memory."""
+        """Release the pages read so far: they stay in the system's cache, but no longer count as this process's memory."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
                 mapped.madvise(mmap.MADV_DONTNEED)
@@ -169,7 +169,7 @@ class TokenPairs:
 
 
 class KeptFile:
-    """A file that stays open as long as this object lives: it can be read also after it was deleted."""
+    """A file that stays open for the lifetime of this object, so it can be read even after it was deleted."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = open_descriptor(path)
@@ -177,16 +177,16 @@ class KeptFile:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def read_spans(self, spans: Iterable[Sequence[int]]) -> bytearray:
-        """The bytes at (place, length), one behind the other."""
+        """The concatenated bytes of spans (offset, length)."""
         return bytearray().join([os.pread(self._descriptor, length, place) for place, length in spans])
 
 
 def damaged(folder: Path, name: str) -> InputError:
-    """The error for token files that are not as they were written."""
+    """The error for token files that have changed since they were written."""
     return InputError(
         f"the token files are damaged: {name}", where=str(folder), fix="delete the folder; it will be created again"
     )

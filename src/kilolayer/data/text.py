@@ -1,4 +1,4 @@
-"""Lines of text files, plain or compressed. A line ends at LF and nowhere else, so that line counts of two languages agree."""
+"""Read lines of plain or compressed text files. Only LF ends a line, so that the line counts of two languages agree."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BOM = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 CHUNK = 1 << 20
 LOOKED_AT = 400
-"""Bytes at the start of a text that tell UTF-16."""
+"""Number of bytes at the start of a text that are checked for UTF-16."""
 LONGEST_LINE = 1 << 26
-"""Bytes; a file of one endless line, a few megabytes when compressed, would fill all memory."""
+"""Maximum line length in bytes. A single huge line, only a few megabytes when compressed, could fill all memory."""
 READERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".xz": lzma.LZMAFile}
 SUFFIXES = ("", *READERS)
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file (plain, .gz, .xz) without their end: LF, or CR LF.
+    """The lines of a UTF-8 file (plain, .gz or .xz) without their LF or CR LF.
 
     A byte order mark at the start is removed. Everything else stays inside its line: U+2028, VT, NUL, a lone CR.
     """
@@ -38,7 +38,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def byte_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    """The lines of a stream, with their ends; one that is too long, and UTF-16, raise with the stream's name."""
+    """The lines of a stream, with their ends. A line that is too long, or UTF-16, raises an error that names the stream."""
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
         if number == 1:
             _refuse_utf_16(line, name)
@@ -50,7 +50,7 @@ def byte_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines `read_lines` gives, without decoding them."""
+    """How many lines `read_lines` yields, without decoding them."""
     lines, last = 0, b"\n"
     with open_file(path) as stream:
         while chunk := stream.read(CHUNK):
@@ -62,7 +62,7 @@ def count_lines(path: Path) -> int:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
-    """The decompressed bytes of a file; what cannot be read raises with the file's name, at the opening or later."""
+    """Open a file and decompress it; errors, now or while reading, name the file."""
     with open_regular(path) as raw:
         if path.suffix not in READERS:
             yield raw
@@ -77,7 +77,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _refuse_utf_16(start: bytes, name: str) -> None:
-    """Raise where a text starts as UTF-16 does: by its byte order mark, or with a NUL in nearly every second place."""
+    """Raise if a text starts like UTF-16: with its byte order mark, or with NUL in nearly every second byte."""
     start = start[:LOOKED_AT]
     kind = "UTF-16" if start.startswith(UTF_16_MARKS) else None
     if kind is None and len(start) >= 8:

@@ -1,7 +1,7 @@
-"""Token files of running text: one line of tokens on disk, of which a window is read when it is wanted.
+"""Token files of running text: one sequence of tokens on disk, from which windows are read on demand.
 
-The line is: end, document, end, document, end. So every token but the first has something before it to be predicted from. A
-document that the part was cut out of has no end behind it.
+The sequence is: end, document, end, document, end. So every token but the first has a context to be predicted from. If a part
+was cut out of a document, no end token follows it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DESCRIPTION = "text.json"
 
 
 class TokenText:
-    """The tokens of a text in a folder. Nothing of it is held in memory."""
+    """The token file of a text in a folder. Tokens are read from disk and not held in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             description = read_json(folder / DESCRIPTION, LARGEST_DESCRIPTION)
             self.tokens, self.bytes, self.documents = (int(description[name]) for name in ("tokens", "bytes", "documents"))
-            self.digest = str(description["digest"])  # names the tokens, wherever the folder is
+            self.digest = str(description["digest"])  # identifies the tokens, wherever the folder is
             self._type = TOKEN_TYPES[description["dtype"]]
         except (ValueError, KeyError, TypeError, OverflowError):
             raise damaged(folder, DESCRIPTION) from None
@@ -50,17 +50,17 @@ class TokenText:
         return f"{self.bytes:,} bytes in {self.documents:,} {documents}, {self.tokens:,} tokens"
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """The `length` tokens from each of the places int [n] on: int64 [n, length]."""
+        """`length` tokens from each of the offsets `starts`, int [n]: int64 [n, length]."""
         return self.read_spans(starts, np.full(len(starts), length)).reshape(len(starts), length)
 
     def read_spans(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """So many tokens, int [n], from each of the places int [n] on, one behind the other: int64 [sum of lengths]."""
+        """The concatenated spans of `lengths`, int [n], tokens from the offsets `starts`, int [n]: int64 [sum of lengths]."""
         spans = np.stack([starts, lengths], axis=1) * self._type.itemsize
         return np.frombuffer(self._file.read_spans(spans.tolist()), self._type).astype(np.int64)
 
 
 def encode_documents(text: TextPart, vocabulary: TextVocabulary, cache: Path) -> TokenText:
-    """The token file of a text, made once and kept by content."""
+    """The token file of a text, cached by content."""
     key = content_key(["text 1", vocabulary.digest, text.identity], text.files)
     return TokenText(built(cache / f"text-{key}", lambda draft: _write(text, vocabulary, draft)))
 

@@ -1,7 +1,7 @@
-"""Subword vocabularies: SentencePiece models, trained where there is none, kept by the content that they were made from.
+"""SentencePiece vocabularies for translation: loaded, or trained and cached by the content that they were made from.
 
-Ids: padding 0, unknown 1, start 2, end 3, then the tags: <2de> before a source that is to become German, <bt> before a
-back-translated one. Tags are control symbols: text that spells "<2de>" is read as ordinary pieces, never as the tag, and
+Ids: padding 0, unknown 1, start 2, end 3, then the tags: <2de> before a source to be translated into German, <bt> before a
+back-translated source. Tags are control symbols: text that spells "<2de>" is encoded as ordinary pieces, never as the tag, and
 decoding leaves tags out.
 """
 
@@ -38,7 +38,7 @@ THREADS = 16  # SentencePiece's default; its sums, and so its pieces, depend on 
 SHARED_FILE = "tokenizer.model"
 SIDE_FILES = ("tokenizer.source.model", "tokenizer.target.model")
 BYTE_BPE_FILE = "tokenizer.json"
-LEAST_BYTE_BPE = END + 1 + 256  # tokens: the special ones and every byte
+LEAST_BYTE_BPE = END + 1 + 256  # the special tokens and all bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class TokenizerConfig:
         byte_bpe, word_pieces = self.kind == "byte_bpe", self.kind == "wordpiece"
         if word_pieces and self.path is None:
             raise OptionError("WordPiece vocabularies cannot be trained", fix="set tokenizer.path to an existing one")
-        # Byte-level BPE is what normalization = "identity" asks for.
+        # Accepted, because byte-level BPE never normalizes.
         trained = {"kind", "path", "vocab_size", "sentences"} | (
             {"normalization"} if self.normalization == "identity" else set()
         )
@@ -103,19 +103,19 @@ class TokenizerConfig:
 
     @property
     def of_bytes(self) -> bool:
-        """Whether tokens are bytes, and there is nothing to train."""
+        """Whether tokens are bytes, so that there is nothing to train."""
         return self.kind == "bytes"
 
 
 class Tokenizer:
-    """A SentencePiece model. Text to ids and back; never fails on text, whatever is in it."""
+    """A SentencePiece model: converts text to ids and back, and accepts any text."""
 
     def __init__(self, model: bytes, where: str = "") -> None:
         self.model = model
         self._pieces = sentencepiece.SentencePieceProcessor()
         try:
             self._pieces.LoadFromSerializedProto(model)
-            self._pieces.id_to_piece(list(range(self.vocab_size)))  # damage may be in one piece alone
+            self._pieces.id_to_piece(list(range(self.vocab_size)))  # the damage may be in one piece only
         except (RuntimeError, UnicodeDecodeError):
             raise InputError(
                 "not a SentencePiece model", where=where, fix="give the .model file that `spm_train` or `kilolayer train` wrote"
@@ -130,29 +130,29 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """The tokenizer in a file."""
+        """Load a model file."""
         return cls(read_bytes(path), where=str(path))
 
     def save(self, path: Path) -> None:
-        """Write the model's file."""
+        """Write the model file."""
         write(path, self.model)
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below this."""
+        """The number of ids."""
         return self._pieces.vocab_size()
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of each line, with no start, end or tag."""
+        """The ids of each line, without start, end or tags."""
         return self._pieces.encode([SURROGATE.sub("\ufffd", line) for line in lines])
 
     def decode(self, ids: Sequence[Iterable[int]]) -> list[str]:
-        """The text of each sequence; padding, start, end and tags leave no trace, and neither do ids out of range."""
+        """The text of each sequence. Padding, start, end, tags and ids out of range are skipped."""
         size = self.vocab_size
         return [self._pieces.decode([token for token in map(int, row) if 0 <= token < size]) for row in ids]
 
     def byte_lengths(self) -> list[int]:
-        """Bytes of text that each token stands for, where text is cut without being changed; 0 for special tokens and tags."""
+        """The bytes of text that each token represents, if text is not normalized; 0 for special tokens and tags."""
 
         def bytes_of(token: int) -> int:
             if self._pieces.is_control(token) or self._pieces.is_unknown(token):
@@ -167,24 +167,24 @@ class Tokenizer:
         return self._pieces.id_to_piece(list(range(self.vocab_size)))
 
     def score(self, token: int) -> float:
-        """What SentencePiece ranks a piece by."""
+        """The score by which SentencePiece ranks a piece."""
         return self._pieces.get_score(token)
 
     def is_apart(self, token: int) -> bool:
-        """Whether text is never cut into this piece: a special token, a tag, or a byte that spells what has no piece."""
+        """Whether text is never split into this piece: a special token, a tag, or a byte of byte fallback."""
         return any(getattr(self._pieces, f"is_{kind}")(token) for kind in ("control", "unknown", "byte", "unused"))
 
     def is_unused(self, token: int) -> bool:
-        """Whether the piece has only its place here: of a vocabulary for two languages, one of the other side alone."""
+        """Whether the piece only reserves its id: in a vocabulary for two languages, one that belongs to the other side."""
         return self._pieces.is_unused(token)
 
     @property
     def has_space(self) -> bool:
-        """Whether a space alone is a piece."""
+        """Whether a single space is a piece."""
         return self._pieces.piece_to_id(SPACE) != UNKNOWN
 
     def byte_id(self, byte: int) -> int:
-        """The token that spells a byte; UNKNOWN where the vocabulary has none."""
+        """The token of a byte; UNKNOWN if the vocabulary has none."""
         return self._pieces.piece_to_id(f"<0x{byte:02X}>")
 
     def tag_id(self, language: str) -> int:
@@ -223,16 +223,16 @@ class Tokenizers:
 
     @property
     def one_table(self) -> bool:
-        """Whether an id means the same piece on both sides, so that one table can serve both."""
+        """Whether an id means the same piece on both sides, so that they can share an embedding table."""
         return self.shared or self.source.pieces == self.target.pieces
 
     @property
     def digest(self) -> str:
-        """What tells vocabularies apart."""
+        """A digest that identifies the vocabularies."""
         return hashlib.sha256(self.source.model + self.target.model).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.model, or tokenizer.source.model and tokenizer.target.model, which would be read in its place."""
+        """Write tokenizer.model, and remove the two side files, which `load` would prefer; if not shared, write the two."""
         if self.shared:
             self.source.save(folder / SHARED_FILE)
             for name in SIDE_FILES:
@@ -243,7 +243,7 @@ class Tokenizers:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizers:
-        """What `save` wrote."""
+        """Load what `save` wrote."""
         if kind_of(folder / SIDE_FILES[0]) is not None:
             return cls(Tokenizer.load(folder / SIDE_FILES[0]), Tokenizer.load(folder / SIDE_FILES[1]))
         both = Tokenizer.load(folder / SHARED_FILE)
@@ -251,7 +251,7 @@ class Tokenizers:
 
 
 def load_tokenizers(path: Path) -> Tokenizers:
-    """The SentencePiece model in a file, or those of a Marian model's folder."""
+    """Load a SentencePiece model, or the two of a Marian model's folder."""
     if kind_of(path) == "folder":
         source, target = (Tokenizer(model, where=str(path)) for model in read_marian_pieces(path).models)
         return Tokenizers(source, source if source.model == target.model else target)
@@ -260,7 +260,7 @@ def load_tokenizers(path: Path) -> Tokenizers:
 
 
 def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> Tokenizers:
-    """The vocabularies for some text: the given one, or trained on its training part (synthetic corpora apart), once."""
+    """The configured vocabularies, or vocabularies trained on the training text (without synthetic corpora) and cached."""
     if config.path is not None:
         found = load_tokenizers(Path(config.path))
         for language in corpora.tags:
@@ -296,9 +296,9 @@ def train_tokenizer(
     exact: bool = False,
     required: str = "",
 ) -> bytes:
-    """A SentencePiece model of `lines`; `tags` get the first ids after the special ones. Equal input, equal bytes.
+    """Train a SentencePiece model on `lines`; `tags` get the first ids after the special tokens. Equal input gives equal bytes.
 
-    exact: every space counts and a line feed is a token, so that text comes back from its ids as it was.
+    exact: keep every space, and make the line feed a token, so that decoding reproduces the text.
     required: characters that get a piece however rare they are; each must occur.
     """
     exactly: dict[str, Any] = {
@@ -332,7 +332,8 @@ def train_tokenizer(
 
 @dataclass(frozen=True)
 class _SampledSide:
-    """One side (0 source, 1 target) of a text, and how often a line is shown: 1/6 is every sixth, 5/2 is 3 times, then 2."""
+    """One side (0 source, 1 target) of a text, and how often each line is used: 1/6 is every sixth, 5/2 is alternately 3 and
+    2 times."""
 
     text: ParallelText
     side: int
@@ -350,10 +351,10 @@ class _SampledSide:
 
 
 def _sampled(texts: Sequence[ParallelText], sides: Sequence[int], limit: int, temperature: float) -> list[_SampledSide]:
-    """The given sides of the texts, about `limit` lines at most; a file used in several directions counts once.
+    """The given sides of the texts, sampled to about `limit` lines at most; a file used in several directions counts once.
 
-    Languages share the lines by p ~ n^(1/temperature), as directions share an epoch. So one that has little text is shown
-    several times, and gets its pieces.
+    Languages share the lines by p ~ n^(1/temperature), as directions share an epoch. A language with little text is repeated,
+    so that it gets its own pieces.
     """
     files: dict[tuple[Path, str], tuple[ParallelText, int]] = {}
     for text in texts:
@@ -367,13 +368,13 @@ def _sampled(texts: Sequence[ParallelText], sides: Sequence[int], limit: int, te
     every = -(-total // limit)
     levelled = {language: size ** (1 / temperature) for language, size in sizes.items()}
     scale = total / sum(levelled.values())
-    # Rounded, so that the last bit of a power does not decide which lines are shown.
+    # Rounded, so that floating-point error does not decide which lines are used.
     rates = {language: Fraction(scale * levelled[language] / size).limit_denominator(1000) for language, size in sizes.items()}
     return [_SampledSide(text, side, rates[language] / every) for (_, language), (text, side) in files.items()]
 
 
 def _untrainable(message: str, config: TokenizerConfig) -> OptionError:
-    """SentencePiece's reason, with what to do about it."""
+    """The error with SentencePiece's reason, and a fix."""
     if high := re.search(r"value <= (\d+)", message):
         fix = f"set tokenizer.vocab_size to {high[1]} or less, or give more text"
     elif low := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):

@@ -1,8 +1,8 @@
-"""Vocabularies of models of text: bytes, SentencePiece pieces, or byte-level BPE's, that give every text back as it was.
+"""Vocabularies for language models: bytes, SentencePiece or byte-level BPE, all of which reproduce any text on decoding.
 
-Since nothing of the text is lost, a token stands for a fixed number of its bytes, and so a loss can be told in bits per byte.
-BERT's WordPiece, which loses case and spaces, is there for encoders that were trained with it.
-Ids: padding 0, unknown 1, start 2, end 3, as in tokenizer.py.
+Because encoding is lossless, each token represents a fixed number of bytes, and a loss can be reported in bits per byte. BERT's
+WordPiece, which loses case and spaces, is supported for encoders that were trained with it. Ids: padding 0, unknown 1, start 2,
+end 3, as in tokenizer.py.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
 
 FIRST_BYTE = END + 1
-LONGEST_LINE = 1000  # characters; SentencePiece leaves out lines of more than 4,192 bytes
+LONGEST_LINE = 1000  # characters; SentencePiece skips lines of more than 4,192 bytes
 PROBE = " a  b\n\nc\t\r\n\u00e9 \ufb01 \u00bd\u2028\u65e5 \U0001f600\n"
 
 
 class TextVocabulary(Protocol):
-    """What models of text ask of a vocabulary."""
+    """The interface of a vocabulary for running text."""
 
     vocab_size: int
     utf8: bool
     """Whether text must be UTF-8."""
     exact: bool
-    """Whether every text comes back from its ids as it was."""
+    """Whether decoding reproduces every text exactly."""
     ends_between: int
-    """END tokens between the two sentences of a pair: RoBERTa's 2, or BERT's 1."""
+    """Number of END tokens between the two sentences of a pair: 2 as in RoBERTa, or 1 as in BERT."""
     byte_lengths: np.ndarray
-    """int64 [vocabulary]: the bytes of text that each token stands for."""
+    """int64 [vocabulary]: the number of bytes of text that each token represents."""
     digest: str
-    """What tells vocabularies apart."""
+    """A digest that identifies the vocabulary."""
 
     @property
     def pieces(self) -> list[str]:
-        """How the vocabulary writes each of its tokens; no two are written alike."""
+        """The written form of each token; no two are equal."""
         ...
 
     def encode(self, data: bytes) -> np.ndarray:
-        """The ids of a text, int64 [tokens], without an end."""
+        """The token ids of a text, int64 [tokens], without an end token."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids; special tokens leave no trace, and bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids. Special tokens are skipped, and invalid UTF-8 becomes U+FFFD."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -85,11 +85,11 @@ class ByteVocabulary:
         return bytes(token - FIRST_BYTE for token in ids if token >= FIRST_BYTE).decode("utf-8", "replace")
 
     def save(self, folder: Path) -> None:
-        """It needs no file."""
+        """Do nothing: a byte vocabulary needs no file."""
 
 
 class PieceVocabulary:
-    """A SentencePiece model that changes nothing."""
+    """A SentencePiece model without normalization."""
 
     utf8 = True
     exact = True
@@ -107,7 +107,7 @@ class PieceVocabulary:
 
     @classmethod
     def load(cls, path: Path, fix: str) -> PieceVocabulary:
-        """The vocabulary in a file; fix: what to do where it changes text."""
+        """Load a model file. fix: the advice in the error if the model changes text."""
         return cls(Tokenizer.load(path), str(path), fix)
 
     @property
@@ -115,12 +115,12 @@ class PieceVocabulary:
         return self.tokenizer.pieces
 
     def encode(self, data: bytes) -> np.ndarray:
-        # The character that stands for a space would come back as one: it is spelled in bytes.
+        # SentencePiece's character for a space would be decoded as a space, so it is encoded as bytes.
         parts = [self._encode_plain(text) for text in data.decode().split(SPACE)]
         return np.concatenate([parts[0], *(each for part in parts[1:] for each in (self._space, part))])
 
     def _encode_plain(self, text: str) -> np.ndarray:
-        # Line by line: no piece crosses a line feed, and short texts are encoded side by side.
+        # Line by line: no piece crosses a line feed, and short texts are encoded in parallel.
         *lines, last = text.split("\n")
         ids = self.tokenizer.encode([*(f"{line}\n" for line in lines), last])
         return np.fromiter(chain.from_iterable(ids), np.int64)
@@ -133,7 +133,7 @@ class PieceVocabulary:
 
 
 def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> TextVocabulary:
-    """The vocabulary for some training text: bytes, the given one, or one that is trained on it, once."""
+    """The vocabulary for training text: bytes, the configured one, or one trained on the text and cached."""
     if config.of_bytes:
         return ByteVocabulary()
     if config.kind == "byte_bpe":
@@ -159,8 +159,9 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
             return train_tokenizer(lines, config, tags=(), exact=True, required=SPACE if more else "")
 
         model = train()
-        # Text without spaces, as in Chinese, gives no piece for them; yet the model may be given some to read. SentencePiece
-        # ends the process where a character that is required does not occur at all.
+        # Text without spaces, such as Chinese, gives no piece for a space, but the model may be given spaces to read.
+        # SentencePiece
+        # ends the process if a required character does not occur at all.
         (draft / SHARED_FILE).write_bytes(model if Tokenizer(model).has_space else train(" "))
 
     folder = built(cache / f"tokenizer-{content_key(settings, text.files)}", build)
@@ -168,7 +169,7 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
 
 
 def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:
-    """The vocabulary that a run keeps in its folder."""
+    """The vocabulary stored in a run's folder."""
     if config.of_bytes:
         return ByteVocabulary()
     if config.kind == "byte_bpe":
@@ -179,14 +180,14 @@ def load_vocabulary(folder: Path, config: TokenizerConfig) -> TextVocabulary:
 
 
 def _lines(text: TextPart) -> Iterator[str]:
-    """The lines that are not empty, long ones in parts."""
+    """The lines that are not empty; long ones are split."""
     for piece in text.pieces(utf8=True):
         for line in [] if piece is None else piece.decode().split("\n"):
             yield from _parts(line)
 
 
 def _parts(line: str) -> Sequence[str]:
-    """A line in parts that SentencePiece takes, cut before spaces where it has some."""
+    """Split a line into parts short enough for SentencePiece, before spaces if possible."""
     places = [0]
     while len(line) - places[-1] > LONGEST_LINE:
         space = line.rfind(" ", places[-1] + 1, places[-1] + LONGEST_LINE)

@@ -1,6 +1,6 @@
-"""Windows of running text as batches of one fixed shape, every row full: shuffled for training, in order for scoring.
+"""Windows of running text in batches of one fixed shape without padding: shuffled for training, in order for scoring.
 
-A window may hold the end of one document and the beginning of the next, which then sees what stands before it.
+A window may contain the end of one document and the beginning of the next, which can then attend to it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class TextBatch:
     """Windows of one length."""
 
     inputs: Tensor
-    """int64 [rows, length]: what the model reads."""
+    """int64 [rows, length]: the model's input."""
     labels: Tensor
-    """int64 [rows, length]: the token after each; padding, in scoring alone, is to be left out of the loss."""
+    """int64 [rows, length]: the token after each input. The loss must ignore padding, which occurs only in scoring."""
     tokens: int
-    """Labels that are not padding: the weight of the batch's mean loss."""
+    """Number of labels that are not padding: the weight of this batch's mean loss."""
 
     @property
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -41,14 +41,14 @@ class TextBatch:
 class Windows:
     """An endless iterator over batches of `rows` windows of `length` tokens.
 
-    Each epoch cuts the text into windows that do not overlap, from a first place of its own on, and shuffles them. Both come
-    from (seed, epoch) alone, so that a position is three numbers. What does not fill the last batch comes in other epochs.
+    Each epoch cuts the text into windows that do not overlap, starting at a random offset, and shuffles them. Both depend only
+    on (seed, epoch), so a position is three numbers. Windows that do not fill the last batch are left out of that epoch.
     """
 
     def __init__(self, text: TokenText, rows: int, length: int, seed: int = 0) -> None:
         self.text, self.rows, self.length, self.seed = text, rows, length, seed
         self.epoch, self.index = 0, 0
-        # One fewer than fit, so that the first place is free.
+        # One fewer than fit, to leave room for the offset.
         self._count = (len(text) - length) // length
         if self._count < rows:
             raise InputError(
@@ -70,30 +70,30 @@ class Windows:
         return TextBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), self.rows * self.length)
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it."""
+        """Advance by one batch without reading it."""
         if self.index >= len(self):
             self.epoch, self.index = self.epoch + 1, 0
         self.index += 1
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return self._count // self.rows
 
     @property
     def summary(self) -> str:
-        """What the text is, and how it is batched."""
+        """One line for the log: what the text is, and how it is batched."""
         return f"{self.text}; batches of {self.rows} x {self.length}"
 
     def state(self) -> dict[str, int | str]:
-        """The position, as JSON holds it: `load_state` continues with the batch that would come next."""
+        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. It must come from the same text, shape and seed."""
+        """Restore a saved position. It must come from the same text, shape and seed."""
         self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _starts(self) -> np.ndarray:
-        """int64 [windows]: where the windows of this epoch start, in their order."""
+        """int64 [windows]: the start of each window of this epoch, in shuffled order."""
         if self._planned is None or self._planned[0] != self.epoch:
             rng = np.random.default_rng([self.seed, self.epoch])
             first = rng.integers(self.length)
@@ -102,10 +102,10 @@ class Windows:
 
 
 def windows_in_order(text: TokenText, rows: int, length: int, stride: int, most: int | None = None) -> Iterator[TextBatch]:
-    """Every token but the first as a label once, in order; or those of the first `most` windows.
+    """Windows in which every token but the first is a label once, in order; or only the first `most` windows.
 
-    A window starts `stride` tokens behind the one before it, and only labels that no window before it had count. So each but
-    those of the first window has at least length - stride tokens before it.
+    Windows start `stride` tokens apart, and a label counts only in the first window that contains it. So every label outside
+    the first window has at least length - stride tokens of context.
     """
     last = len(text) - 1
     count = 1 + max(0, -(-(last - length) // stride))

@@ -1,8 +1,8 @@
-"""BERT's WordPiece vocabularies, by the tokenizers library, which is imported when one is used.
+"""BERT's WordPiece vocabularies, through the tokenizers library, which is imported only when needed.
 
-Text is normalised as the file says (lower case, say), cut at spaces and punctuation, and each word into the longest pieces that
-the vocabulary has. Case and spaces may not come back. Ids: [PAD] 0, [UNK] 1, [CLS] 2 as the start, [SEP] 3 as the end, then all
-other pieces in the order of their own ids; [MASK] is the id behind the last one.
+Text is normalized as the file specifies (to lower case, for example) and split at spaces and punctuation, and each word into
+the longest pieces in the vocabulary. Decoding may not restore case and spaces. Ids: [PAD] 0, [UNK] 1, [CLS] 2 as the start,
+[SEP] 3 as the end, then all other pieces in the order of their ids in the file; [MASK] follows the last one.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from kilolayer.files.writing import write
 FIRST, MASK = ("[PAD]", "[UNK]", "[CLS]", "[SEP]"), "[MASK]"
 WORDS_FILE, OPTIONS_FILE = "vocab.txt", "tokenizer_config.json"
 FIX = f"put BERT's {BYTE_BPE_FILE}, or its {WORDS_FILE}, in its place"
-# Where text is cut at least: no piece goes over the end of a line.
+# Text can be cut at line ends: no piece crosses one.
 SPLITTERS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
-LINES = 4096  # at once: a token takes a hundred bytes of memory until its id is read
+LINES = 4096  # encoded at once: a token takes a hundred bytes of memory until its id is read
 
 
 @dataclass(frozen=True)
 class WordPieces:
-    """table: a tokenizer.json's, with our ids, [MASK] last; ids: those that the file gave, in our order."""
+    """table: a tokenizer.json with Kilolayer's ids, [MASK] last. ids: the ids in the file, in Kilolayer's order."""
 
     table: dict[str, Any]
     ids: list[int]
 
 
 def read_word_pieces(path: Path) -> WordPieces:
-    """What stands in a tokenizer.json, or in a folder that has one or a vocab.txt."""
+    """Read a tokenizer.json, or a folder with one or with a vocab.txt."""
     if kind_of(path) != "folder":
         return _renumbered(read_json(path), str(path))
     if kind_of(path / BYTE_BPE_FILE) is not None:
@@ -55,7 +55,7 @@ def read_word_pieces(path: Path) -> WordPieces:
 
 
 def _table_of(vocabulary: dict[str, int], options: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer.json of a list of words, under the options of Transformers' tokenizer_config.json."""
+    """The tokenizer.json for a list of words, under the options of Transformers' tokenizer_config.json."""
     normalizer = {
         "type": "BertNormalizer",
         "clean_text": True,
@@ -107,7 +107,7 @@ def _renumbered(table: Any, where: str) -> WordPieces:
 
 
 class WordPieceVocabulary:
-    """WordPiece."""
+    """A WordPiece vocabulary; see `TextVocabulary` for its interface."""
 
     utf8 = True
     exact = False
@@ -117,10 +117,10 @@ class WordPieceVocabulary:
         library = import_library("wordpiece")
         try:
             self._library = library.Tokenizer.from_str(json.dumps(given.table))
-        except Exception as error:  # the library raises no class of its own
+        except Exception as error:  # the library raises no specific exception class
             raise InputError(f"the tokenizers library cannot read it: {error}", where=where, fix=FIX) from None
         self._library.add_special_tokens([*FIRST, MASK])
-        self._library.encode_special_tokens = True  # text that spells one is ordinary text
+        self._library.encode_special_tokens = True  # text that spells a special token is ordinary text
         self._library.post_processor = library.processors.TemplateProcessing(
             single=f"{FIRST[START]} $A {FIRST[END]}",
             pair=f"{FIRST[START]} $A {FIRST[END]} $B:1 {FIRST[END]}:1",
@@ -134,23 +134,23 @@ class WordPieceVocabulary:
 
     @classmethod
     def load(cls, path: Path) -> WordPieceVocabulary:
-        """The vocabulary in a tokenizer.json, or in a folder with one or with a vocab.txt."""
+        """Load from a tokenizer.json, or from a folder with one or with a vocab.txt."""
         import_library("wordpiece")
         return cls(read_word_pieces(path), str(path))
 
     def encode(self, data: bytes) -> np.ndarray:
-        """The ids of a text, int64 [tokens], without an end."""
+        """The token ids of a text, int64 [tokens], without an end token."""
         lines = data.decode().split("\n")
         parts = (lines[start : start + LINES] for start in range(0, len(lines), LINES))
         found = chain.from_iterable(self._library.encode_batch_fast(part, add_special_tokens=False) for part in parts)
         return np.fromiter(chain.from_iterable(each.ids for each in found), np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids, as the pieces spell it; special tokens leave no trace, and neither do ids out of range."""
+        """The text of token ids, as the pieces spell it. Special tokens and ids out of range are skipped."""
         return self._library.decode([token for token in map(int, ids) if 0 <= token < self.vocab_size])
 
     def text(self) -> str:
-        """The tokenizer.json, with the model's ids: the tokenizers library and Hugging Face read it."""
+        """The text of a tokenizer.json with Kilolayer's ids; the tokenizers library and Hugging Face can read it."""
         return self._library.to_str(pretty=True)
 
     def save(self, folder: Path) -> None:

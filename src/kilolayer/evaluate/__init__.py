@@ -1,1 +1,1 @@
-"""How good the translations are: scores with their signatures, significance, and where the errors lie."""
+"""Evaluation: scores with their signatures, significance tests, error analysis, likelihoods and question answering."""

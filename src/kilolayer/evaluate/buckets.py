@@ -1,7 +1,7 @@
-"""Where the errors lie: word accuracy by training frequency, BLEU by sentence length.
+"""Error analysis: word accuracy by training frequency, and BLEU by sentence length.
 
-Figure 3 of the very-deep paper (Liu et al. 2020), whose numbers came from compare-mt (Neubig et al. 2019). Words are those
-of sacreBLEU's 13a tokeniser, in training text and translations alike.
+As in Figure 3 of the very-deep paper (Liu et al. 2020), whose numbers came from compare-mt (Neubig et al. 2019). Words are
+those of sacreBLEU's 13a tokenizer, in training text and translations alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LENGTH_EDGES = (10, 20, 30, 40, 50, 60)  # compare-mt's
 
 @dataclass(frozen=True)
 class FrequencyBucket:
-    """Words seen `low` to `high` times in training (no end where high is None), counted over the test set."""
+    """Words seen `low` to `high` times in training (unbounded if high is None), with their counts over the test set."""
 
     label: str
     low: int
@@ -33,28 +33,28 @@ class FrequencyBucket:
 
     @property
     def precision(self) -> float:
-        """The share of the words produced that the reference has too."""
+        """The fraction of the words produced that are also in the reference."""
         return self.matched / self.hypothesis if self.hypothesis else 0.0
 
     @property
     def recall(self) -> float:
-        """The share of the reference's words that were produced."""
+        """The fraction of the reference's words that were produced."""
         return self.matched / self.reference if self.reference else 0.0
 
     @property
     def f1(self) -> float | None:
-        """2 P R / (P + R); None where no word, produced or wanted, is of this bucket."""
+        """2 P R / (P + R); None if the bucket has no words, produced or in the reference."""
         total = self.hypothesis + self.reference
         return 2 * self.matched / total if total else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as scores.json holds them."""
+        """Plain values for scores.json."""
         return {**vars(self), "precision": self.precision, "recall": self.recall, "f1": self.f1}
 
 
 @dataclass(frozen=True)
 class LengthBucket:
-    """Sentences whose reference has `low` to `high` words (no end where high is None); bleu is None where there are none."""
+    """Sentences whose reference has `low` to `high` words (unbounded if high is None); bleu is None if there are none."""
 
     label: str
     low: int
@@ -63,12 +63,12 @@ class LengthBucket:
     bleu: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as scores.json holds them."""
+        """Plain values for scores.json."""
         return dict(vars(self))
 
 
 def word_frequencies(lines: Iterable[str]) -> Counter[str]:
-    """How often each word stands in the training text; the lines are read once and not kept."""
+    """How often each word occurs in the training text; the lines are read once and not stored."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(words([line])[0])
@@ -78,7 +78,8 @@ def word_frequencies(lines: Iterable[str]) -> Counter[str]:
 def accuracy_by_frequency(
     hypotheses: Lines, references: Lines, frequencies: Mapping[str, int], edges: Sequence[int] = FREQUENCY_EDGES
 ) -> list[FrequencyBucket]:
-    """Word accuracy by training frequency: a word counts as matched as often as hypothesis and reference both have it."""
+    """Word accuracy by training frequency. In each sentence a word matches as often as both hypothesis and reference contain
+    it."""
     check_aligned(hypotheses, references)
     spans = _spans(edges)
     counts = [[0, 0, 0] for _ in spans]
@@ -93,9 +94,9 @@ def accuracy_by_frequency(
 def bleu_by_length(
     hypotheses: Lines, references: Lines, edges: Sequence[int] = LENGTH_EDGES, metric: Metric | None = None
 ) -> list[LengthBucket]:
-    """Corpus BLEU of the sentences of each length.
+    """Corpus BLEU of the sentences in each length bucket.
 
-    The length is the reference's, so that every system is scored on the same sentences (compare-mt takes the hypothesis's).
+    The length is the reference's, so that every system is scored on the same sentences (compare-mt uses the hypothesis's).
     """
     check_aligned(hypotheses, references)
     metric = metric or Bleu()
@@ -113,7 +114,7 @@ def bleu_by_length(
 
 
 def _spans(edges: Sequence[int]) -> list[tuple[int, int | None]]:
-    """First and last value of each bucket: edges 1, 5 make 0 to 0, 1 to 4, and 5 onwards."""
+    """First and last value of each bucket: edges 1, 5 give 0 to 0, 1 to 4, and 5 onwards."""
     if not edges or edges[0] < 1 or any(a >= b for a, b in pairwise(edges)):
         raise OptionError(f"the edges of the buckets are {list(edges)}", fix="give increasing whole numbers above 0")
     lows = [0, *edges]

@@ -1,13 +1,13 @@
-"""The likelihoods of continuations after their contexts: what questions with given answers are scored by.
+"""Likelihoods of continuations given their contexts, by which multiple-choice questions are scored.
 
-Rules, those of lm-eval:
+The rules are those of lm-eval:
 
 - White space at the end of a context belongs to the continuation. The context and the whole text are encoded; the continuation
-  is what the whole has behind as many tokens as the context has. Where nothing is left, because a token spans the border, the
-  continuation is encoded by itself.
-- An empty context is the end token, which stands before every document.
-- The model reads `length` tokens at most. What does not fit is cut from the left of the context. A continuation that is longer
-  itself is read in windows: the first begins with the last token of the context, and each scores what the one before did not.
+  is what remains of the whole after as many tokens as the context has. If nothing remains, because a token spans the boundary,
+  the continuation is encoded by itself.
+- An empty context is replaced by the end token, which precedes every document.
+- The model reads at most `length` tokens. What does not fit is cut from the left of the context. A continuation that is itself
+  longer is read in windows: the first begins with the last token of the context, and each scores what the one before did not.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kilolayer.moe.shard import refuse_part
 from kilolayer.speed.written import write_out
 
 AT_ONCE = 8192
-"""Continuations that are encoded, sorted and scored together."""
+"""Number of continuations that are encoded, sorted and scored together."""
 TOKENS_AT_ONCE = {"cpu": 512, "cuda": 32_768}
-"""Of a batch, by device."""
+"""Maximum number of tokens in a batch, by device."""
 SCORES_AT_ONCE = 1 << 25
-"""Positions times vocabulary: 128 MB in fp32."""
+"""Maximum number of logits at once, positions times vocabulary: 128 MB in fp32."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 """The tokens of a context, at least one, and of a continuation: int64 [n] each."""
@@ -41,9 +41,10 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Of a continuation: ln p(continuation | context), and whether each of its tokens is the model's most probable one.
+    """The likelihood of a continuation: ln p(continuation | context), and whether each of its tokens is the most probable one.
 
-    tokens, bytes: its length. cut: whether the beginning of its context was not read.
+    tokens, bytes: its length.
+    cut: whether the beginning of its context was not read.
     """
 
     log_likelihood: float
@@ -56,9 +57,9 @@ class Likelihood:
 def score_choices(
     model: Decoder, vocabulary: TextVocabulary, choices: Iterable[tuple[str, str]], length: int
 ) -> list[Likelihood]:
-    """The likelihood of each continuation after its context, both as text; length: tokens that the model reads at once.
+    """The likelihood of each continuation given its context, both as text. length: the model's context length in tokens.
 
-    A beginning that several choices share is read once: those of one question cost little more than their continuations.
+    A prefix that several choices share is read once, so the choices of one question cost little more than their continuations.
     """
     encode = lru_cache(maxsize=16)(vocabulary.encode)
     source, found = iter(choices), []
@@ -74,7 +75,7 @@ def score_choices(
 
 
 def encode_pair(encode: Callable[[bytes], np.ndarray], context: str, continuation: str) -> Pair:
-    """The tokens of a context and of its continuation."""
+    """The tokens of a context and its continuation."""
     before = context.rstrip()
     continuation = context[len(before) :] + continuation
     if not before:
@@ -86,7 +87,7 @@ def encode_pair(encode: Callable[[bytes], np.ndarray], context: str, continuatio
 
 @torch.inference_mode()
 def score_tokens(model: Decoder, pairs: Sequence[Pair], length: int) -> list[tuple[float, bool]]:
-    """For each continuation its log-likelihood, summed in fp64, and whether it is the greedy one; of no tokens: 0, True."""
+    """The log-likelihood of each continuation, summed in fp64, and whether it is the greedy one; for no tokens, 0 and True."""
     refuse_part(model)
     parts = [(number, window) for number, pair in enumerate(pairs) for window in _windows(*pair, length)]
     owners, windows = np.array([number for number, _ in parts], np.int64), [window for _, window in parts]
@@ -101,7 +102,7 @@ def score_tokens(model: Decoder, pairs: Sequence[Pair], length: int) -> list[tup
 
 
 def _windows(context: np.ndarray, continuation: np.ndarray, length: int) -> Iterator[Window]:
-    """What the model reads of a pair: one window, unless the continuation is longer than it reads at once."""
+    """The windows that the model reads of a pair: one, unless the continuation exceeds the context length."""
     whole = np.concatenate([context, continuation])
     if 0 < len(continuation) <= length:
         yield Window(whole[-(length + 1) :], len(continuation))
@@ -114,7 +115,7 @@ def _windows(context: np.ndarray, continuation: np.ndarray, length: int) -> Iter
 def _predictions(model: Decoder, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """The log-probability of each target of a batch, fp64 [predictions], and whether it is the most probable token."""
     states = read(model, batch).flatten(0, 1)
-    places, where = np.unique(batch.at, return_inverse=True)  # branches may be predicted from one place
+    places, where = np.unique(batch.at, return_inverse=True)  # several branches may be predicted from one position
     order = np.argsort(where, kind="stable")
     step = max(1, SCORES_AT_ONCE // len(model.embedding.weight))
     values, best = np.empty(len(order)), np.empty(len(order), bool)

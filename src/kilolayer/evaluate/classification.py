@@ -1,6 +1,6 @@
-"""How well classes or numbers are predicted: metrics by name, through scikit-learn and scipy.
+"""Metrics of predicted classes or numbers, by name, computed with scikit-learn and scipy.
 
-All are in percent, as GLUE's tables are.
+All are percentages, as in GLUE's tables.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Compute = Callable[[np.ndarray, np.ndarray, int], float]
 
 @dataclass(frozen=True)
 class LabelMetric:
-    """A score of predictions against labels: of classes int [n], by their places, or of numbers [n]."""
+    """A score of predictions against labels: class indices int [n], or numbers [n]."""
 
     key: str
     """Its name in configurations and in scores.json."""
     name: str
     package: str
-    """Whose numbers these are."""
+    """The package that computes it."""
     detail: str
-    """What the name leaves open, for the signature."""
+    """For the signature: details that the name leaves open."""
     compute: Compute
-    """Of predictions, labels and the number of classes: the score as a share of 1."""
+    """From predictions, labels and the number of classes to a score between 0 and 1."""
 
     def score(self, predictions: Sequence[float] | np.ndarray, labels: Sequence[float] | np.ndarray, classes: int) -> Score:
-        """classes: how many there are; 0 where labels are numbers."""
+        """The score in percent. classes: their number; 0 if labels are numbers."""
         found, true = np.asarray(predictions), np.asarray(labels)
         if found.shape != true.shape or found.ndim != 1 or not len(found):
             raise InputError(
@@ -50,7 +50,7 @@ class LabelMetric:
 
 
 def require_packages() -> None:
-    """Raise unless what the metrics are computed with is installed."""
+    """Raise unless the packages that compute the metrics are installed."""
     missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise OptionError(
@@ -61,7 +61,7 @@ def require_packages() -> None:
 
 
 def get_metric(key: str) -> LabelMetric:
-    """The metric of this name."""
+    """The metric with this name."""
     if key not in METRICS:
         raise unknown(key, METRICS, kind="metric")
     return METRICS[key]
@@ -74,7 +74,7 @@ def _accuracy(found: np.ndarray, true: np.ndarray, classes: int) -> float:
 
 
 def _f1(found: np.ndarray, true: np.ndarray, classes: int) -> float:
-    """Of two classes that of the second one; of more, the mean over classes."""
+    """With two classes, the F1 of the second; with more, the mean over classes."""
     from sklearn.metrics import f1_score
 
     of = {"pos_label": 1, "average": "binary"} if classes <= 2 else {"labels": list(range(classes)), "average": "macro"}
@@ -101,12 +101,12 @@ def _spearman(found: np.ndarray, true: np.ndarray, classes: int) -> float:
 
 
 def _correlation(measure: Callable[..., Any], found: np.ndarray, true: np.ndarray) -> float:
-    """0 where one side is constant: it goes with nothing."""
+    """The correlation; 0 if one side is constant."""
     found, true = found.astype(np.float64), true.astype(np.float64)
     if len(true) < 2 or (found == found[0]).all() or (true == true[0]).all():
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numbers that are nearly constant
+        warnings.simplefilter("ignore")  # about nearly constant input
         value = float(measure(true, found).statistic)
     return value if np.isfinite(value) else 0.0
 

@@ -1,4 +1,4 @@
-"""Our language models as models of lm-eval, the evaluation harness: any of its tasks runs on them.
+"""Kilolayer's language models as lm-eval models, so that any task of the evaluation harness can run on them.
 
 `cli/harness.py` opens a run and registers it under a name.
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 
 MAX_TOKENS = 256
-"""That are written where a task does not say how many; as lm-eval's other models."""
+"""Maximum number of tokens to generate if a task does not set one, as in lm-eval's other models."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""The names that lm-eval takes for the most tokens to write; the first that is given counts."""
+"""The option names that lm-eval accepts for the maximum number of tokens; the first that is given is used."""
 SAMPLING = ("temperature", "top_k", "top_p")
 
 
 class HarnessModel(TemplateLM):
-    """A decoder, its vocabulary, and how many tokens it reads at once."""
+    """A decoder, its vocabulary and its context length, with lm-eval's interface."""
 
     def __init__(self, model: Decoder, vocabulary: TextVocabulary, length: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts, each as a document; long ones in windows that do not overlap."""
+        """The log-likelihood of whole texts, each as a document; long ones are read in windows that do not overlap."""
         texts = [request.args[0] for request in requests]
         found = score_tokens(self.model, [_pair([END], self.tok_encode(text)) for text in texts], self.max_length)
         for text, (value, _) in zip(texts, found, strict=True):
@@ -69,7 +69,7 @@ class HarnessModel(TemplateLM):
         return [value for value, _ in found]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to the first of the task's stop texts."""
+        """The model's continuation of each context, up to the first of the task's stop strings."""
         written: list[str] = [""] * len(requests)
         alike: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
@@ -85,7 +85,7 @@ class HarnessModel(TemplateLM):
 
 
 def registered(name: str) -> Callable[[type[HarnessModel]], type[HarnessModel]]:
-    """Makes lm-eval know a class of models by a name."""
+    """Register a class of models with lm-eval under a name."""
     return register_model(name)
 
 
@@ -94,7 +94,7 @@ def _pair(context: Sequence[int], continuation: Sequence[int]) -> Pair:
 
 
 def _search(options: dict[str, Any]) -> tuple[SearchConfig, list[str]]:
-    """How to write, and where to stop, by the options of a task."""
+    """The search configuration and the stop strings from the options of a task."""
     known = {"until", *LENGTHS, "do_sample", "num_beams", *SAMPLING}
     for name in options:
         if name not in known:
@@ -112,5 +112,5 @@ def _search(options: dict[str, Any]) -> tuple[SearchConfig, list[str]]:
 
 
 def _until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stop texts."""
+    """The text before the first stop string."""
     return text[: min((place for stop in stops if stop and (place := text.find(stop)) >= 0), default=len(text))]

@@ -1,4 +1,4 @@
-"""How well a language model predicts a text: loss, perplexity, bits per byte."""
+"""How well a language model predicts a text: loss, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kilolayer.speed.recorder import Piece, Recorder
 
 @dataclass(frozen=True)
 class TextScore(Score):
-    """A score of a text, of any size."""
+    """A score of a text, not limited to 0 to 100."""
 
     digits: int = 4
-    """To show behind the point."""
+    """Number of decimals to show."""
 
 
 @dataclass(frozen=True)
 class TextLoss:
-    """nll: the summed negative log-likelihood, in nats, of `tokens` tokens that stand for `bytes` bytes of text."""
+    """nll: the summed negative log-likelihood, in nats, of `tokens` tokens that represent `bytes` bytes of text."""
 
     nll: float
     tokens: int
@@ -38,30 +38,30 @@ class TextLoss:
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Nats per token."""
         return self.nll / self.tokens
 
     @property
     def perplexity(self) -> float:
-        """A token; two vocabularies cannot be compared by it."""
+        """Per token; it cannot be compared between vocabularies."""
         return math.exp(min(self.loss, 700.0))
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits that the model needs for a byte of the text, its ends of documents included: fit to compare vocabularies."""
+        """Bits per byte of text, with the ends of documents included; comparable between vocabularies."""
         return self.nll / math.log(2) / self.bytes if self.bytes else math.nan
 
     @property
     def quality(self) -> float:
-        """The larger, the better."""
+        """For choosing a checkpoint: larger is better."""
         return -self.loss
 
     def metrics(self) -> dict[str, Any]:
-        """For metrics.jsonl."""
+        """The values for metrics.jsonl."""
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
     def scores(self, signature: str) -> dict[str, TextScore]:
-        """For scores.json."""
+        """The scores for scores.json."""
         signature = f"{signature}|tokens:{self.tokens}|bytes:{self.bytes}"
         return {
             "bits_per_byte": TextScore("bits per byte", self.bits_per_byte, signature),
@@ -77,9 +77,10 @@ class TextLoss:
 def measure(
     model: Decoder, batches: Iterable[TextBatch], byte_lengths: np.ndarray, recorder: Recorder | None = None
 ) -> TextLoss:
-    """The loss of all labels of `batches`; dropout is off while this runs.
+    """The loss over all labels of `batches`, without dropout.
 
-    byte_lengths: int64 [vocabulary], the bytes that each token stands for. recorder: runs the forward and the loss of a batch.
+    byte_lengths: int64 [vocabulary], the bytes that each token represents.
+    recorder: runs the forward pass and loss of a batch.
     """
 
     def nll(inputs: Tensor, labels: Tensor) -> Tensor:

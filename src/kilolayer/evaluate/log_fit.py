@@ -1,4 +1,4 @@
-"""A law of depth: a score that grows by the same amount whenever the depth is multiplied by the same factor."""
+"""A logarithmic law of depth: the score grows by the same amount whenever the depth is multiplied by the same factor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from kilolayer.errors import InputError
 
 @dataclass(frozen=True)
 class LogFit:
-    """score = intercept + slope log(depth), log to the base e, by least squares.
+    """score = intercept + slope log(depth), with the natural logarithm, fitted by least squares.
 
-    slope_error: the standard error of the slope, NaN with two points. r2: the share of the scores' variance that the law
-    explains, NaN where they do not vary. left_out_error: the root mean square error of each point's prediction from the law
-    fitted to the others, NaN with two points.
+    slope_error: the standard error of the slope; NaN with two points.
+    r2: the fraction of the scores' variance that the law explains; NaN if they do not vary.
+    left_out_error: the leave-one-out root mean square error, in which each point is predicted from a fit to the others; NaN
+    with two points.
     """
 
     intercept: float
@@ -28,7 +29,7 @@ class LogFit:
     points: int
 
     def predict(self, depth: float) -> float:
-        """The score that the law gives a depth."""
+        """The score that the law predicts for a depth."""
         return self.intercept + self.slope * math.log(depth)
 
     def __str__(self) -> str:
@@ -37,7 +38,7 @@ class LogFit:
 
 
 def fit_log(depths: Sequence[float], scores: Sequence[float]) -> LogFit:
-    """The law of at least two different depths, each with a score."""
+    """Fit the law to the scores of at least two different depths."""
     if len(depths) != len(scores):
         raise InputError(f"{len(depths)} depths for {len(scores)} scores", fix="give one score per depth")
     depth, score = np.asarray(depths, dtype=float), np.asarray(scores, dtype=float)
@@ -52,10 +53,10 @@ def fit_log(depths: Sequence[float], scores: Sequence[float]) -> LogFit:
     slope = float((apart * above).sum() / spread)
     missed = above - slope * apart
     unexplained, varied = float((missed**2).sum()), float((above**2).sum())
-    # A point's own weight in its fitted value; without it, its error grows by 1 / (1 - weight).
+    # The leverage of a point: its leave-one-out error is its residual times 1 / (1 - leverage).
     weight = 1 / len(x) + apart**2 / spread
     freedom = len(x) - 2
-    alone = (weight > 1 - 1e-12).any()  # without this point there is no law
+    alone = (weight > 1 - 1e-12).any()  # without this point nothing can be fitted
     return LogFit(
         intercept=float(score.mean() - slope * x.mean()),
         slope=slope,

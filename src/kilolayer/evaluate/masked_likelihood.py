@@ -1,4 +1,4 @@
-"""How well a masked language model knows hidden tokens: loss, perplexity, accuracy."""
+"""How well a masked language model predicts hidden tokens: loss, perplexity and accuracy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from kilolayer.speed.recorder import Piece, Recorder
 
 @dataclass(frozen=True)
 class MaskedLoss:
-    """nll: the summed negative log-likelihood, in nats, of `tokens` hidden tokens, of which `correct` scored highest."""
+    """nll: the summed negative log-likelihood, in nats, of `tokens` hidden tokens; for `correct` of them the top prediction
+    is right."""
 
     nll: float
     correct: int
@@ -29,30 +30,30 @@ class MaskedLoss:
 
     @property
     def loss(self) -> float:
-        """Nats a hidden token."""
+        """Nats per hidden token."""
         return self.nll / self.tokens
 
     @property
     def perplexity(self) -> float:
-        """A hidden token; two vocabularies, or two ways of masking, cannot be compared by it."""
+        """Per hidden token; it cannot be compared between vocabularies or ways of masking."""
         return math.exp(min(self.loss, 700.0))
 
     @property
     def accuracy(self) -> float:
-        """The percentage of hidden tokens that scored highest."""
+        """The percentage of hidden tokens for which the top prediction is right."""
         return 100 * self.correct / self.tokens
 
     @property
     def quality(self) -> float:
-        """The larger, the better."""
+        """For choosing a checkpoint: larger is better."""
         return -self.loss
 
     def metrics(self) -> dict[str, Any]:
-        """For metrics.jsonl."""
+        """The values for metrics.jsonl."""
         return {"loss": self.loss, "perplexity": self.perplexity, "accuracy": self.accuracy}
 
     def scores(self, signature: str) -> dict[str, TextScore]:
-        """For scores.json."""
+        """The scores for scores.json."""
         signature = f"{signature}|masked:{self.tokens}"
         return {
             "accuracy": TextScore("accuracy of masked tokens, %", self.accuracy, signature, digits=2),
@@ -66,9 +67,9 @@ class MaskedLoss:
 
 @torch.inference_mode()
 def measure_masked(model: Encoder, batches: Iterable[MaskedBatch], recorder: Recorder | None = None) -> MaskedLoss:
-    """The loss and accuracy of all labels of `batches`; dropout is off while this runs.
+    """The loss and accuracy over all labels of `batches`, without dropout.
 
-    recorder: runs the forward and the loss of a batch.
+    recorder: runs the forward pass and loss of a batch.
     """
 
     def sums(*parts: Tensor) -> Tensor:

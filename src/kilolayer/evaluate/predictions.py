@@ -1,4 +1,4 @@
-"""What a model with a head predicts of examples: scores of the classes or numbers, their loss, and the metrics."""
+"""Predictions of a model with a head: scores of classes or numbers, their loss, and metrics."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kilolayer.speed.recorder import Piece, Recorder
 
 @dataclass(frozen=True)
 class LabelLoss:
-    """The mean loss of some examples, and their metrics by name, the one to choose by first."""
+    """The mean loss of examples, and their metrics by name; the first chooses the best checkpoint."""
 
     loss: float
     scores: dict[str, Score]
 
     @property
     def quality(self) -> float:
-        """The larger, the better."""
+        """For choosing a checkpoint: larger is better."""
         return next(iter(self.scores.values())).value
 
     def metrics(self) -> dict[str, Any]:
-        """For metrics.jsonl; `metric` is the one to choose by."""
+        """The values for metrics.jsonl; `metric` is the one that chooses the best checkpoint."""
         return {"loss": self.loss, "metric": self.quality, **{key: score.value for key, score in self.scores.items()}}
 
     def __str__(self) -> str:
@@ -45,9 +45,10 @@ class LabelLoss:
 def predict(
     model: Encoder, examples: EncodedExamples, rows: int, most: int | None = None, recorder: Recorder | None = None
 ) -> np.ndarray:
-    """fp32 [examples, outputs]: the scores of all examples, or of the first `most`; dropout is off while this runs.
+    """fp32 [examples, outputs]: the scores of all examples, or of the first `most`, without dropout.
 
-    rows: examples of a batch. recorder: runs the forward of a batch.
+    rows: examples per batch.
+    recorder: runs the forward pass of a batch.
     """
 
     def scores(tokens: Tensor) -> Tensor:
@@ -66,12 +67,12 @@ def predict(
 
 
 def types_for(config: ModelConfig, tokens: Tensor) -> dict[str, Tensor]:
-    """The types that a model with several is given with tokens, int64 [rows, length]: the sentence of a pair."""
+    """The token types argument for tokens int64 [rows, length], if the model has token types: the sentence of a pair."""
     return {"types": sentence_types(tokens)} if (config.token_types or 1) > 1 else {}
 
 
 def measure_labels(scores: np.ndarray, labels: np.ndarray, classes: int, metrics: Sequence[str]) -> LabelLoss:
-    """Predicted scores [examples, outputs] against labels [examples]: int64 places of classes; numbers where classes is 0."""
+    """Compare predicted scores [examples, outputs] with labels [examples]: int64 class indices, or numbers if classes is 0."""
     values = torch.from_numpy(scores).double()
     if classes:
         loss, found = F.cross_entropy(values, torch.from_numpy(labels)), scores.argmax(axis=1)
@@ -81,5 +82,5 @@ def measure_labels(scores: np.ndarray, labels: np.ndarray, classes: int, metrics
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:
-    """fp64 [examples, classes], each row summing to 1."""
+    """Softmax of the scores, fp64 [examples, classes]."""
     return torch.from_numpy(scores).double().softmax(dim=1).numpy()

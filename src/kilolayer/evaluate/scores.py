@@ -1,7 +1,7 @@
-"""Corpus scores with the signature that says how each was computed.
+"""Corpus scores of translations, with the signature that says how each was computed.
 
-Every score here is a function of sums over sentences. `statistics` gives a sentence's terms and `values` the score of any
-number of such sums at once, which is what lets a corpus be resampled a thousand times (`significance.py`).
+Every score here is a function of sums over sentences. `statistics` gives the terms of each sentence, and `values` the scores of
+any number of such sums at once, so a corpus can be resampled a thousand times (`significance.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Lines = Sequence[str]
 Numbers = NDArray[np.float64]
 
 TOKENIZERS = ("13a", "none", "intl", "char", "zh")
-"""The tokenisers of sacreBLEU that need no download and no further package."""
+"""sacreBLEU's tokenizers that need no download and no further package."""
 
 SENTENCE_ENDS = (".", "!", "?", "。", "।")
 
@@ -50,7 +50,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A score that cannot be computed here, and why."""
+    """A score that cannot be computed on this machine, and why."""
 
     name: str
     reason: str
@@ -73,20 +73,20 @@ class Metric(ABC):
         return Score(self.name, float(self.values(sums)), self.signature())
 
     def missing(self) -> str:
-        """What this machine lacks for it, in words; empty where nothing is missing."""
+        """What this machine lacks to compute it, in words; empty if nothing is missing."""
         return ""
 
     @abstractmethod
     def statistics(self, hypotheses: Lines, references: Lines) -> Numbers:
-        """[sentences, terms]: what each sentence adds to the sums that the score is made of."""
+        """[sentences, terms]: what each sentence adds to the sums from which the score is computed."""
 
     @abstractmethod
     def values(self, sums: Numbers) -> Numbers:
-        """[...]: the scores of the sums [..., terms]."""
+        """The scores [...] of the sums [..., terms]."""
 
     @abstractmethod
     def signature(self) -> str:
-        """How the score is computed, for whoever wants to compute it again."""
+        """How the score is computed, so that it can be reproduced."""
 
 
 class SacreScore(Metric):
@@ -94,7 +94,7 @@ class SacreScore(Metric):
 
     @abstractmethod
     def sacre(self) -> SacreMetric:
-        """sacreBLEU's own object for it."""
+        """The sacreBLEU metric object."""
 
     def statistics(self, hypotheses: Lines, references: Lines) -> Numbers:
         check_aligned(hypotheses, references)
@@ -106,7 +106,7 @@ class SacreScore(Metric):
 
     def signature(self) -> str:
         sacre = self.sacre()
-        sacre.corpus_score(["x"], [["x"]])  # sacreBLEU signs only after it has seen how many references there are
+        sacre.corpus_score(["x"], [["x"]])  # sacreBLEU signs only after it has seen the number of references
         return str(sacre.get_signature())
 
 
@@ -115,9 +115,9 @@ class Bleu(SacreScore):
     """BLEU (Papineni et al. 2002): brevity penalty times the geometric mean of the 1- to 4-gram precisions."""
 
     lowercase: bool = False
-    """Compare without case."""
+    """Ignore case."""
     tokenize: str = "13a"
-    """sacreBLEU's tokeniser; "none" for text that is tokenised already."""
+    """sacreBLEU's tokenizer; "none" for text that is already tokenized."""
 
     key: ClassVar[str] = "bleu"
     name: ClassVar[str] = "BLEU"
@@ -127,7 +127,7 @@ class Bleu(SacreScore):
             raise unknown(self.tokenize, TOKENIZERS, kind="tokeniser", where="in BLEU's `tokenize`")
 
     def sacre(self) -> SacreMetric:
-        # Without `force`, sacreBLEU warns of text that looks tokenised: right unless that was asked for.
+        # Without `force`, sacreBLEU warns about text that looks tokenized, even where that is intended.
         return BLEU(lowercase=self.lowercase, tokenize=self.tokenize, force=self.tokenize == "none")
 
     def values(self, sums: Numbers) -> Numbers:
@@ -136,7 +136,7 @@ class Bleu(SacreScore):
 
 @dataclass(frozen=True)
 class TokenisedBleu(SacreScore):
-    """BLEU on the words between spaces, as papers give it for text that a tokeniser has split, punctuation apart."""
+    """BLEU on space-separated tokens, as papers report it for text tokenized beforehand, with punctuation split off."""
 
     key: ClassVar[str] = "tokenised_bleu"
     name: ClassVar[str] = "tokenised BLEU"
@@ -153,7 +153,7 @@ class Chrf(SacreScore):
     """chrF++ (Popović 2017): F2 of the mean precision and recall over 1- to 6-grams of characters, 1- and 2-grams of words."""
 
     lowercase: bool = False
-    """Compare without case."""
+    """Ignore case."""
 
     key: ClassVar[str] = "chrf"
     name: ClassVar[str] = "chrF++"
@@ -163,7 +163,7 @@ class Chrf(SacreScore):
 
     def values(self, sums: Numbers) -> Numbers:
         hypothesis, reference, matches = sums[..., 0::3], sums[..., 1::3], sums[..., 2::3]
-        counted = (hypothesis > 0) & (reference > 0)  # an order that no sentence is long enough for is left out
+        counted = (hypothesis > 0) & (reference > 0)  # an order for which no sentence is long enough is left out
         orders = np.maximum(counted.sum(axis=-1), 1)
         precision = np.where(counted, matches / np.maximum(hypothesis, 1), 0.0).sum(axis=-1) / orders
         recall = np.where(counted, matches / np.maximum(reference, 1), 0.0).sum(axis=-1) / orders
@@ -173,7 +173,7 @@ class Chrf(SacreScore):
 
 @dataclass(frozen=True)
 class Ter(SacreScore):
-    """TER (Snover et al. 2006): edits, moves of phrases among them, for each word of the reference. Smaller is better."""
+    """TER (Snover et al. 2006): edits, including moves of phrases, per reference word. Smaller is better."""
 
     key: ClassVar[str] = "ter"
     name: ClassVar[str] = "TER"
@@ -192,16 +192,16 @@ class SpBleu(SacreScore):
     """spBLEU (Goyal et al. 2022): BLEU on the pieces of a SentencePiece model, comparable across languages."""
 
     model: Path
-    """The SentencePiece model; scores under two models cannot be compared, so the signature holds its hash."""
+    """The SentencePiece model. Scores under different models cannot be compared, so the signature contains its hash."""
     lowercase: bool = False
-    """Compare without case."""
+    """Ignore case."""
 
     key: ClassVar[str] = "spbleu"
     name: ClassVar[str] = "spBLEU"
 
     def __post_init__(self) -> None:
         try:
-            self._processor  # noqa: B018  a file that is no model is refused at once
+            self._processor  # noqa: B018  an invalid model file is refused at once
         except (RuntimeError, UnicodeDecodeError):
             raise OptionError("not a SentencePiece model", where=str(self.model), fix="give a trained .model file") from None
 
@@ -238,7 +238,7 @@ class SpBleu(SacreScore):
 
 @dataclass(frozen=True)
 class Meteor(Metric):
-    """nltk's METEOR, the mean over sentences. It is not METEOR 1.5, and its synonyms are English ones."""
+    """nltk's METEOR, averaged over sentences. It is not METEOR 1.5, and its synonyms are English."""
 
     key: ClassVar[str] = "meteor"
     name: ClassVar[str] = "METEOR"
@@ -278,7 +278,7 @@ STANDARD: tuple[Metric, ...] = (Bleu(), Chrf(), Ter())
 
 
 def score_all(hypotheses: Lines, references: Lines, metrics: Sequence[Metric] = STANDARD) -> dict[str, Score | Unavailable]:
-    """Each metric's score by its key; one that cannot be computed here says why, and does not stop the others."""
+    """Each metric's score by key; one that cannot be computed here gives the reason, and does not stop the others."""
     check_aligned(hypotheses, references)
     found: dict[str, Score | Unavailable] = {}
     for metric in metrics:
@@ -288,10 +288,10 @@ def score_all(hypotheses: Lines, references: Lines, metrics: Sequence[Metric] = 
 
 
 def pivot_averages(values: Mapping[Direction, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Means over directions, each counting once, into and out of the language that all of them share: "xx-en" and "en-xx".
+    """Means over directions into and out of the language that all directions share: "xx-en" and "en-xx".
 
-    values: the scores of each direction by their keys; those are averaged that all directions of a side have.
-    Empty where no single language stands in every direction.
+    values: the scores of each direction by key; a key is averaged if all directions of a side have it. Empty if the directions
+    have no single language in common.
     """
     shared = set.intersection(*({each.source, each.target} for each in values)) if values else set[str]()
     if len(shared) != 1:
@@ -309,7 +309,7 @@ def pivot_averages(values: Mapping[Direction, Mapping[str, float]]) -> dict[str,
 
 
 def _bleu(sums: Numbers) -> Numbers:
-    """sums: lengths of hypothesis and reference, then matches and totals of 1- to 4-grams."""
+    """BLEU from sums: lengths of hypothesis and reference, then matches and totals of 1- to 4-grams."""
     hypothesis, reference, matches, totals = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
     penalty = np.exp(np.minimum(0.0, 1 - reference / np.maximum(hypothesis, 1)))
     # sacreBLEU's smoothing "exp": the k-th order without a match counts as 1 / 2^k matches.
@@ -320,12 +320,12 @@ def _bleu(sums: Numbers) -> Numbers:
 
 
 def words(lines: Lines) -> list[list[str]]:
-    """The words of each line as BLEU counts them: punctuation stands alone (mteval's 13a)."""
+    """The words of each line as BLEU counts them, with punctuation split off (mteval's 13a)."""
     return [_tokenize(line.rstrip()).split() for line in lines]
 
 
 def check_tokenised(references: Lines, where: str = "") -> None:
-    """Raise where sentences end in punctuation that stands on the last word, as in text that no tokeniser has split."""
+    """Raise if sentences end in punctuation attached to the last word, as in text that is not tokenized."""
     ends = [line.rstrip() for line in references if line.rstrip().endswith(SENTENCE_ENDS)]
     joined = [line for line in ends if len(line) > 1 and not line[-2].isspace()]
     if 2 * len(joined) > len(ends):
@@ -337,7 +337,7 @@ def check_tokenised(references: Lines, where: str = "") -> None:
 
 
 def check_aligned(hypotheses: Lines, references: Lines) -> None:
-    """Raise unless there is one reference for each hypothesis, and at least one."""
+    """Raise unless there is exactly one reference per hypothesis, and at least one."""
     if len(hypotheses) != len(references):
         raise InputError(
             f"hypotheses and references differ in number: {len(hypotheses):,} and {len(references):,}",

@@ -1,7 +1,7 @@
-"""Sequences that begin alike, laid out so that their common beginning is read once.
+"""Lay out sequences with a common prefix so that the prefix is read once.
 
-A row holds the beginning that its sequences share, and behind it the rest of each, its branches, side by side. A branch sees
-the beginning and itself, and its positions go on from the beginning's:
+A row holds the shared prefix, followed by the rest of each sequence, its branches, side by side. A branch attends to the prefix
+and to itself, and its positions continue those of the prefix:
 
     a b c | d e | f        stands for   a b c d e   and   a b c f
     0 1 2 | 3 4 | 3        positions
@@ -24,40 +24,41 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.speed.written import WrittenStack
 
 LONGEST_ROW = 2048
-"""Tokens of a row with branches: every position of a row is compared with all others."""
+"""Maximum number of tokens in a row with branches, because attention compares all positions of a row."""
 LEAST_SHARED = 0.25
-"""Of a sequence's tokens; to share less is not worth a longer row."""
+"""Minimum fraction of a sequence's tokens to share; less is not worth a longer row."""
 FILLING = -1
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens [n] that fit into the model's context and one more; the last `scored` of them are predicted."""
+    """Tokens [n], at most the context length plus one; the last `scored` of them are predicted."""
 
     tokens: np.ndarray
     scored: int
 
     @property
     def inputs(self) -> np.ndarray:
-        """What the model reads: the last token is only predicted."""
+        """The model's input: all tokens but the last, which is only predicted."""
         return self.tokens[:-1]
 
 
 @dataclass(frozen=True)
 class Row:
-    """Windows, by their numbers, whose inputs share the first `shared` tokens."""
+    """Windows, by index, whose inputs share the first `shared` tokens."""
 
     numbers: list[int]
     shared: int
     length: int
-    """Tokens of the row: the shared ones and all branches."""
+    """Tokens in the row: the shared prefix and all branches."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows as arrays [rows, length] of tokens, positions and branches, and what is predicted where.
+    """Rows as arrays [rows, length] of tokens, positions and branches, and what is predicted at which position.
 
-    at: int [predictions], the place in the flattened rows from which the token `targets` of the window `windows` is predicted.
+    at: int [predictions], the index into the flattened rows from which the token `targets` of the window `windows` is
+    predicted.
     """
 
     tokens: np.ndarray
@@ -69,8 +70,8 @@ class Batch:
 
 
 def share(windows: Sequence[Window]) -> list[Row]:
-    """The rows that read all windows with the fewest tokens, as far as neighbours in the order of their tokens tell."""
-    # As big-endian bytes, sequences of tokens are in the order of their tokens.
+    """Group all windows into rows with few tokens in total, by comparing neighbours in lexicographic order."""
+    # As big-endian bytes, token sequences sort by their tokens.
     keys = [window.inputs.astype(">u4").tobytes() for window in windows]
     rows: list[Row] = []
     before: np.ndarray = np.empty(0, np.int64)
@@ -86,9 +87,9 @@ def share(windows: Sequence[Window]) -> list[Row]:
 
 
 def _joined(row: Row, number: int, length: int, common: int) -> Row | None:
-    """The row with one window more, that has `common` tokens in common with the last one; None where it gains nothing.
+    """The row with one more window, which shares `common` tokens with the last one; None if that saves nothing.
 
-    In their order, what all have in common is the least that two neighbours have.
+    In sorted order, the prefix that all windows share is the shortest that two neighbours share.
     """
     count, shared = len(row.numbers), min(row.shared, common)
     longer = row.length + (count - 1) * row.shared - count * shared + length
@@ -98,14 +99,14 @@ def _joined(row: Row, number: int, length: int, common: int) -> Row | None:
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
-    """How many tokens two sequences share from their beginning on."""
+    """The length of the common prefix of two sequences."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     return int(differ.argmax()) if differ.any() else length
 
 
 def batches(windows: Sequence[Window], rows: Sequence[Row], most: int) -> Iterator[Batch]:
-    """Rows of like length together, the longest first, at most `most` tokens with their filling (or a single row)."""
+    """Rows of similar length together, longest first, with at most `most` tokens including padding (or a single row)."""
     rest = sorted(rows, key=lambda row: -row.length)
     while rest:
         count = max(1, most // max(1, rest[0].length))
@@ -147,13 +148,13 @@ def read(model: Decoder, batch: Batch) -> Tensor:
     x = stack.enter(model.embedding(tokens), positions)
     real = branches != FILLING if (batch.branches == FILLING).any() else None
     view = make_view(stack.positions, placed, stack.product_dtype, real=real)
-    # Fast stacks make views of their own, which know no branches: of them the plain layers run.
+    # The fast stacks build their own masks, which do not support branches, so the plain layers run.
     out = stack.run(x, view) if isinstance(stack, WrittenStack) else Stack.run(stack, x, view)
     return out.states
 
 
 def _mask(batch: Batch, positions: Tensor, branches: Tensor) -> Mask:
-    """Who looks where. Filling stands behind everything else, so that without branches the causal mask alone keeps it out."""
+    """The attention mask. Padding comes last, so that without branches the causal mask is enough to exclude it."""
     if not _has_branches(batch):
         return Mask(causal=True)
     same = branches[:, :, None] == branches[:, None, :]
@@ -162,5 +163,5 @@ def _mask(batch: Batch, positions: Tensor, branches: Tensor) -> Mask:
 
 
 def _has_branches(batch: Batch) -> bool:
-    """Whether a row is more than one line of tokens."""
+    """Whether any row has branches."""
     return bool((np.diff(batch.positions) != 1)[batch.branches[:, 1:] != FILLING].any())

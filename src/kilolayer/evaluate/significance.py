@@ -1,4 +1,4 @@
-"""Is the difference more than the choice of test sentences? Paired bootstrap resampling (Koehn 2004)."""
+"""Significance of score differences by paired bootstrap resampling of the test set (Koehn 2004)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Verdict = Literal["+", "-", "="]
 
 SAMPLES = 1000  # as in the very-deep paper (Liu et al. 2020, section 4)
 MOST_SAMPLES = 100_000
-SEED = 12345  # sacreBLEU's, so that its p-values can be had again
+SEED = 12345  # sacreBLEU's, so that its p-values are reproduced
 LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value on the test set, and the interval that holds it in 95% of the resampled test sets."""
+    """A value on the test set, and the interval that contains it in 95% of the resampled test sets."""
 
     value: float
     low: float
@@ -30,11 +30,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system against a baseline on the same sentences.
+    """A system compared with a baseline on the same sentences.
 
-    p_value is sacreBLEU's: how often a resampled difference exceeds its mean by more than the difference observed.
-    A system called better or worse at 0.05 is wrongly called so once in twenty, in each direction.
-    wins: the share of resampled test sets on which the system is the better one.
+    p_value: sacreBLEU's, how often a resampled difference exceeds its mean by more than the observed difference. At a level of
+    0.05, a system is wrongly called better or worse once in twenty times, in each direction.
+    wins: the fraction of resampled test sets on which the system is better.
     """
 
     metric: str
@@ -58,7 +58,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Table 3 of the very-deep paper: entry (i, j) says if system i is better (+) or worse (-) than j, or neither (=)."""
+    """Table 3 of the very-deep paper: entry (i, j) says whether system i is better (+) or worse (-) than j, or neither (=)."""
 
     metric: str
     signature: str
@@ -68,7 +68,7 @@ class Matrix:
     verdicts: tuple[tuple[Verdict | Literal[""], ...], ...]
 
     def rows(self) -> list[list[str]]:
-        """Header and rows as the paper prints them: systems are lettered, the diagonal is empty."""
+        """Header and rows in the paper's format: systems are lettered, and the diagonal is empty."""
         letters = [_letter(index) for index in range(len(self.names))]
         header = ["system", self.metric, *letters]
         labels = [f"{letter}:{name}" for letter, name in zip(letters, self.names, strict=True)]
@@ -79,7 +79,7 @@ class Matrix:
 
 
 def resampled_sums(statistics: Numbers, samples: int = SAMPLES, seed: int = SEED) -> Numbers:
-    """[samples, terms]: sums of [sentences, terms] over test sets of as many sentences, drawn with replacement."""
+    """[samples, terms]: sums of [sentences, terms] over resampled test sets of the same size, drawn with replacement."""
     generator = np.random.default_rng(seed)
     sentences = len(statistics)
     draws = (generator.integers(sentences, size=sentences) for _ in range(samples))
@@ -95,7 +95,7 @@ def paired_bootstrap(
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """The system's score against the baseline's, with the chance that the choice of sentences made the difference."""
+    """The system's score against the baseline's, with the p-value of the difference."""
     metric = metric or Bleu()
     values, resampled = _resample([baseline, system], references, metric, samples, seed)
     p_value = _p_value(values[0], values[1], resampled[0], resampled[1])
@@ -122,7 +122,7 @@ def comparison_matrix(
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Matrix:
-    """Every system against every other, all on the same resampled test sets."""
+    """Compare every system with every other, all on the same resampled test sets."""
     if len(systems) < 2:
         raise OptionError(f"{len(systems)} system to compare", fix="give at least two")
     metric = metric or Bleu()
@@ -144,7 +144,7 @@ def comparison_matrix(
 def _resample(
     systems: Sequence[Lines], references: Lines, metric: Metric, samples: int, seed: int
 ) -> tuple[list[float], Numbers]:
-    """The score of each system, and [systems, samples] its scores on the resampled test sets, which all systems share."""
+    """The score of each system, and its scores on the resampled test sets, [systems, samples], which all systems share."""
     if not 1 <= samples <= MOST_SAMPLES:
         raise OptionError(f"samples is {shown(samples)}", fix=f"1 to {MOST_SAMPLES:,}; 1000 is usual")
     statistics = np.stack([metric.statistics(lines, references) for lines in systems], axis=1)  # [sentences, systems, terms]
@@ -160,7 +160,7 @@ def _estimate(value: float, resampled: Numbers) -> Estimate:
 
 
 def _p_value(a: float, b: float, resampled_a: Numbers, resampled_b: Numbers) -> float:
-    """sacreBLEU's paired bootstrap, as Moses' bootstrap-hypothesis-difference-significance.pl."""
+    """The p-value of sacreBLEU's paired bootstrap, as in Moses' bootstrap-hypothesis-difference-significance.pl."""
     if np.array_equal(resampled_a, resampled_b):
         return 1.0
     differences = np.abs(resampled_a - resampled_b)

@@ -1,1 +1,1 @@
-"""A trained run as a folder for other software."""
+"""Export a trained run to a folder for other software."""

@@ -1,4 +1,4 @@
-"""README.md of an exported folder: what the model is, its scores, and the lines that use it."""
+"""The README.md of an exported folder: what the model is, its scores, and example code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from kilolayer.version import VERSION
 
 
 def card(source: Source, name: str, why: str, use: str) -> str:
-    """name: the class, or the software; why: this one; use: Python that runs in the folder above."""
+    """The text of the README. name: of the class, or the software. why: the reason for it. use: Python code, run in the
+    parent folder."""
     config = source.run.config.model
     unfinished = "" if source.finished else " The run is not finished."
     title = source.run.registration.title
@@ -40,7 +41,7 @@ def card(source: Source, name: str, why: str, use: str) -> str:
 
 
 def transformers_use(source: Source, out: Path) -> str:
-    """Raw text in, raw text out, by the Auto classes."""
+    """Example code with the Auto classes, from raw text to raw text."""
     config, folder = source.run.config, out.name
     if isinstance(config, MaskedLMConfig | ClassifyConfig):
         mask = WORD_MASK if source.word_pieces else MASK
@@ -64,7 +65,7 @@ def transformers_use(source: Source, out: Path) -> str:
 
 
 def ctranslate2_use(source: Source, out: Path) -> str:
-    """The four lines."""
+    """Example code for CTranslate2."""
     config, folder = source.run.config, out.name
     assert isinstance(config, TranslationConfig)
     tag = f'["<2{_target(config)}>"] + ' if len(config.data.directions) > 1 else ""
@@ -84,7 +85,7 @@ def ctranslate2_use(source: Source, out: Path) -> str:
 
 
 def _limit(search: SearchConfig, length: str) -> str:
-    """The run's longest output, for a source of so many tokens, its end counted."""
+    """The run's maximum output length, as an expression in the source length, end token included."""
     return f"int({search.max_length_factor:g} * {length}) + {search.max_length_extra}"
 
 

@@ -1,4 +1,4 @@
-"""A folder for CTranslate2, through the specification that its own converters fill."""
+"""Export to a CTranslate2 folder, through the specification that its own converters use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kilolayer.recipes.base import Plan
 
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.target.model")
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-"""Ours and theirs."""
+"""Activation names: Kilolayer's to CTranslate2's."""
 
 
 def ctranslate2_files(source: Source) -> tuple[str, dict[str, bytes]]:
-    """Why the model fits, and all files but the README: names and contents."""
+    """Why the model fits, and the names and contents of all files but the README."""
     specs = _import_specs()
     model = without_unread(folded(source.model, source.positions))
     left_out = source.model.config.first_predicted - model.config.first_predicted
@@ -100,7 +100,7 @@ def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers, le
 
 
 def _pieces_read(tokenizers: Tokenizers) -> list[str]:
-    """The source's pieces. A letter that its SentencePiece model does not know must not be found as a piece of the target's."""
+    """The source's pieces. Those of the target only are renamed, so that an unknown letter is not found among them."""
     source = tokenizers.source
     if tokenizers.shared:
         return source.pieces

@@ -1,4 +1,4 @@
-"""`kl.export`: a trained run as a folder that other software loads."""
+"""`kl.export`: export a trained run to a folder that other software can load."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ Target = Literal["huggingface", "ctranslate2"]
 
 @dataclass(frozen=True)
 class Export:
-    """folder: what was written; architecture: the class, or the software, that loads it; why: this one.
+    """The result of an export.
 
-    weights: the checkpoints that they are of, in words; finished: whether the run had come to its end.
+    folder: what was written.
+    architecture: the class, or the software, that loads it.
+    why: the reason for this one.
+    weights: the checkpoints that the weights come from, in words.
+    finished: whether the run was finished.
     """
 
     folder: Path
@@ -63,7 +67,7 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
 
 
 def check_out(folder: Path) -> Path:
-    """The absolute path; refuses one that holds something, or that is a file."""
+    """The absolute path; raises if it is a file or a folder that is not empty."""
     folder = resolve(folder)
     try:
         if os.listdir(folder):
@@ -79,7 +83,7 @@ def check_out(folder: Path) -> Path:
 
 
 def _put(folder: Path, files: dict[str, bytes]) -> None:
-    """All files at once: they are written beside the folder, which is put in its place when all are there."""
+    """Write all files at once: to a temporary folder next to `folder`, which is renamed when complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}{PART}"

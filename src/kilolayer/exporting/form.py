@@ -1,8 +1,9 @@
-"""Which class of Transformers computes what a model computes, if there is one.
+"""Choose the Transformers class that computes the same function as a model, if there is one.
 
-No class has tokens without a probability, as a model that was imported may have (`first_predicted`). Where nothing reads them
-either, they are left out, and the ids of all others are lower by their number. In a translator that is padding, whose part the
-start then takes, as in Marian; in a language model padding, unknown and start, and the end is then padding, as in GPT-2.
+No class supports tokens that are never predicted, which an imported model may have (`first_predicted`). If they are not read
+either, they are dropped, and all other ids are reduced by their number. In a translation model this is padding, and the start
+token takes its role, as in Marian; in a language model it is padding, unknown and start, and the end token serves as padding,
+as in GPT-2.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ CLASSES: dict[Shape, tuple[ForeignClass, ...]] = {
     "decoder": (OPT(), GPT2()),
     "encoder": (Bert(),),
 }
-"""By the shape of the model."""
+"""Candidate classes, by the shape of the model."""
 FIRST_READ: dict[Shape, int] = {"encoder_decoder": UNKNOWN, "decoder": END, "encoder": PAD}
-"""By the shape of the model: the lowest id that a text may have, padding apart."""
+"""By the shape of the model: the lowest id that text may contain, apart from padding."""
 
 
 @dataclass(frozen=True)
 class PlainForm:
-    """foreign: the class; model: as it fits there; why: this class; left_out: how many ids are left out before the first."""
+    """foreign: the class. model: in the form that fits it. why: the reason for this class. left_out: number of first ids
+    dropped."""
 
     foreign: ForeignClass
     model: AnyModel
@@ -47,15 +49,15 @@ class PlainForm:
 
 @dataclass(frozen=True)
 class NoPlainForm:
-    """why: no class of Transformers computes what the model computes."""
+    """why: the reason that no class of Transformers computes what the model computes."""
 
     why: str
 
 
 def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> PlainForm | NoPlainForm:
-    """The class for a model, which is folded where it can be; positions: of the table where the class needs one.
+    """The class for a model, which is folded if possible. positions: size of the position table, if the class needs one.
 
-    word_pieces: whether the vocabulary is BERT's kind, without which its class is of no use.
+    word_pieces: whether the vocabulary is WordPiece, without which BERT's class is of no use.
     """
     if model.config.shape == "encoder" and not word_pieces:
         return NoPlainForm("it is an encoder whose vocabulary is not BERT's WordPiece")
@@ -69,13 +71,13 @@ def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> 
                 left_out = model.config.first_predicted - each.config.first_predicted
                 return PlainForm(foreign, each, f"the recipe is {model.config.recipe.title}: {kind}", left_out)
             reasons.append(misfits)
-    # The class whose layers are the model's is the nearest one.
+    # Prefer the class that has the model's own layers.
     nearest = min(reasons, key=lambda misfits: (any("layers are" in each for each in misfits), len(misfits)))
     return NoPlainForm("; ".join(nearest))
 
 
 def without_unread(model: AnyModel) -> AnyModel:
-    """The model without its first tokens where those are neither predicted nor read, else the model itself."""
+    """The model without its first tokens if those are neither predicted nor read, else the model itself."""
     config = model.config
     if not 0 < config.first_predicted <= FIRST_READ[config.shape]:
         return model
@@ -84,25 +86,25 @@ def without_unread(model: AnyModel) -> AnyModel:
 
 
 def _spellings(plain: AnyModel, positions: int) -> Iterator[AnyModel]:
-    """The model, and a decoder with tables alone at its input too."""
+    """The model and, for a decoder, also the form with plain tables as inputs."""
     yield plain
     if plain.config.shape == "decoder" and is_plain_stack(plain) and plain.config.positions in ("sinusoidal", "learned"):
         yield spell_out(plain, positions)
 
 
 def _classes(config: ModelConfig) -> list[ForeignClass]:
-    """Of the shape; where several fit, the first is taken, and that is one whose usual activation is the model's."""
+    """The candidates for the shape, first those whose usual activation is the model's; the first that fits is chosen."""
     usual = ACTIVATIONS.get(config.activation)
     return sorted(CLASSES[config.shape], key=lambda foreign: foreign.defaults.get("activation_function") != usual)
 
 
 def is_plain_stack(model: AnyModel) -> bool:
-    """Whether the layers are Post-LN or Pre-LN and nothing else."""
+    """Whether the layers are plain Post-LN or Pre-LN."""
     return any(is_plain(model.config, plan) for plan in (Plan(out_norm=True), Plan(pre_norm=True)))
 
 
 def folded(model: AnyModel, positions: int) -> AnyModel:
-    """The plain Post-LN form where there is one, else the model itself."""
+    """The plain Post-LN form if there is one, else the model itself."""
     for options in ({}, {"max_length": positions}):
         with suppress(FoldError):
             return fold(model, **options)

@@ -1,7 +1,8 @@
-"""generation_config.json: the run's own search, as Transformers' `generate` defines its options.
+"""generation_config.json: the run's search settings as options of Transformers' `generate`.
 
-A beam search of ours with `early_stopping` is theirs: both rank by log p / length^penalty, the end counted in the length, and
-end when as many hypotheses have ended as the beam is wide. Their length limit is one number for a whole batch.
+With `early_stopping`, beam search in Transformers is the same as in Kilolayer: both rank by log p / length^penalty, with the
+end token counted in the length, and stop when as many hypotheses have ended as the beam is wide. Transformers has a single
+length limit for a whole batch.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ NEVER_WRITTEN = (PAD, START)
 
 
 def special_tokens(source: Source, left_out: int = 0) -> dict[str, int]:
-    """The ids that config.json and generation_config.json both hold; left_out: how many ids are, before the first."""
-    # A language model has read the end of a document before each beginning, and never a start.
+    """The special token ids of config.json and generation_config.json. left_out: number of first ids dropped."""
+    # A language model has read the end token of a document before each beginning, and never a start token.
     start, end = (END if source.model.config.shape == "decoder" else START) - left_out, END - left_out
     found = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": start if left_out else PAD}
     return {**found, "decoder_start_token_id": start} if source.model.config.shape == "encoder_decoder" else found
 
 
 def generation_config(source: Source, left_out: int = 0) -> dict[str, Any]:
-    """What `generate` does where it is told nothing else."""
+    """The defaults of `generate`."""
     config = source.run.config
     never = [[token - left_out] for token in NEVER_WRITTEN if token >= left_out]
     found: dict[str, Any] = {**special_tokens(source, left_out), **({"bad_words_ids": never} if never else {})}
     if isinstance(config, TranslationConfig):
         return {**found, **_search(config.search), "max_new_tokens": source.positions - 1}
     if isinstance(config, CausalLMConfig):
-        # As `kilolayer generate` samples; beyond the length of its windows the model has learned nothing.
+        # The same sampling as `kilolayer generate`; the model has not learned positions beyond its window length.
         return {**found, "do_sample": True, "top_k": 0, "max_length": config.text.length}
     return found
 

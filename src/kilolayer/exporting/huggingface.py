@@ -1,4 +1,4 @@
-"""A folder that Transformers loads by its Auto classes: JSON and safetensors, written without importing it."""
+"""Export to a folder that Transformers' Auto classes load: JSON and safetensors, written without importing Transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kilolayer.tasks.translation.config import TranslationConfig
 
 
 def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
-    """The class that loads the model, why this one, and all files but the README: names and contents."""
+    """The class that loads the model, why this one, and the names and contents of all files but the README."""
     form = find_form(source.model, source.positions, word_pieces=source.word_pieces)
     if isinstance(form, NoPlainForm):
         return remote_files(source, form.why, tokenizer_files(source))
@@ -46,9 +46,9 @@ def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
 
 
 def tokenizer_files(source: Source, left_out: int = 0) -> dict[str, bytes] | None:
-    """The vocabulary for `AutoTokenizer`; None where there is no form of it but our own class.
+    """The vocabulary for `AutoTokenizer`; None if only Kilolayer's own class supports it.
 
-    left_out: how many ids are, before the first.
+    left_out: number of first ids dropped.
     """
     run, config = source.run, source.run.config
     if isinstance(config, TranslationConfig):
@@ -74,7 +74,7 @@ def _config(source: Source, form: PlainForm) -> dict[str, Any]:
 def _weights(source: Source, form: PlainForm) -> dict[str, Tensor]:
     found = to_theirs(form.foreign.entries(form.model.config), form.model.state_dict())
     if form.model.config.shape == "encoder_decoder":
-        # The class can compute them, in another precision: with ours, the scores are closest.
+        # The class could compute the sinusoids itself, but at another precision; storing ours keeps the scores closest.
         table = sinusoids(torch.arange(source.positions), form.model.config.dim, torch.float32)
         found |= {name: table.clone() for name in POSITIONS}
     return found

@@ -1,7 +1,7 @@
-"""A folder for a model that no class of Transformers computes: it is read by Kilolayer's own classes for it.
+"""Export a model that no Transformers class computes: it is loaded by Kilolayer's own classes for Transformers.
 
 They are in `kilolayer.auto_classes`. The Auto classes find them after `import kilolayer.auto_classes`, or by themselves with
-`trust_remote_code=True`, through the small module that goes along.
+`trust_remote_code=True`, through a small module in the exported folder.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 
 
 def remote_files(source: Source, why: str, tokenizer: dict[str, bytes] | None) -> tuple[str, str, dict[str, bytes]]:
-    """The class that loads the model, why this one, and all files but the README: names and contents.
+    """The class that loads the model, why this one, and the names and contents of all files but the README.
 
-    why: no class of Transformers does. tokenizer: the vocabulary's files; None where the tokenizer is of our own class too.
+    why: the reason that no Transformers class fits.
+    tokenizer: the vocabulary files; None to use Kilolayer's own tokenizer class.
     """
     refuse_part(source.model)
     classes, architecture = import_classes(), architecture_of(source.model.config)
@@ -46,20 +47,20 @@ def remote_files(source: Source, why: str, tokenizer: dict[str, bytes] | None) -
 
 
 def remote_use(source: Source, out: Path) -> str:
-    """Raw text in, raw text out, by the Auto classes."""
+    """Example code with the Auto classes, from raw text to raw text."""
     first = "import kilolayer.auto_classes  # the class of this model; or trust_remote_code=True below\n"
     return first + transformers_use(source, out)
 
 
 def architecture_of(config: ModelConfig) -> str:
-    """Which of our classes holds a model."""
+    """The name of the Kilolayer class for a model."""
     if config.shape == "encoder":
         return "KilolayerForMaskedLM" if config.head is None else "KilolayerForSequenceClassification"
     return "KilolayerForCausalLM" if config.shape == "decoder" else "KilolayerForSeq2SeqLM"
 
 
 def import_classes() -> ModuleType:
-    """The package's classes for Transformers; refuses where Transformers is missing."""
+    """Import Kilolayer's classes for Transformers; raises if Transformers is not installed."""
     try:
         from kilolayer import auto_classes
     except ImportError:

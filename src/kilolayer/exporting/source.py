@@ -1,4 +1,4 @@
-"""What is exported: a run, its trained weights, and the lengths that its positions must reach."""
+"""What is exported: a run, its trained weights, and the number of positions that it needs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kilolayer.training.chosen import Chosen, choose
 from kilolayer.training.run import Run
 
 LEAST_POSITIONS, MOST_POSITIONS = 1024, 4096
-"""Of a table that is written for sinusoidal positions, which have no end of their own."""
+"""Bounds on the size of a table written for sinusoidal positions, which are unlimited."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A run and its trained model; scores: what scores.json holds, nothing where the run was not scored."""
+    """A run and its trained model. scores: the contents of scores.json; empty if the run was not scored."""
 
     run: Run
     model: AnyModel
@@ -35,7 +35,7 @@ class Source:
 
     @classmethod
     def of(cls, run: str | Path | Any) -> Source:
-        """The run in a folder, or of an object that has a `folder`."""
+        """Open a run by its folder, or by an object that has a `folder`."""
         folder = getattr(run, "folder", run)
         if not isinstance(folder, str | Path):
             raise InputError(
@@ -52,13 +52,13 @@ class Source:
 
     @property
     def finished(self) -> bool:
-        """Whether the training came to its end; scores are written then, by a run that stopped before its last step too."""
+        """Whether training is finished: scores are then written, even if the run stopped before its last step."""
         newest = checkpoint.step_of(checkpoint.steps(self.run.checkpoints)[-1])
         return bool(self.scores) or newest >= self.run.config.train.steps
 
     @property
     def positions(self) -> int:
-        """How many positions the exported model has: what the run itself may read and write, within reason."""
+        """Number of positions of the exported model: as many as the run itself may read and write, within bounds."""
         config = self.run.config
         if config.model.max_length is not None:
             return config.model.max_length
@@ -71,13 +71,13 @@ class Source:
 
     @property
     def word_pieces(self) -> bool:
-        """Whether the vocabulary is BERT's kind, which an encoder that was imported has."""
+        """Whether the vocabulary is WordPiece, as in an imported BERT encoder."""
         config = self.run.config
         return isinstance(config, MaskedLMConfig | ClassifyConfig) and config.tokenizer.kind == "wordpiece"
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The names of a classifier's classes, as config.json has them; nothing where there are none."""
+        """The class names of a classifier, as in config.json; empty if there are none."""
         config = self.run.config
         if not isinstance(config, ClassifyConfig) or not config.examples.classes:
             return {}
@@ -86,6 +86,6 @@ class Source:
 
     @property
     def weights(self) -> str:
-        """Which checkpoints the weights are of, in words."""
+        """Which checkpoints the weights come from, in words."""
         steps = ", ".join(map(str, self.chosen.steps))
         return f"step {steps}" if len(self.chosen.steps) == 1 else f"the mean of steps {steps}"

@@ -1,12 +1,13 @@
 """A language model's vocabulary as a tokenizer.json, which the tokenizers library reads without SentencePiece.
 
-Byte-level BPE is one already. Bytes are byte-level BPE without merges. Of a SentencePiece model that changes nothing, spaces
-become U+2581, line feeds stand alone, and the pieces are a unigram model or merges. All give the same ids, but for a unigram
-model where two cuts of a text have the same score: SentencePiece rounds sums to fp32, the tokenizers library to fp64.
+Byte-level BPE has this form already, and bytes are byte-level BPE without merges. For a SentencePiece model without
+normalization, spaces become U+2581, line feeds are separate tokens, and the pieces form a unigram model or merges. All give the
+same ids, except for a unigram model when two segmentations of a text have the same score: SentencePiece rounds sums to fp32,
+the tokenizers library to fp64.
 
-Text that spells <s> or <0x41> must not become that piece. SentencePiece knows its kind, and the unigram model here does not:
-the piece gets a score below that of any cut into others; and where one of its letters is in no piece, so that there is no such
-cut, the text is cut at that letter before.
+Text that spells <s> or <0x41> must not become that piece. SentencePiece distinguishes kinds of pieces, but the unigram model
+here does not. So the piece gets a score below that of any segmentation into others; and if one of its letters is in no piece,
+so that there is no such segmentation, the text is split at that letter beforehand.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
 PIECE_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 APART_LETTERS = "<>/xpadunks0123456789ABCDEF"
-"""Of special tokens and of bytes."""
+"""The characters that occur in special tokens and byte pieces."""
 NEVER = -1e6
 """A score far below that of any piece."""
 
 
 def text_files(vocabulary: TextVocabulary, config: CausalLMConfig, left_out: int = 0) -> dict[str, bytes]:
-    """File names and contents; left_out: how many ids are, before the first: the end then stands for those special tokens."""
+    """File names and contents. left_out: number of first ids dropped; the end token then replaces those special tokens."""
     special = SPECIAL
     match vocabulary:
         case ByteVocabulary():
@@ -49,7 +50,7 @@ def text_files(vocabulary: TextVocabulary, config: CausalLMConfig, left_out: int
         "eos_token": end,
         "padding_side": "left",
         "model_max_length": config.text.length,
-        "split_special_tokens": True,  # text that spells one is ordinary text
+        "split_special_tokens": True,  # text that spells a special token is ordinary text
         "clean_up_tokenization_spaces": False,
     }
     return {
@@ -67,7 +68,7 @@ def _of_bytes() -> dict[str, Any]:
 
 def _of_pieces(tokenizer: Tokenizer) -> dict[str, Any]:
     pieces = tokenizer.pieces
-    # BPE's pieces are ranked by whole numbers, a unigram model's by logarithms of probabilities.
+    # BPE pieces are ranked by integers, unigram pieces by log-probabilities.
     if all(tokenizer.score(token).is_integer() for token in range(len(pieces))):
         vocab = {piece: token for token, piece in enumerate(pieces)}
         merges = _merges(tokenizer)
@@ -99,7 +100,7 @@ def _of_pieces(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _merges(tokenizer: Tokenizer) -> list[list[str]]:
-    """Every way to make a piece of two others, the piece that SentencePiece makes first at the front."""
+    """Every way to make a piece of two others, in the order in which SentencePiece merges."""
     found = []
     known = {piece: token for token, piece in enumerate(tokenizer.pieces) if not tokenizer.is_apart(token)}
     for piece, token in known.items():
@@ -109,7 +110,7 @@ def _merges(tokenizer: Tokenizer) -> list[list[str]]:
 
 
 def _without_first(table: dict[str, Any], count: int) -> dict[str, Any]:
-    """The ids lower by `count`. Nothing is unknown to these vocabularies: without its token, none is named."""
+    """The ids reduced by `count`. Nothing is unknown to these vocabularies, so no unknown token is named."""
     if not count:
         return table
     added = [{**each, "id": each["id"] - count} for each in table["added_tokens"] if each["id"] >= count]

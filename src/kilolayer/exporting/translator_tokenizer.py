@@ -1,6 +1,6 @@
-"""A translator's vocabularies as the files of `MarianTokenizer`, which cuts text by the SentencePiece model itself.
+"""A translation model's vocabularies as the files of `MarianTokenizer`, which splits text with the SentencePiece model itself.
 
-The tag of a target language, <2de>, is written >>de<< before a source, as Marian's models of several languages have it.
+The tag of a target language, <2de>, is written >>de<< before a source, as in Marian's multilingual models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kilolayer.tasks.translation.config import TranslationConfig
 
 
 def marian_files(tokenizers: Tokenizers, config: TranslationConfig, left_out: int = 0) -> dict[str, bytes]:
-    """File names and contents; left_out: how many ids are, before the first: then the start is padding too."""
+    """File names and contents. left_out: number of first ids dropped; the start token then serves as padding."""
     settings: dict[str, Any] = {
         "tokenizer_class": "MarianTokenizer",
         "unk_token": "<unk>",
@@ -39,14 +39,14 @@ def marian_files(tokenizers: Tokenizers, config: TranslationConfig, left_out: in
 
 
 def marian_tag(language: str) -> str:
-    """What stands before a source that is to become this language."""
+    """The tag before a source to be translated into this language."""
     return f">>{language}<<"
 
 
 def _vocabulary(tokenizer: Tokenizer, left_out: int, *, read: bool = False) -> bytes:
-    """Pieces and ids; read: only of pieces that this side's text is cut into.
+    """Pieces and ids as JSON. read: only pieces that this side's text is split into.
 
-    MarianTokenizer looks up a letter that SentencePiece does not know too, and would find a piece of the other side.
+    MarianTokenizer also looks up letters that SentencePiece does not know, and would find pieces of the other side.
     """
     tags = {f"<2{language}>": marian_tag(language) for language in tokenizer.languages}
     known = {token: piece for token, piece in enumerate(tokenizer.pieces) if not (read and tokenizer.is_unused(token))}

@@ -1,4 +1,4 @@
-"""An encoder's WordPiece vocabulary as a tokenizer.json with the ids of the run, which Transformers reads without Kilolayer."""
+"""An encoder's WordPiece vocabulary as a tokenizer.json with the run's ids, which Transformers reads without Kilolayer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def word_files(vocabulary: WordPieceVocabulary, config: MaskedLMConfig | Classif
         "mask_token": MASK,
         "model_max_length": config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length,
         "model_input_names": [name for name in inputs if config.model.token_types or name != "token_type_ids"],
-        "split_special_tokens": not masked,  # text that spells one is ordinary text, where there is no mask to be found
+        "split_special_tokens": not masked,  # text that spells a special token is ordinary text, unless masks must be found
         "clean_up_tokenization_spaces": False,
     }
     return {"tokenizer.json": vocabulary.text().encode(), "tokenizer_config.json": json.dumps(settings, indent=1).encode()}

@@ -1,1 +1,1 @@
-"""From a model to text: greedy, beam search and sampling, and the translation of lines."""
+"""Generation: greedy decoding, beam search and sampling; translating lines, continuing texts and filling masks."""

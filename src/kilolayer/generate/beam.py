@@ -1,11 +1,11 @@
 """Beam search.
 
-    score(y) = log p(y | x) / |y|^penalty, |y| with its end
+    score(y) = log p(y | x) / |y|^penalty, |y| including the end token
 
-as fairseq defines it. Each step ranks the continuations of a sentence's open hypotheses by log p. Those among the best `beam`
-that end are finished; the best `beam` others stay open. The search of a sentence is over when `beam` hypotheses are finished,
-when the longest allowed length is reached (what is open there is finished as it stands), or when no open hypothesis can still
-come among the n best: log p only falls and the length is bounded, so that log p / longest^penalty bounds every future score.
+as in fairseq. Each step ranks the continuations of a sentence's open hypotheses by log p. Those among the best `beam` that end
+are finished; the best `beam` others stay open. The search of a sentence is over when `beam` hypotheses are finished, when the
+maximum length is reached (open hypotheses are then finished as they are), or when no open hypothesis can still be among the
+n best: log p can only fall and the length is bounded, so log p / longest^penalty bounds every future score.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kilolayer.operators.top import top
 
 @dataclass
 class Sentence:
-    """The finished hypotheses of a sentence and the rule that ends its search."""
+    """The finished hypotheses of a sentence, and the rule that ends its search."""
 
     longest: int
     beam: int
@@ -35,10 +35,12 @@ class Sentence:
     best: list[Hypothesis] = field(default_factory=list)
 
     def advance(self, length: int, totals: list[float], ends: list[bool], written: Callable[[int], list[int]]) -> bool:
-        """Finish what ends among the best `beam`, or at the longest length; whether the search is over.
+        """Finish the continuations that end among the best `beam`, or all at the maximum length; returns whether the search is
+        over.
 
-        totals and ends: the log-probabilities of the continuations, now of `length` tokens, and which of them end; best first,
-        what is not a number before all. written: the tokens of the continuation of a rank.
+        totals, ends: the log-probabilities of the continuations, now of `length` tokens, and whether each ends; best first, NaN
+        before all others.
+        written: gives the tokens of a continuation by its rank.
         """
         for rank in range(min(self.beam, len(totals))):
             if (ends[rank] or length >= self.longest) and isfinite(totals[rank]):
@@ -64,14 +66,15 @@ class Sentence:
 def beam_search(
     reader: Reads, limits: list[int], *, beam: int, length_penalty: float, n_best: int = 1, early_stop: bool = True
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each sentence, best first; fewer where there are not so many of the allowed length.
+    """The n best hypotheses of each sentence, best first; fewer if there are not enough within the allowed length.
 
-    limits: the longest length of each sentence. early_stop: by the bound above; without it the result is the same, later.
+    limits: the maximum length of each sentence.
+    early_stop: use the bound above; without it the result is the same, but later.
     """
     sentences = [Sentence(limit, beam, length_penalty, n_best, early_stop) for limit in limits]
     running = dict(enumerate(sentences))
     tokens = reader.first
-    totals: Tensor | None = None  # log-probabilities of the open hypotheses [batch, beam]; -inf where there is none
+    totals: Tensor | None = None  # log-probabilities of the open hypotheses [batch, beam]; -inf for unused slots
     written = tokens[:, :, None][..., :0]  # their tokens [batch, beam, length]
     reader.branch(torch.zeros_like(tokens))
     for length in range(1, max(limits) + 1):
@@ -105,11 +108,11 @@ def _continuations(log_probabilities: Tensor, totals: Tensor | None, beam: int) 
 
 
 def advance(running: dict[int, Sentence], length: int, totals: Tensor, written: Tensor, ends: Tensor) -> list[bool]:
-    """Which sentences, by row, are over after the continuations to tokens [rows, continuations, length].
+    """Which sentences, by row, are over after these continuations; `written` holds their tokens [rows, continuations, length].
 
-    totals [rows, continuations]: their log-probabilities, best first; ends bool, of the same shape.
+    totals [rows, continuations]: their log-probabilities, best first; ends: bool, of the same shape.
     """
-    # As lists: a few hundred numbers, of which one by one is asked, cost less than the calls that would ask all at once.
+    # As lists: for a few hundred numbers, reading them one by one costs less than tensor operations.
     numbers, ended = totals.tolist(), ends.tolist()
     return [
         sentence.advance(length, numbers[row], ended[row], lambda rank, row=row: written[row, rank].tolist())
@@ -118,13 +121,13 @@ def advance(running: dict[int, Sentence], length: int, totals: Tensor, written: 
 
 
 def open_first(ends: Tensor, beam: int) -> Tensor:
-    """Which continuations are read on: bool [rows, continuations] to int64 [rows, beam], open ones first, best first.
+    """Which continuations stay open: bool [rows, continuations] to int64 [rows, beam], open ones first, best first.
 
-    At most `beam` of the 2 beam continuations end: one of each hypothesis.
+    At most `beam` of the 2 beam continuations end: one per hypothesis.
     """
     return ends.long().argsort(dim=1, stable=True)[:, :beam]
 
 
 def of_parents(written: Tensor, parents: Tensor) -> Tensor:
-    """[batch, hypotheses, length] in the order of int64 [batch, children]."""
+    """Reorder [batch, hypotheses, length] by parent, int64 [batch, children]."""
     return written.gather(1, parents[..., None].expand(-1, -1, written.shape[2]))

@@ -1,4 +1,4 @@
-"""How to search for a translation: what `[search]` in a configuration holds."""
+"""The search configuration, `[search]`: how output is decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS_OF: dict[Method, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """The method, its options, and how much is read and decoded at once."""
+    """The decoding method, its options, and how much is read and decoded at once."""
 
     method: Method = "beam"
     """greedy: the most probable token at each step; beam: beam search; sample: random sampling. Absent: the method whose
@@ -52,7 +52,7 @@ class SearchConfig:
 
     @classmethod
     def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The table with the method that its options belong to, where it names none."""
+        """The table with the method that its options belong to, if it sets none."""
         asked = [method for method, names in OPTIONS_OF.items() if any(table.get(name, "none") != "none" for name in names)]
         return {"method": asked[0], **table} if asked else table
 
@@ -69,13 +69,13 @@ class SearchConfig:
 
     @property
     def width(self) -> int:
-        """Hypotheses of a sentence that are decoded side by side."""
+        """Hypotheses per sentence that are decoded in parallel."""
         if self.method == "beam":
             return 5 if self.beam is None else self.beam
         return self.n_best
 
     def max_length(self, source: int) -> int:
-        """The most tokens, the end counted, of a hypothesis for `source` tokens; at least 1."""
+        """The maximum length of a hypothesis, end token included, for `source` tokens; at least 1."""
         return max(1, int(self.max_length_factor * source) + self.max_length_extra)
 
     def _check_method(self) -> None:

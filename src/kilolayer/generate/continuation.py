@@ -1,7 +1,7 @@
-"""Continuing texts, also beyond what a model reads at once.
+"""Continue texts, also beyond the model's context length.
 
-A model reads at most `context` tokens. Of a longer text it reads the last ones; and when what it has read and written fills its
-context, it reads the last half of that anew and goes on.
+A model reads at most `context` tokens. Of a longer text it reads the last ones. When the tokens read and written fill the
+context, the model rereads the last half of them and continues.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kilolayer.moe.shard import refuse_part
 from kilolayer.operators.top import top
 from kilolayer.speed.written import write_out
 
-AT_ONCE = 64  # continuations that are written side by side
+AT_ONCE = 64  # continuations that are decoded in parallel
 
 
 @dataclass
 class _Line:
-    """One continuation of one text, and the tokens before it that the model reads next."""
+    """One continuation of one text, and the preceding tokens that the model reads next."""
 
     text: int
     sample: int
@@ -48,10 +48,12 @@ def continue_texts(
     indices: Sequence[int] | None = None,
     hear: Callable[[int], None] | None = None,
 ) -> list[list[Hypothesis]]:
-    """`config.n_best` continuations of each text, greedy or sampled: until the model ends them, or the config's length.
+    """`config.n_best` continuations of each text, greedy or sampled, until the model ends them or they reach the maximum
+    length.
 
-    texts: token ids, at least one each. indices: the number of each text, which keys what is sampled for it.
-    hear: is given each token as it is written, where there is but one continuation to write.
+    texts: token ids, at least one each.
+    indices: the number of each text, which seeds its samples.
+    hear: called with each token as it is generated, if there is only one continuation.
     """
     samples = range(config.n_best)
     lines = [_Line(text, sample, list(tokens[-context:])) for text, tokens in enumerate(texts) for sample in samples]
@@ -68,7 +70,7 @@ def continue_texts(
 def _write_on(
     model: Decoder, lines: list[_Line], config: SearchConfig, numbers: Tensor, context: int, hear: Callable[[int], None] | None
 ) -> None:
-    """Round after round, each of them until a line's context is full."""
+    """Decode in rounds, each until a line's context is full."""
     most = config.max_length(0)
     while open_ := [line for line in lines if not line.ended and len(line.written) < most]:
         for batch in _batches(open_, padded=model.config.max_length is None):
@@ -79,7 +81,7 @@ def _write_on(
 
 
 def _batches(lines: list[_Line], *, padded: bool) -> Iterator[list[_Line]]:
-    """Lines to be read side by side. Learned positions leave no room for padding: then all of a batch are of one length."""
+    """Lines to decode together. Learned positions do not allow padding, so all lines of a batch then have the same length."""
     rest = sorted(lines, key=lambda line: len(line.window))
     while rest:
         count = min(len(rest), AT_ONCE)
@@ -90,7 +92,7 @@ def _batches(lines: list[_Line], *, padded: bool) -> Iterator[list[_Line]]:
 
 
 def _extend(model: Decoder, lines: list[_Line], limits: list[int], choose: Choose) -> None:
-    """Write on, each line up to its limit."""
+    """Continue each line up to its limit."""
     width = max(len(line.window) for line in lines)
     source = torch.tensor([line.window + [PAD] * (width - len(line.window)) for line in lines])
     reader = make_reader(model, source.to(next(model.parameters()).device), width=1, max_length=max(limits))
@@ -102,7 +104,7 @@ def _extend(model: Decoder, lines: list[_Line], limits: list[int], choose: Choos
 
 
 def _chooser(lines: list[_Line], config: SearchConfig, numbers: Tensor, hear: Callable[[int], None] | None) -> Choose:
-    """How the next tokens are chosen; the number of a draw says which sample it is of, and the how manieth token."""
+    """The function that chooses the next tokens. The number of a draw identifies the sample and the token within it."""
     texts, samples, done = torch.tensor(
         [[line.text, line.sample, len(line.written)] for line in lines], device=numbers.device
     ).T

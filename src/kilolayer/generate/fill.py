@@ -1,4 +1,4 @@
-"""Filling the masks of a text with what a masked language model holds for most probable."""
+"""Fill the masks of a text with the most probable tokens under a masked language model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASK = "<mask>"
 
 @dataclass(frozen=True)
 class Guess:
-    """A token for one mask, and its probability among all tokens."""
+    """A token for one mask, and its probability over the vocabulary."""
 
     token: str
     id: int
@@ -28,7 +28,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Filled:
-    """A text, the best guesses for each of its masks, the most probable first, and the text with the first of each."""
+    """A text, the best guesses for each of its masks, most probable first, and the text filled with the first of each."""
 
     text: str
     filled: str
@@ -36,9 +36,9 @@ class Filled:
 
 
 def masked_tokens(text: str, vocabulary: TextVocabulary, length: int, where: str = "") -> list[int]:
-    """The ids of a text with masks, between start and end; the mask's id is the one behind the vocabulary's last.
+    """The ids of a text with masks, between start and end. The mask's id follows the vocabulary's last id.
 
-    length: the most ids.
+    length: the maximum number of ids.
     """
     parts = split_at_masks(text, vocabulary)
     if len(parts) == 1:
@@ -57,9 +57,9 @@ def masked_tokens(text: str, vocabulary: TextVocabulary, length: int, where: str
 
 
 def split_at_masks(text: str, vocabulary: TextVocabulary) -> list[str]:
-    """What stands between the masks of a text; one part where there are none.
+    """The parts of a text between its masks; one part if there are none.
 
-    A space before a mask belongs to the token that is looked for, unless tokens are bytes.
+    A space before a mask belongs to the token to be predicted, unless tokens are bytes.
     """
     parts = text.split(MASK)
     if isinstance(vocabulary, ByteVocabulary):
@@ -71,9 +71,9 @@ def split_at_masks(text: str, vocabulary: TextVocabulary) -> list[str]:
 def fill_texts(
     model: Encoder, texts: Sequence[str], rows: Sequence[Sequence[int]], vocabulary: TextVocabulary, top: int
 ) -> list[Filled]:
-    """The `top` best guesses for the masks of each text; rows: the ids of the texts, from `masked_tokens`.
+    """The `top` best guesses for the masks of each text. rows: the ids of the texts, from `masked_tokens`.
 
-    Special tokens are no guesses, whatever their probability.
+    Special tokens are never guesses, whatever their probability.
     """
     refuse_part(model)
     mask, device = vocabulary.vocab_size, next(model.parameters()).device
@@ -101,7 +101,7 @@ def fill_texts(
 
 
 def spell(ids: Sequence[int], vocabulary: TextVocabulary) -> str:
-    """The text of some ids, with <mask> in the place of masks."""
+    """The text of ids, with <mask> for masks."""
     rest, parts = list(ids), []
     while vocabulary.vocab_size in rest:
         place = rest.index(vocabulary.vocab_size)

@@ -1,4 +1,4 @@
-"""What a search returns."""
+"""The result of a search."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from kilolayer.errors import InputError
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """tokens: without start and end. log_probability: the model's, the end counted.
+    """A decoded sequence.
 
-    score: log_probability / length^penalty in a beam search, else log_probability. ended: False where it was cut.
+    tokens: without start and end.
+    log_probability: the model's, including the end token.
+    score: log_probability / length^penalty in beam search, else log_probability.
+    ended: False if it was cut at the maximum length.
     """
 
     tokens: list[int]
@@ -25,6 +28,6 @@ class Hypothesis:
 
 
 def refuse_nan(log_probability: float) -> None:
-    """Raise where a model has no answer to give."""
+    """Raise if a log-probability is NaN: the model's output is not usable."""
     if math.isnan(log_probability):
         raise InputError("the model's scores are NaN", fix="its weights are broken: use an earlier checkpoint")

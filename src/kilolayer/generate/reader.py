@@ -1,4 +1,4 @@
-"""A model that reads hypotheses side by side, one token of each a step."""
+"""Incremental decoding: a model reads hypotheses in parallel, one token of each per step."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ BOS, EOS = 2, 3
 
 
 class Reads(Protocol):
-    """What all searches ask of a model: the log-probabilities after one token more of each hypothesis.
+    """The interface between searches and a model: log-probabilities after one more token of each hypothesis.
 
-    first: int64 [batch, 1], the token that each sentence starts with. max_length: the most tokens that may follow it.
+    first: int64 [batch, 1], the token that each sentence starts with.
+    max_length: the maximum number of tokens that may follow it.
     """
 
     first: Tensor
     max_length: int
 
     def branch(self, parents: Tensor) -> None:
-        """The next tokens continue these hypotheses: int64 [batch, hypotheses]."""
+        """Make the next tokens continue these hypotheses: int64 [batch, hypotheses]."""
         ...
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Int64 [batch, hypotheses] to log-probabilities [batch, hypotheses, vocabulary]; padding and start have none."""
+        """Tokens int64 [batch, hypotheses] to log-probabilities [batch, hypotheses, vocabulary]; -inf for padding and start."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Let only these sentences go on: int64 [rows]."""
+        """Continue only with these sentences: int64 [rows]."""
         ...
 
 
 class Reader:
-    """Reads with a cache that grows step by step."""
+    """Reads with a key-value cache that grows at each step."""
 
     def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
         self.model = model
@@ -78,7 +79,7 @@ class Reader:
 
 
 def allowed_length(model: EncoderDecoder | Decoder, wanted: int, before: int) -> int:
-    """How many tokens may be written after `before` others: what is wanted, or what the model's positions allow."""
+    """How many tokens may be generated after `before` others: what is wanted, or what the model's positions allow."""
     if model.config.max_length is not None:
         wanted = min(wanted, model.config.max_length - before)
     if wanted < 1:
@@ -90,24 +91,26 @@ def allowed_length(model: EncoderDecoder | Decoder, wanted: int, before: int) ->
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """At least in fp32. Padding and start have none, but keep their share of the sum: a score is the model's own."""
+    """Log-probabilities in fp32 or higher. Padding and start get -inf after normalization, so the other scores are the
+    model's own."""
     found = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
     found[..., PAD] = found[..., BOS] = float("-inf")
     return found
 
 
 def _mask_unless_whole(real: Tensor) -> Tensor | None:
-    """The same; where nothing is padding, no step needs a mask. Only the CPU is asked: an accelerator would wait."""
+    """`real`, or None if nothing is padding, since then no mask is needed. Checked only on the CPU: a GPU would have to
+    synchronize."""
     return None if real.device.type == "cpu" and bool(real.all()) else real
 
 
 def right_aligned(tokens: Tensor) -> Tensor:
-    """[batch, length] with the padding of each row moved to its left."""
+    """[batch, length] with the padding of each row moved to the left."""
     return tokens.gather(1, (tokens != PAD).long().argsort(dim=1, stable=True))
 
 
 def without_gaps(live: Tensor) -> Tensor:
-    """Which row stands where when the others leave: bool [rows] to int64 [live rows]. Only rows from the end move."""
+    """Compact live rows, bool [rows] to int64 [live rows]: rows from the end move into the gaps, all others stay."""
     count = int(live.sum())
     rows = torch.arange(count, device=live.device)
     rows[~live[:count]] = count + live[count:].nonzero()[:, 0]

@@ -1,7 +1,7 @@
-"""Drawing tokens at random: temperature, then top-k, then top-p.
+"""Random sampling of tokens: temperature, then top-k, then top-p.
 
-Each sentence has its own stream of random numbers, keyed by the seed and the sentence's index, so that what is decoded beside
-it changes nothing. A token is drawn by inversion: the first whose cumulated probability exceeds a uniform number.
+Each sentence has its own stream of random numbers, seeded by the seed and the sentence's index, so the rest of the batch does
+not affect it. A token is drawn by inversion: the first whose cumulative probability exceeds a uniform random number.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 
 def uniforms(seed: int, indices: Sequence[int], samples: int, steps: int) -> Tensor:
-    """One number in [0, 1) for each draw: fp64 [sentences, samples, steps]."""
+    """A uniform number in [0, 1) for each draw: fp64 [sentences, samples, steps]."""
     return torch.stack([torch.rand(steps, samples, generator=_generator(seed, i), dtype=torch.float64).T for i in indices])
 
 
 def draw(log_probabilities: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
-    """One token for each distribution: [..., vocabulary] and uniform numbers [...] to int64 [...]."""
+    """One token from each distribution: log-probabilities [..., vocabulary] and uniform numbers [...] to int64 [...]."""
     probabilities = (log_probabilities.double() / temperature).softmax(dim=-1)
     if top_k is None and top_p is None:
         return _invert(probabilities, uniform)
-    # Sorted stably, so that of equal tokens the first is kept whatever stands in the batch.
+    # A stable sort, so that among equal tokens the first is kept, whatever else is in the batch.
     probabilities, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         probabilities = probabilities[..., :top_k]
@@ -36,10 +36,10 @@ def draw(log_probabilities: Tensor, uniform: Tensor, *, temperature: float, top_
 
 def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     cumulated = probabilities.cumsum(dim=-1)
-    # Scaled by the last sum as rounded, and strictly below it: a token of probability 0 is never reached.
+    # Scaled by the last sum as rounded, and strictly below it: a token of probability 0 is never chosen.
     reached = torch.minimum(uniform * cumulated[..., -1], torch.nextafter(cumulated[..., -1], uniform.new_zeros(())))
     places = torch.searchsorted(cumulated, reached[..., None], right=True)[..., 0]
-    # Beyond the end where the probabilities are NaN, which the hypothesis then reports.
+    # Out of range if the probabilities are NaN, which the hypothesis then reports.
     return places.clamp(max=probabilities.shape[-1] - 1)
 
 

@@ -1,4 +1,4 @@
-"""Searching a model for its output: greedy, by beam, or by sampling."""
+"""Decode a model's output by greedy search, beam search or sampling."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def generate(
     """The hypotheses of each sentence, in the order of the input.
 
     source: int64 [batch, length], right-padded with 0; for a `Decoder`, the text to continue.
-    indices: the number of each sentence, which keys what is sampled for it; by default 0, 1, 2...
-    Dropout is off while this runs. Padding and start are never generated.
+    indices: the number of each sentence, which seeds its samples; by default 0, 1, 2...
+    Runs without dropout. Padding and start are never generated.
     """
     if source.dim() != 2 or 0 in source.shape:
         raise InputError(
@@ -61,15 +61,15 @@ def generate(
 
 
 def is_recorded(model: EncoderDecoder | Decoder) -> bool:
-    """Whether work is recorded as graphs, in memory of fixed shape: on a GPU, where no hook has to be called.
+    """Whether steps are recorded as CUDA graphs in memory of fixed shape: on a GPU, if the model has no hooks to call.
 
-    A model that shares its experts, whose shapes are not fixed, was refused before.
+    A model with experts sharded over processes, whose shapes vary, must have been refused before.
     """
     return next(model.parameters()).device.type == "cuda" and not has_hooks(model)
 
 
 def make_reader(model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:
-    """What reads `width` hypotheses of each source, int64 [batch, length], in the way that is fastest there."""
+    """The fastest reader for `width` hypotheses of each source, int64 [batch, length]."""
     if is_recorded(model):
         return StaticReader(model, source, width=width, max_length=max_length)
     return Reader(write_out(model), source, width=width, max_length=max_length)
@@ -98,7 +98,7 @@ def _beam_options(config: SearchConfig) -> dict[str, Any]:
 
 
 def greedy(reader: Reads, limits: list[int]) -> list[list[Hypothesis]]:
-    """The most probable token at each step."""
+    """Choose the most probable token at each step."""
     return follow(reader, limits, 1, lambda log_probabilities, rows, step: top(log_probabilities[:, 0], 1)[1])
 
 
@@ -113,7 +113,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> list[list[Hypothesis]]:
-    """So many independent samples of each sentence, in the order drawn."""
+    """`samples` independent samples of each sentence, in the order drawn."""
     numbers = uniforms(seed, indices, samples, max(limits)).to(reader.first.device)
 
     def choose(log_probabilities: Tensor, rows: Tensor, step: int) -> Tensor:
@@ -123,7 +123,7 @@ def sample(
 
 
 def follow(reader: Reads, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
-    """Extend `width` hypotheses of each sentence token by token, each on its own, until all have ended."""
+    """Extend `width` independent hypotheses of each sentence token by token until all have ended."""
     found: list[list[Hypothesis]] = [[] for _ in limits]
     tokens, device = reader.first, reader.first.device
     rows, longest = torch.arange(len(limits), device=device), torch.tensor(limits, device=device)
@@ -135,7 +135,7 @@ def follow(reader: Reads, limits: list[int], width: int, choose: Choose) -> list
         log_probabilities = reader.read(tokens).expand(-1, width, -1)
         chosen = choose(log_probabilities, rows, step)
         totals += log_probabilities.gather(2, chosen[..., None])[..., 0].where(open_, 0.0)
-        # A hypothesis that has ended waits, with ends, for the others of its sentence.
+        # A finished hypothesis is padded with end tokens until the others of its sentence have finished.
         tokens = chosen.where(open_, EOS)
         written[:, :, step] = tokens
         open_ = open_ & (tokens != EOS)

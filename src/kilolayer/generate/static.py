@@ -1,4 +1,4 @@
-"""Searches in memory of fixed shape, on a GPU: each step is one launch."""
+"""Searches on a GPU in memory of fixed shape: each step is a single graph launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kilolayer.speed.decoding import Size, StaticDecoder, decoders_of
 
 
 class ScoringDecoder(StaticDecoder):
-    """Each step leaves the log-probabilities of all tokens."""
+    """A static decoder whose steps return the log-probabilities of all tokens."""
 
     def __init__(self, model: EncoderDecoder | Decoder, size: Size) -> None:
         super().__init__(model, size)
@@ -25,7 +25,7 @@ class ScoringDecoder(StaticDecoder):
 
 
 class StaticReader:
-    """Reads in memory of fixed shape; sentences that leave keep their row, whose answers are not used."""
+    """Reads in memory of fixed shape. Finished sentences keep their row, and their results are ignored."""
 
     def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
         reads_source = isinstance(model, EncoderDecoder)

@@ -1,8 +1,8 @@
-"""Beam search in memory of fixed shape: what beam.py does, with every choice of a step inside the recorded step.
+"""Beam search in memory of fixed shape: as in beam.py, with all choices of a step inside the recorded step.
 
-The device goes from step to step on its own. The CPU reads the continuations of each step while the next one runs, and applies
-the rules of beam.py to them: what is finished and when a sentence is over. A sentence that is over keeps its row, and one step
-more than needed is taken.
+The device runs from step to step without waiting. The CPU reads the continuations of each step while the next one runs, and
+applies the rules of beam.py to them: what is finished, and when a sentence is over. A sentence that is over keeps its row, and
+one step more than necessary is run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilolayer.speed.decoding import Size, StaticDecoder, decoders_of
 def static_beam_search(
     model: EncoderDecoder, source: Tensor, limits: list[int], *, beam: int, length_penalty: float, n_best: int = 1
 ) -> list[list[Hypothesis]]:
-    """As `beam_search`, for a source int64 [batch, length]; limits are cut to what the model's positions allow."""
+    """`beam_search` for a source int64 [batch, length]; limits are reduced to what the model's positions allow."""
     longest = allowed_length(model, max(limits), before=0)
     sentences = [Sentence(min(limit, longest), beam, length_penalty, n_best, by_bound=True) for limit in limits]
     decoders = decoders_of(model)
@@ -48,20 +48,20 @@ def static_beam_search(
 
 
 class BeamDecoder(StaticDecoder):
-    """Each step reads the open hypotheses of each sentence, ranks their continuations and opens the best."""
+    """Each step reads the open hypotheses of each sentence, ranks their continuations and keeps the best open."""
 
     def __init__(self, model: EncoderDecoder, size: Size) -> None:
         super().__init__(model, size)
         precise = torch.promote_types(model.embedding.weight.dtype, torch.float32)
         self.totals = torch.zeros(size.rows, size.width, dtype=precise, device=self.device)
-        """Log-probabilities of the open hypotheses, -inf where there is none."""
+        """Log-probabilities of the open hypotheses; -inf for unused slots."""
         self.best = torch.zeros(size.rows, 2 * size.width, dtype=precise, device=self.device)
         self.index = torch.zeros(size.rows, 2 * size.width, dtype=torch.int64, device=self.device)
-        """Of the best continuations: log-probabilities, and parent * vocabulary + token."""
+        """Best continuations: their log-probabilities, and parent * vocabulary + token."""
         on_gpu = self.device.type == "cuda"
         self.sent_best = torch.empty(2, *self.best.shape, dtype=precise, pin_memory=on_gpu)
         self.sent_index = torch.empty(2, *self.index.shape, dtype=torch.int64, pin_memory=on_gpu)
-        """Where the CPU reads them: of even and of odd steps, as one is read while the other is written."""
+        """Host buffers, one for even and one for odd steps, because one is read while the other is written."""
         self.sent = [torch.cuda.Event() for _ in range(2)] if on_gpu else None
 
     def enter(self, source: Tensor) -> None:
@@ -85,14 +85,14 @@ class BeamDecoder(StaticDecoder):
         self.index.copy_(parents * vocabulary + tokens)
 
     def send(self, step: int) -> None:
-        """Let the CPU have the continuations of this step, without waiting for them."""
+        """Start copying the continuations of this step to the CPU, without waiting."""
         self.sent_best[step % 2].copy_(self.best, non_blocking=True)
         self.sent_index[step % 2].copy_(self.index, non_blocking=True)
         if self.sent is not None:
             self.sent[step % 2].record()
 
     def receive(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What was sent at this step, the last or the one before: totals, parents and tokens, each [rows, 2 width]."""
+        """The continuations of this step, the last or the one before: totals, parents and tokens, each [rows, 2 width]."""
         if self.sent is not None:
             self.sent[step % 2].synchronize()
         index = self.sent_index[step % 2]

@@ -1,4 +1,4 @@
-"""Translating lines of text: one answer a line, in order, whatever the lines hold."""
+"""Translate lines of text: one translation per line, in order, for any input."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kilolayer.generate.search import generate
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.speed.written import write_out
 
-BREAKS = str.maketrans("\r\n", "  ")  # byte fallback can spell them, and they would add lines to the output
+BREAKS = str.maketrans("\r\n", "  ")  # byte fallback can produce them, and they would add lines to the output
 
 
 class Vocabulary(Protocol):
-    """What translating asks of a tokenizer."""
+    """The part of a tokenizer's interface that translation needs."""
 
     def encode(self, lines: list[str]) -> list[list[int]]: ...
     def decode(self, ids: list[list[int]]) -> list[str]: ...
@@ -30,9 +30,10 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class Translation:
-    """texts and scores: of the hypotheses in their order; an empty line has one, the empty text.
+    """The translation of a line.
 
-    cut: the line was longer than max_source_length, and its end was not read.
+    texts, scores: of the hypotheses, in order; an empty line has one, the empty text.
+    cut: whether the line was longer than max_source_length, so that its end was not read.
     """
 
     texts: list[str]
@@ -48,10 +49,10 @@ class Translation:
 def translate_lines(
     model: EncoderDecoder, tokenizer: Vocabulary, lines: Iterable[str], config: SearchConfig, *, prefix: Sequence[int] = ()
 ) -> Iterator[Translation]:
-    """One translation for each line, in order, as soon as its window of lines is done.
+    """One translation per line, in order, yielded as soon as its window of lines is done.
 
-    prefix: token ids before every source, such as the tag of the target language.
-    A line without tokens gives the empty text and does not reach the model. A line break that a model writes becomes a space.
+    prefix: token ids before every source, such as the tag of the target language. A line without tokens gives the empty text
+    and does not reach the model. Line breaks in the output become spaces.
     """
     longest = config.max_source_length
     if model.config.max_length is not None:
@@ -76,7 +77,7 @@ def translate_lines(
 
 
 def _search_window(model: EncoderDecoder, sources: list[list[int]], config: SearchConfig, start: int) -> list[list[Hypothesis]]:
-    """The hypotheses of each source, none of an empty one; similar lengths are decoded together."""
+    """The hypotheses of each source, none for an empty one; sources of similar length are decoded together."""
     device = next(model.parameters()).device
     found: list[list[Hypothesis]] = [[] for _ in sources]
     for rows in _batches([len(source) for source in sources], config.batch_tokens // config.width):
@@ -87,7 +88,7 @@ def _search_window(model: EncoderDecoder, sources: list[list[int]], config: Sear
 
 
 def _batches(lengths: list[int], most_tokens: int) -> Iterator[list[int]]:
-    """Rows that are not empty, the longest first, in batches of at most `most_tokens` with their padding."""
+    """Indices of nonempty sources, longest first, in batches of at most `most_tokens` tokens, padding included."""
     rows = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
     while rows:
         count = max(1, most_tokens // lengths[rows[0]])

@@ -1,1 +1,1 @@
-"""What models need of several processes."""
+"""Communication between the processes that train or run one model."""

@@ -1,4 +1,4 @@
-"""What processes tell each other. Every function is called by all processes of the group, in the same order."""
+"""Collective operations. Every function must be called by all processes of the group, in the same order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective
 
-AT_ONCE = 2**24  # elements of gradients that are joined for one sum
+AT_ONCE = 2**24  # gradient elements per all-reduce
 
 
 def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:
-    """The sum of what each process has, without gradient; where there is no group, what this process has."""
+    """The sum over processes, without gradient; without a group, the process's own tensor."""
     if group is None:
         return own
     summed = own.detach().clone()
@@ -26,7 +26,7 @@ def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:
 
 
 def gather(own: Tensor, group: ExpertGroup) -> Tensor:
-    """What each process has, in the order of ranks, without gradient: [...] to [processes, ...]."""
+    """The tensors of all processes by rank, without gradient: [...] to [processes, ...]."""
     everyones = own.new_empty(group.size, *own.shape)
     begin_collective()
     dist.all_gather(list(everyones.unbind()), own.detach().contiguous(), group=group.processes)
@@ -34,7 +34,7 @@ def gather(own: Tensor, group: ExpertGroup) -> Tensor:
 
 
 def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
-    """As `gather`, but for the first process alone; None on the others."""
+    """`gather` to the first process only; None on the others."""
     everyones = own.new_empty(group.size, *own.shape) if group.rank == 0 else None
     places = None if everyones is None else list(everyones.unbind())
     begin_collective()
@@ -43,7 +43,7 @@ def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
 
 
 def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: ExpertGroup) -> Tensor:
-    """The first sent[0] rows go to the first process, the next sent[1] to the second; gradients go back the same way.
+    """All-to-all: the first sent[0] rows go to the first process, the next sent[1] to the second, and so on. Differentiable.
 
     [sum of sent, width] to [sum of received, width]: received[r] rows from process r, in the order of ranks.
     """
@@ -72,7 +72,7 @@ class _Exchange(torch.autograd.Function):
 def sum_gradients(parameters: Iterable[nn.Parameter], group: ExpertGroup) -> None:
     """Replace each gradient by its sum over the processes.
 
-    A trained parameter without a gradient counts as 0: processes that disagree about it would wait for each other.
+    A trained parameter without a gradient counts as 0, because processes that skipped different parameters would deadlock.
     """
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""The processes that hold a model's experts together."""
+"""A group of processes among which a model's experts are divided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilolayer.terminal import counted
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Processes that share experts: each holds its part of them, and each has tokens of its own."""
+    """Processes that share experts: each holds a part of them, and processes its own tokens."""
 
     processes: dist.ProcessGroup
     rank: int
@@ -22,7 +22,7 @@ class ExpertGroup:
 
     @classmethod
     def of(cls, processes: dist.ProcessGroup | None) -> ExpertGroup:
-        """Of a process group that this process is in; None is the group of all processes."""
+        """From a process group that this process belongs to; None is the group of all processes."""
         if not dist.is_available() or not dist.is_initialized():
             raise InputError(
                 "there is no process group",
@@ -37,11 +37,11 @@ class ExpertGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where these processes can read each other's tensors."""
+        """The device on which these processes can exchange tensors."""
         return torch.device("cuda" if dist.get_backend(self.processes) == "nccl" else "cpu")
 
     def part(self, experts: int) -> range:
-        """The numbers of the experts that this process holds: neighbours, as many on each."""
+        """The indices of the experts that this process holds: consecutive, and equally many on each."""
         if experts % self.size:
             divisors = [str(count) for count in range(1, experts + 1) if experts % count == 0]
             raise OptionError(
@@ -52,4 +52,4 @@ class ExpertGroup:
         return range(self.rank * count, (self.rank + 1) * count)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # a copy of a model has the same processes
+        return self  # copies of a model share the process group

@@ -1,7 +1,7 @@
-"""Processes that notice when one of them stands still.
+"""Detect a process that hangs.
 
-Each tells the others every second how many collective operations it has begun. All begin the same ones, and none can go past
-one that another has not begun: who has begun fewer, for long, is the one that the others wait for.
+Every second, each process publishes how many collective operations it has begun. All processes begin the same operations, and
+none can pass one that another has not begun. So if a process has begun fewer for a long time, the others are waiting for it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _begun = 0
 
 
 def begin_collective() -> None:
-    """To be called before each operation that all processes do together."""
+    """Count a collective operation; call this before each one."""
     global _begun
     _begun += 1
 
 
 @contextmanager
 def watched(store: Store, rank: int, size: int, timeout: float, step: Callable[[], int]) -> Iterator[None]:
-    """While this is so on all processes, one that stands still for `timeout` seconds is named, and ends them all.
+    """While this context is active on all processes, one that hangs for `timeout` seconds is reported, and all are ended.
 
-    store: where they tell each other. step: where in its work this process is.
+    store: shared by the processes.
+    step: returns the current step of this process.
     """
     watch = _Watch(store, rank, size, timeout, step)
     watch.tell()
@@ -52,7 +53,8 @@ class _Watch(threading.Thread):
         self.done = threading.Event()
 
     def run(self) -> None:
-        """The store goes with torchrun, and who started it ends the processes then."""
+        """Compare until done. The store disappears with torchrun, which ends the processes anyway, so its errors are
+        ignored."""
         with suppress(RuntimeError):
             self._compare()
             self.store.set(self.keys[self.rank], "")
@@ -71,16 +73,16 @@ class _Watch(threading.Thread):
                     self._end(behind)
 
     def tell(self) -> None:
-        """How far this process is."""
+        """Publish this process's progress."""
         self.store.set(self.keys[self.rank], f"{_begun} {self.step()}")
 
     def _read(self) -> list[tuple[int, int]] | None:
-        """Operations begun and step of each process; None where one has ended what is watched."""
+        """Operations begun and step of each process; None if one has left the context."""
         values = [self.store.get(key).decode() if self.store.check([key]) else f"-1 {self.step()}" for key in self.keys]
         return [(int(begun), int(step)) for begun, step in map(str.split, values)] if all(values) else None
 
     def _end(self, behind: dict[int, int]) -> None:
-        """Not by an exception: the main thread waits inside an operation that cannot be interrupted."""
+        """Report and exit. An exception would not do: the main thread is blocked in an operation that cannot be interrupted."""
         speaker = next(rank for rank in range(len(self.keys)) if rank not in behind)
         if self.rank == speaker:
             for rank, step in behind.items():
@@ -88,5 +90,5 @@ class _Watch(threading.Thread):
             say(f"  the others have waited for {self.timeout:.0f} seconds (train.timeout)")
             say("  find out what blocks it, then continue with --resume; if steps really take that long, raise train.timeout")
         else:
-            time.sleep(2 * POLL_SECONDS)  # torchrun ends all when the first one ends
+            time.sleep(2 * POLL_SECONDS)  # torchrun ends all processes when the first one ends
         os._exit(1)

@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it."""
+"""Make a child process end with its parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POLL_SECONDS = 1.0
 
 
 def when_parent_dies(parent: int, act: Callable[[], None]) -> None:
-    """Call `act`, in a thread, soon after the process `parent` has ended, whose child this one is."""
+    """Call `act`, in a thread, soon after the process `parent`, this process's parent, has ended."""
 
     def wait() -> None:
         while os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""The processes that train one model together, as torchrun starts them; without it, this one alone."""
+"""The processes that train one model together, started by torchrun; without it, only this process."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -20,15 +20,19 @@ from kilolayer.parallel.heartbeat import begin_collective, watched
 from kilolayer.terminal import counted
 
 PATIENCE = timedelta(hours=12)
-"""The first process may train a vocabulary while the others wait; the dead are torchrun's to find."""
+"""Timeout of collectives: the first process may train a vocabulary while the others wait. torchrun detects dead processes."""
 
 
 class Processes:
-    """rank: the number of this process, from 0; size: how many there are. Alone, nothing is sent and nothing changes.
+    """The processes of a run. With one process, nothing is communicated.
 
-    numbers: the group that exchanges numbers, over gloo; group: the same processes, for tensors of the device; None where there
-    is one. All methods that communicate are called by all processes, in the same order. store: where each tells the others
-    that it goes on; None where nobody watches. step: where in its work this process is.
+    rank: the number of this process, from 0.
+    size: the number of processes.
+    numbers: the gloo group that exchanges numbers.
+    group: the same processes, for tensors on the device. Both are None with one process. All methods that communicate must be
+    called by all processes, in the same order.
+    store: where each publishes its progress; None if there is no monitoring.
+    step: the current step of this process.
     """
 
     def __init__(self, numbers: dist.ProcessGroup | None = None, store: dist.Store | None = None) -> None:
@@ -40,16 +44,16 @@ class Processes:
     @classmethod
     @contextmanager
     def of_environment(cls) -> Iterator[Processes]:
-        """Those that torchrun has started."""
+        """The processes that torchrun has started, or this one alone."""
         if not dist.is_torchelastic_launched() or os.environ.get("WORLD_SIZE") == "1":
             yield cls()
             return
         store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-        # Processes that torchrun starts again find the addresses of the dead in its store.
+        # After a restart by torchrun, its store still holds the addresses of dead processes.
         own = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
         yield cls(dist.group.WORLD, own)
-        # Not after a failure: the others may never come.
+        # Not after a failure, when the others may never arrive.
         dist.destroy_process_group()
 
     @property
@@ -58,13 +62,13 @@ class Processes:
         return self.rank == 0
 
     def watched(self, timeout: float) -> AbstractContextManager[None]:
-        """Inside, which all processes enter, one that stands still for `timeout` seconds is named and ends them all."""
+        """A context that all processes enter, in which one that hangs for `timeout` seconds is reported and all are ended."""
         if self.store is None:
             return nullcontext()
         return watched(self.store, self.rank, self.size, timeout, lambda: self.step)
 
     def check(self, device: torch.device) -> None:
-        """Raise where there are not enough devices of this kind: each process has its own."""
+        """Raise if there are not enough devices of this kind: each process needs its own."""
         if self.size == 1 or device.type != "cuda":
             return
         here, devices = int(os.environ.get("LOCAL_WORLD_SIZE", self.size)), torch.cuda.device_count()
@@ -76,7 +80,7 @@ class Processes:
             )
 
     def place(self, device: torch.device) -> torch.device:
-        """The device of this process, of the kind of `device`; called once, before tensors there are summed."""
+        """The device of this process, of the same type as `device`; called once, before tensors on it are summed."""
         if self.size == 1 or device.type != "cuda":
             return device
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -88,7 +92,7 @@ class Processes:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """The first process does what is inside before the others; where it fails, they end without a word."""
+        """Run the body on the first process, then on the others; if it fails on the first, the others exit silently."""
         if self.first:
             try:
                 yield
@@ -102,15 +106,15 @@ class Processes:
             yield
 
     def total(self, number: int) -> int:
-        """The sum of the numbers of all processes."""
+        """The sum of `number` over all processes."""
         return self._reduce(number, dist.ReduceOp.SUM)
 
     def largest(self, number: int) -> int:
-        """The largest of the numbers of all processes."""
+        """The maximum of `number` over all processes."""
         return self._reduce(number, dist.ReduceOp.MAX)
 
     def of_first(self, number: float) -> float:
-        """The number of the first process."""
+        """The first process's `number`, on all processes."""
         if self.numbers is None:
             return number
         shared = torch.tensor(number, dtype=torch.float64)
@@ -119,7 +123,7 @@ class Processes:
         return float(shared)
 
     def sum_(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its sum over the processes: bit by bit the same on all."""
+        """Replace each tensor by its sum over the processes, bitwise identical on all."""
         if self.group is not None:
             for tensor in tensors:
                 begin_collective()
@@ -133,7 +137,8 @@ class Processes:
                 dist.broadcast(tensor, group=self.group.processes, group_src=0)
 
     def seed_noise(self, seed: int, step: int) -> None:
-        """Let torch draw other numbers on each process, and the same ones when a step is taken again; alone, go on as it is."""
+        """Seed torch by step and process, so that dropout differs between processes but a repeated step is the same; alone,
+        do nothing."""
         if self.size > 1:
             digest = hashlib.sha256(f"{seed} {step} {self.rank}".encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:8], "little"))

@@ -1,1 +1,1 @@
-"""A recipe for a model of torch or of Hugging Face's Transformers, and the way back to a plain model."""
+"""Apply a recipe to a model of torch or of Hugging Face's Transformers, and convert it back to a plain model."""

@@ -1,4 +1,4 @@
-"""A recipe for a model that one has."""
+"""Apply a recipe to an existing model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 class Adaptation:
     """What `adapt` did to a model.
 
-    constants: the recipe's numbers by stack.
-    sublayers: how many residual sublayers were changed, by stack.
-    added: the names of the parameters and buffers that the recipe added; an optimizer made before does not know them.
-    seed: what the weights started from; None where they were left as they were.
-    notes: what else there is to know.
+    constants: the recipe's constants, by stack.
+    sublayers: the number of residual sublayers changed, by stack.
+    added: the names of the parameters and buffers that the recipe added; an optimizer created before does not have them.
+    seed: of the initial weights; None if they were left unchanged.
+    notes: further remarks for the user.
     """
 
     recipe: Recipe
@@ -77,7 +77,7 @@ def adapt(
     for stack in found.stacks:
         _attach(stack, recipe, found.depths)
     if hasattr(model, "save_pretrained"):
-        # On the object: the class, and models of it without a recipe, stay as they are.
+        # Set on the object, so that the class, and its models without a recipe, are unaffected.
         model.__dict__["save_pretrained"] = SavedWithWarning(model)
     return Adaptation(
         recipe=recipe,
@@ -92,7 +92,7 @@ def adapt(
 
 
 class SavedWithWarning:
-    """`save_pretrained` of an adapted model, whose files hold the weights, and not what the recipe changes."""
+    """`save_pretrained` of an adapted model; warns that its files hold the weights, but not the recipe's changes."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -108,7 +108,7 @@ class SavedWithWarning:
 
 
 def is_adapted(stack: ForeignStack) -> bool:
-    """Whether a recipe was given to this stack."""
+    """Whether a recipe has been applied to this stack."""
     return any(isinstance(module, Additions) for layer in stack.layers for module in layer.children())
 
 
@@ -142,13 +142,13 @@ def _attach(stack: ForeignStack, recipe: Recipe, depths: Depths) -> None:
         weight = sublayer.last.values
         with new_tensors(weight.device, weight.dtype):
             additions = Additions(plan, sublayer, stack.norm_first, first is None and recipe.input_norm(stack.side, depths))
-        initialise(additions, seed=0)  # all of it starts at numbers: nothing is drawn
+        initialise(additions, seed=0)  # everything added starts at constants: nothing is random
         starts_layer = not any(isinstance(module, Additions) for module in layer.children())
         additions.train(layer.training)
         layer.add_module(attribute(sublayer.kind), additions)
         additions.attach(sublayer, layer, None if starts_layer else previous)
         previous, first = sublayer.norm, first or additions
-    # torch's encoder may hand its layers a nested tensor, which hooks and norms of other modules do not take.
+    # torch's encoder may pass its layers a nested tensor, which hooks and other modules' norms do not support.
     if first is not None and isinstance(stack.holder, nn.TransformerEncoder):
         for name in ("enable_nested_tensor", "use_nested_tensor"):
             first.change(stack.holder, name, False)

@@ -2,8 +2,8 @@
 
     N(skip x + branch N_post(f(in_scale N_pre(x))))
 
-A Pre-LN class has N_pre, a Post-LN class N. Where skip is a number a, N(a x + b) = N(x + b / a) with eps / a^2, so that the
-branch alone is scaled. Where it is learned, the state is multiplied by it before the sublayer and divided by it where f reads.
+A Pre-LN class has N_pre, a Post-LN class N. If skip is a number a, N(a x + b) = N(x + b / a) with eps / a^2, so only the branch
+is scaled. If it is learned, the state is multiplied by it before the sublayer, and divided by it where f reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kilolayer.recipes.base import Kind, Learned, PerLayer, Plan, Scale
 class Additions(nn.Module):
     """The norms and scales of one sublayer that its own class does not have; absent ones are the identity.
 
-    Its methods are the hooks: a copy of the model has hooks on the copy, and a pickled model keeps them.
+    Its methods are the hooks, so a copy of the model has hooks on the copy, and a pickled model keeps them.
     """
 
     def __init__(self, plan: Plan, sublayer: ForeignSublayer, norm_first: bool, input_norm: bool) -> None:
@@ -46,7 +46,7 @@ class Additions(nn.Module):
         self.changed: list[tuple[nn.Module, str, Any]] = []
 
     def attach(self, sublayer: ForeignSublayer, layer: nn.Module, before: nn.Module | None) -> None:
-        """Register the hooks that are needed; `before` is the norm of the sublayer before, in the same layer."""
+        """Register the necessary hooks. before: the norm of the previous sublayer in the same layer."""
         if _present(self.input_norm):
             self._keep(layer.register_forward_pre_hook(self.normalise_input, with_kwargs=True))
         if _present(self.skip):
@@ -63,7 +63,7 @@ class Additions(nn.Module):
                 sublayer.output.__dict__["inside"] = self.inside
             else:
                 self._keep(sublayer.output.register_forward_pre_hook(self.look_inside))
-        # Also where nothing is written: torch's layers skip the attention's forward unless a hook is on one of their modules.
+        # Even if nothing is scaled: torch's layers skip the attention's forward unless one of their modules has a hook.
         if changed_inside or _present(self.post_norm) or _present(self.branch) or self.skip_number != 1:
             self._keep(sublayer.output.register_forward_hook(self.write))
         if self.skip_number != 1:
@@ -71,7 +71,7 @@ class Additions(nn.Module):
             self.change(sublayer.norm, eps, getattr(sublayer.norm, eps) / self.skip_number**2)
 
     def detach(self) -> None:
-        """Remove the hooks and undo what was changed."""
+        """Remove the hooks and undo the changes."""
         for handle in self.handles:
             handle.remove()
         for module, name, value in reversed(self.changed):
@@ -81,17 +81,17 @@ class Additions(nn.Module):
         self.handles, self.changed = [], []
 
     def change(self, module: nn.Module, name: str, value: Any) -> None:
-        """Set an attribute of a module of the layer; `detach` sets it back."""
+        """Set an attribute of one of the layer's modules; `detach` restores it."""
         self.changed.append((module, name, getattr(module, name)))
         setattr(module, name, value)
 
     def own_norms(self) -> list[str]:
-        """The norms and head scales that it holds, by name."""
+        """The names of the norms and head scales that it holds."""
         parts = {name: getattr(self, name) for name in ("input_norm", "pre_norm", "inner_norm", "post_norm", "head_scale")}
         return [name for name, part in parts.items() if _present(part)]
 
     def inside(self, heads: Tensor) -> Tensor:
-        """What the output projection reads, [..., width inside f]."""
+        """Transform the input of the output projection, [..., width inside f]."""
         if isinstance(self.head_scale, HeadScale):
             heads = (heads.unflatten(-1, (self.heads, -1)) * self.head_scale.weight[:, 0]).flatten(-2)
         return self.inner_norm(heads)
@@ -106,7 +106,7 @@ class Additions(nn.Module):
         return self.skip(output)
 
     def read(self, function: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # nn.MultiheadAttention is handed the same state as query, key and value.
+        # nn.MultiheadAttention is given the same state as query, key and value.
         same = self.kind is Kind.SELF_ATTENTION and isinstance(function, nn.MultiheadAttention)
         return _with_first(args, kwargs, self._reading, everywhere=same)
 
@@ -132,12 +132,12 @@ class Additions(nn.Module):
 
 
 def attribute(kind: Kind) -> str:
-    """The name under which a layer holds the additions of a sublayer."""
+    """The attribute under which a layer holds the additions of a sublayer."""
     return f"recipe_{kind}"
 
 
 def _settled(scale: Scale) -> Scale:
-    """A learned scale that is never trained as the number that it is."""
+    """A learned scale that is not trained, replaced by its value."""
     return PerLayer(scale.start) if isinstance(scale, Learned) and not scale.trainable else scale
 
 
@@ -154,7 +154,7 @@ def _present(part: nn.Module) -> bool:
 def _with_first(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor], everywhere: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the first changed; with `everywhere` also where the same tensor stands again."""
+    """The arguments with the first one changed; with `everywhere`, also wherever the same tensor is passed again."""
     if not args:
         name = next(iter(kwargs))
         return args, {**kwargs, name: change(kwargs[name])}

@@ -1,11 +1,11 @@
-"""The way back: the scales of a recipe written into the weights, so that a plain model of its own library is left.
+"""Merge the scales of a recipe into the weights, which leaves a plain model of its own library.
 
     N(w . x + f(x)), x = g . n + b, n the output of the norm before
 
-is the plain sublayer N(x' + f'(x')) on x' = w . x: g and b of the norm before are multiplied by w, and the columns of what
-reads x divided by it. A stack's first sublayer has a norm before it where the class normalises its embeddings. Elsewhere, if w
-is a number, N(w x + f(x)) = N(x + f(x) / w) with eps / w^2. A scale on the branch goes into the projection that f ends with,
-and one on what f reads into those that it begins with.
+is the plain sublayer N(x' + f'(x')) on x' = w . x: g and b of the norm before are multiplied by w, and the columns of the
+matrices that read x are divided by it. A stack's first sublayer has a norm before it if the class normalizes its embeddings.
+Otherwise, if w is a number, N(w x + f(x)) = N(x + f(x) / w) with eps / w^2. A scale on the branch is merged into the last
+projection of f, and a scale on the input of f into the projections that read it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kilolayer.layers.scale import LearnedScale, factor_of
 class Baked:
     """What `bake` did.
 
-    sublayers: how many were written out.
-    own_eps: norms that now have an eps of their own, by name. A configuration holds one eps for all: a model that is loaded
-    again has that one, and differs by about as much as the two.
+    sublayers: the number that were merged.
+    own_eps: the names of norms that now have a different eps. A configuration holds only one eps for all norms, so a model that
+    is loaded again uses that one, and its outputs differ slightly.
     """
 
     sublayers: int
@@ -101,7 +101,7 @@ def _check(stack: ForeignStack, parts: list[tuple[nn.Module, ForeignSublayer, Ad
 
 
 def _write(sublayer: ForeignSublayer, additions: Additions, before: nn.Module | None) -> float | None:
-    """Write one sublayer's scales; the eps of its norm where that must be its own."""
+    """Merge one sublayer's scales; returns the eps of its norm if that must differ from the others'."""
     _scale_rows(sublayer, factor_of(additions.branch))
     reading = factor_of(additions.in_scale)
     skip = _skip(additions)
@@ -119,7 +119,7 @@ def _write(sublayer: ForeignSublayer, additions: Additions, before: nn.Module | 
 
 
 def _scale_rows(sublayer: ForeignSublayer, factor: float | Tensor) -> None:
-    """Multiply what f returns: a number, or [dim]."""
+    """Scale the output of f by a number, or by a vector [dim]."""
     matrix = sublayer.last
     matrix.values.mul_(factor[:, None] if isinstance(factor, Tensor) and factor.dim() else factor)
     if matrix.bias_values is not None:

@@ -1,7 +1,7 @@
-"""Which recipes a class can take, and for the others the reason.
+"""Which recipes can be applied to a class, and for the others the reason.
 
-A recipe fits where each field of its plans can be given to the class without touching its forward: a norm or a scale where a
-module begins or ends. A Post-LN class computes N(x + f(x)) and a Pre-LN class x + f(N(x)); the place of N stays.
+A recipe fits if each field of its plans can be applied without changing the class's forward: as a norm or a scale where a
+module begins or ends. A Post-LN class computes N(x + f(x)) and a Pre-LN class x + f(N(x)); the position of N cannot change.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, S
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a recipe cannot be given to a model, and what can be done."""
+    """Why a recipe cannot be applied to a model, and what to do instead."""
 
     reason: str
     fix: str = ""
 
     def error(self, recipe: Recipe, title: str) -> InputError:
-        """What `adapt` raises."""
+        """The error that `adapt` raises."""
         fix = self.fix or "choose another recipe: docs/adapt.md has the table"
         return InputError(f"{recipe.name} does not fit {title}: {self.reason}", fix=fix)
 
@@ -28,7 +28,7 @@ class Obstacle:
 def obstacle(
     recipe: Recipe, *, norm_first: bool, depths: Depths, sides: tuple[Side, ...], width: int, lacks_final_norm: bool = False
 ) -> Obstacle | None:
-    """Why `recipe` cannot be given to stacks of this kind; None where it can."""
+    """Why `recipe` cannot be applied to stacks of this kind; None if it can."""
     if recipe.stream() is not None:
         return Obstacle("it changes what is passed from layer to layer (`stream`), which the class's own forward fixes")
     for side in sides:
@@ -54,7 +54,7 @@ def obstacle(
 
 
 def fixed_number(scale: Scale) -> float | None:
-    """The number that a scale is and stays; None where it is learned."""
+    """The value of a constant scale; None if it is learned."""
     if isinstance(scale, Learned):
         return None if scale.trainable else scale.start
     return scale if isinstance(scale, float | int) else scale.value

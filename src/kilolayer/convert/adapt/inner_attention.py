@@ -1,4 +1,4 @@
-"""torch's attention with something between the heads and the output projection."""
+"""torch's attention with an additional operation between the heads and the output projection."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 
 class InnerAttention(nn.MultiheadAttention):
-    """W_o inside(concat heads), with the arguments and the results of `nn.MultiheadAttention`, whose weights it has.
+    """W_o inside(concat heads), with the arguments, results and weights of `nn.MultiheadAttention`.
 
-    An attention becomes one by its class, so that its parameters keep their names.
+    An existing attention is converted by setting its class, so its parameters keep their names.
     """
 
     inside: Callable[[Tensor], Tensor]
@@ -31,7 +31,7 @@ class InnerAttention(nn.MultiheadAttention):
         turned = self.batch_first and query.dim() == 3
         if turned:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        # torch's function ends in an output projection; the identity leaves the heads as they are.
+        # torch's function ends with an output projection; the identity leaves the heads unchanged.
         heads, weights = F.multi_head_attention_forward(
             query,
             key,

@@ -1,4 +1,4 @@
-"""The layer classes that are known, and how each is read. Transformers is never imported: its classes are known by name."""
+"""The supported layer classes, and how each is read. Transformers is never imported: its classes are recognised by name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SELF, CROSS, FFN = Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD
 
 @dataclass(frozen=True)
 class Layout:
-    """One class of layers.
+    """How layers of one class are read.
 
-    read: from a layer to its sublayers, in their order.
-    norm_first: whether a layer's norms stand before f (Pre-LN) or on the sum (Post-LN).
-    side: of a layer.
-    embedding_norm: the class and attribute of a norm on the embeddings, right below the first layer.
+    read: from a layer to its sublayers, in order.
+    norm_first: whether the norms come before f (Pre-LN) or after the sum (Post-LN).
+    side: encoder or decoder.
+    embedding_norm: the class and attribute of a norm on the embeddings, directly below the first layer.
     """
 
     title: str
@@ -41,7 +41,7 @@ def _torch_attention(kind: Kind, attention: nn.MultiheadAttention, norm: nn.Modu
         Matrix(attention, Role.VALUE, part=2, reads=reads, **fused),
         Matrix(attention.out_proj, Role.ATTENTION_OUTPUT),
     )
-    # nn.MultiheadAttention reads the weights of its out_proj and never calls it.
+    # nn.MultiheadAttention reads the weights of its out_proj without calling it.
     return ForeignSublayer(kind, attention, attention, norm, matrices, attention.num_heads)
 
 
@@ -113,7 +113,7 @@ def _llama(layer: Any) -> list[ForeignSublayer]:
 
 
 def _t5_attention(kind: Kind, attention: Any, norm: nn.Module) -> ForeignSublayer:
-    # T5 does not divide its scores by sqrt(head width): its queries start smaller by as much.
+    # T5 does not divide its attention scores by sqrt(head width); instead its queries start smaller by that factor.
     matrices = attention_matrices(
         attention.q,
         attention.k,
@@ -214,7 +214,7 @@ KNOWN = ("nn.Transformer", *dict.fromkeys(layout.title for layout in LAYOUTS.val
 
 
 def layout_of(layer: nn.Module) -> Layout | None:
-    """How a layer is read; None where its class is not known. One with a forward of its own is not."""
+    """How a layer is read; None if its class is unknown, or overrides forward."""
     for cls in type(layer).__mro__:
         layout = LAYOUTS.get((cls.__module__, cls.__name__))
         if layout is not None and type(layer).forward is cls.forward:

@@ -1,4 +1,4 @@
-"""The stacks of a model: its layers of known classes, in their order."""
+"""Find the stacks of a model: its layers of known classes, in order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kilolayer.recipes.base import Depths, Kind, Side
 class ForeignStack:
     """The layers of one encoder or decoder.
 
-    name: of the list that holds them, in the model.
-    holder: the module above that list.
-    embedding_norm: the norm right below the first layer, where the class has one.
+    name: of the list in the model that holds them.
+    holder: the module that owns that list.
+    embedding_norm: the norm directly below the first layer, if the class has one.
     """
 
     name: str
@@ -37,12 +37,12 @@ class ForeignStack:
 
     @property
     def lacks_final_norm(self) -> bool:
-        """Whether nothing normalises what the last layer wrote, as far as the class tells."""
+        """Whether nothing normalizes the output of the last layer, as far as the class shows."""
         torch_stack = isinstance(self.holder, nn.TransformerEncoder | nn.TransformerDecoder)
         return torch_stack and getattr(self.holder, "norm", None) is None
 
     def sublayers(self) -> Iterator[tuple[int, nn.Module, ForeignSublayer]]:
-        """Every sublayer in the order of the forward, with its layer, counted from 1, and that layer's module."""
+        """Every sublayer in forward order, with the number of its layer, from 1, and that layer's module."""
         for number, layer in enumerate(self.layers, 1):
             for sublayer in self.layout.read(layer):
                 yield number, layer, sublayer
@@ -50,7 +50,7 @@ class ForeignStack:
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """What `find` sees in a model."""
+    """The stacks that `find` found in a model."""
 
     title: str
     stacks: tuple[ForeignStack, ...]
@@ -59,7 +59,7 @@ class ForeignModel:
 
 
 def find(model: nn.Module) -> ForeignModel:
-    """The stacks of `model`; raises where it has no layer of a known class, or more than recipes are defined for."""
+    """The stacks of `model`; raises if it has no layer of a known class, or more stacks than recipes support."""
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"this is not a model: {shown(model)}", fix="give a torch module, such as from_pretrained returns")
     lists: dict[str, list[nn.Module]] = {}
@@ -111,7 +111,7 @@ def _depths(stacks: tuple[ForeignStack, ...]) -> Depths:
             f"a {decoder.layout.title} decoder without its encoder, whose layers hold a cross-attention that reads nothing",
             fix="adapt the whole encoder-decoder, or use GPT-2 or Llama",
         )
-    # A decoder reads an encoder that stands elsewhere. Its own constants do not depend on that encoder's depth.
+    # The decoder attends to an encoder outside this model, whose depth does not affect the decoder's constants.
     return Depths(layers["decoder"], layers["decoder"])
 
 

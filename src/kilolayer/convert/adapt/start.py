@@ -1,4 +1,4 @@
-"""How the weights of another library's layers start under a recipe: Xavier times the gain of each projection's role."""
+"""Initialize the weights of another library's layers for a recipe: Xavier times the gain of each projection's role."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kilolayer.recipes.base import Place, Plan, Recipe, Role
 
 @torch.no_grad()
 def start_weights(model: nn.Module, found: ForeignModel, recipe: Recipe, seed: int) -> None:
-    """Fill the projections, biases and norms of all layers; embeddings, heads and the final norm stay as they are.
+    """Initialize the projections, biases and norms of all layers; embeddings, heads and the final norm are left unchanged.
 
-    The stream of random numbers of a matrix is keyed by the seed and by its name in `model`.
+    The random numbers of each matrix are seeded by the seed and by its name in `model`.
     """
     names = {module: name for name, module in model.named_modules()}
     for stack in found.stacks:

@@ -1,4 +1,4 @@
-"""What a layer of another library is made of, in the words of a recipe: sublayers, and projections by role."""
+"""The parts of another library's layer in terms of a recipe: sublayers, and projections by role."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ READING = (Role.QUERY_KEY, Role.VALUE, Role.FFN_IN)
 class Matrix:
     """One projection, [outputs, inputs]: a weight, or one of the equal parts of a weight that holds several.
 
-    transposed: whether the weight is kept as [inputs, outputs].
-    start: a factor on the deviation that it starts with, besides the recipe's gain.
+    transposed: whether the weight is stored as [inputs, outputs].
+    start: a factor on its initial standard deviation, besides the recipe's gain.
     reads: whether its input is the sublayer's own; the keys and values of cross-attention read another stack.
     """
 
@@ -39,7 +39,7 @@ class Matrix:
 
     @property
     def bias_values(self) -> Tensor | None:
-        """A view of the bias, [outputs]; None where there is none."""
+        """A view of the bias, [outputs]; None if there is none."""
         bias = getattr(self.owner, self.bias, None)
         return None if bias is None else bias.chunk(self.parts)[self.part]
 
@@ -53,9 +53,9 @@ class Matrix:
 class ForeignSublayer:
     """A residual sublayer of another library's layer.
 
-    function: the module that f begins with; its first argument is what f reads.
-    output: the module that f ends with, before dropout; it returns f(x), or a tuple that begins with it.
-    norm: the layer's own, before f or on the sum.
+    function: the first module of f; its first argument is the input of f.
+    output: the last module of f, before dropout; it returns f(x), or a tuple that begins with it.
+    norm: the layer's own, before f or after the sum.
     heads: of attention; 0 in a feed-forward network.
     """
 
@@ -68,12 +68,12 @@ class ForeignSublayer:
 
     @property
     def width(self) -> int:
-        """Of the residual stream."""
+        """Width of the residual stream."""
         return self.last.values.shape[0]
 
     @property
     def last(self) -> Matrix:
-        """The projection that f ends with."""
+        """The last projection of f."""
         return next(matrix for matrix in self.matrices if matrix.role in (Role.ATTENTION_OUTPUT, Role.FFN_OUT))
 
     def readers(self) -> Iterator[Matrix]:
@@ -84,7 +84,7 @@ class ForeignSublayer:
 def attention_matrices(
     query: nn.Module, key: nn.Module, value: nn.Module, output: nn.Module, *, cross: bool = False, query_start: float = 1.0
 ) -> tuple[Matrix, ...]:
-    """The projections of an attention whose matrices are modules of their own."""
+    """The projections of an attention whose matrices are separate modules."""
     return (
         Matrix(query, Role.QUERY_KEY, start=query_start),
         Matrix(key, Role.QUERY_KEY, reads=not cross),
@@ -94,11 +94,11 @@ def attention_matrices(
 
 
 def feedforward_matrices(*inputs: nn.Module, output: nn.Module, transposed: bool = False) -> tuple[Matrix, ...]:
-    """The projections of a feed-forward network; a gated one has two that read."""
+    """The projections of a feed-forward network; a gated one has two input projections."""
     reading = (Matrix(each, Role.FFN_IN, transposed=transposed) for each in inputs)
     return (*reading, Matrix(output, Role.FFN_OUT, transposed=transposed))
 
 
 def eps_name(norm: nn.Module) -> str:
-    """What a norm calls its eps."""
+    """The name of a norm's eps attribute."""
     return "eps" if hasattr(norm, "eps") else "variance_epsilon"

@@ -1,4 +1,4 @@
-"""Which class takes which recipe, as data: what docs/adapt.md shows and the tests try."""
+"""Which class supports which recipe, as data: shown in docs/adapt.md and checked by tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCH_DECODERS = ("nn.TransformerDecoder", "nn.TransformerDecoder, norm_first")
 
 
 def rows() -> dict[str, Recipe]:
-    """The recipes of the table by what is typed; those that fit with an option alone are there with it."""
+    """The recipes of the table by name; a recipe that fits only with an option is listed with it."""
     found: dict[str, Recipe] = {}
     for name in recipes.names():
         recipe = recipes.get(name)
@@ -31,7 +31,7 @@ def rows() -> dict[str, Recipe]:
 
 
 def answer(title: str, recipe: Recipe) -> str:
-    """Whether a class takes a recipe: "yes", or the reason why not."""
+    """Whether a class supports a recipe: "yes", or the reason why not."""
     depths, sides = _stacks(title)
     hindrance = obstacle(recipe, norm_first=title in PRE_LN, depths=depths, sides=sides, width=WIDTH)
     return YES if hindrance is None else hindrance.reason

@@ -1,1 +1,1 @@
-"""Models of ours as models of Hugging Face's Transformers, and back: one file a class of theirs, none of which imports it."""
+"""Convert Kilolayer models to and from Hugging Face's classes, one file per class, without importing Transformers."""

@@ -1,4 +1,5 @@
-"""Post-LN encoders with a norm on their embeddings as BERT: alone, with the head of masked tokens, or with a classifier."""
+"""Post-LN encoders with a norm on their embeddings as BERT: the base model, with a masked-language-model head, or a
+classifier."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ EMBEDDINGS, MASKED, POOLER, CLASSIFIER = "bert.embeddings", "cls.predictions", "
 
 
 class Bert(ForeignClass):
-    """LN(x + f(x)) in every sublayer, on the normed sum of token, type and position."""
+    """LN(x + f(x)) in every sublayer; the input is the normed sum of token, type and position embeddings."""
 
     model_type: ClassVar[str] = "bert"
     architecture: ClassVar[str] = "BertForMaskedLM"
@@ -165,5 +166,5 @@ class Bert(ForeignClass):
 
 
 def _bias(config: ModelConfig) -> str:
-    """The name of the scores' bias; an output with a table of its own has one of its own too, and the other means nothing."""
+    """The name of the output bias in use: an untied output has its own, and the other bias is then unused."""
     return f"{MASKED}.bias" if config.tie_embeddings else f"{MASKED}.decoder.bias"

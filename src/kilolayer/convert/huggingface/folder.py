@@ -1,4 +1,4 @@
-"""A folder as Transformers' `save_pretrained` writes it: config.json, and weights as safetensors. Nothing is unpickled."""
+"""Read a folder written by Transformers' `save_pretrained`: config.json and safetensors. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether this is a folder of Hugging Face."""
+    """Whether this is a Hugging Face model folder."""
     return kind_of(folder / CONFIG) == "file"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json holds."""
+    """The contents of config.json."""
     if not is_foreign(folder):
         raise InputError(
             f"the folder has no {CONFIG}", where=str(folder), fix="name a folder that `save_pretrained` of Transformers wrote"
@@ -36,7 +36,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All weights under the names in the files."""
+    """All weights under their names in the files."""
     if kind_of(folder / WEIGHTS) == "file":
         return _read_file(folder / WEIGHTS)
     if kind_of(folder / INDEX) == "file":
@@ -54,7 +54,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _parts(index: Path) -> list[str]:
-    """The files that an index names, each once."""
+    """The files that an index lists, without repetition."""
     table = read_json(index)
     names = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(names, dict) or not names:

@@ -1,4 +1,4 @@
-"""What a class of Transformers is to us: when it computes what a model of ours computes, its configuration, its weights."""
+"""The base of conversions to a Transformers class: which models fit it, its configuration, and its weights."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Kind, Place, Plan
 
 EPS = 1e-5
-"""Of torch's LayerNorm, and so of every class that has no option for it."""
+"""The eps of torch's LayerNorm, and so of every class without an option for it."""
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
-"""Ours and theirs."""
+"""Activation names: Kilolayer's to Transformers'."""
 OTHER_NAMES = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
-"""Activations that they also call otherwise, and ours."""
+"""Further activation names of Transformers, to Kilolayer's."""
 
 
 class ForeignClass(ABC):
-    """One class of Transformers, as a table that is read both ways."""
+    """One class of Transformers, as a table that is read in both directions."""
 
     model_type: ClassVar[str]
-    """As config.json names it."""
+    """The name in config.json."""
     architecture: ClassVar[str]
-    """The class with the output table."""
+    """The class with the output layer."""
     options: ClassVar[Mapping[str, tuple[str, ...]]]
-    """Our option, and those of theirs that hold its value; several hold the same."""
+    """Each Kilolayer option, and the Transformers options that hold its value; several hold the same."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Their values where a config.json says nothing."""
+    """Transformers' default values, for options missing from config.json."""
     required: ClassVar[Mapping[str, Any]] = {}
-    """Options of theirs, each with the one value that a model of ours has."""
+    """Transformers options that must have a certain value to match a Kilolayer model."""
     readable: ClassVar[tuple[str, ...]] = ()
-    """Architectures that an import takes."""
+    """Architectures that can be imported."""
     prefix: ClassVar[str] = "model."
-    """Before the names of all weights but those of outputs; files of the class without an output leave it out."""
+    """Prefix of the names of all weights but the output's; files of the class without an output omit it."""
     outputs: ClassVar[tuple[str, ...]] = ("lm_head.",)
-    """How the names of an output's weights begin."""
+    """Prefixes of the names of an output's weights."""
     unread: ClassVar[str] = r"(?!)"
-    """A pattern of names that a file may hold and that mean nothing to us."""
+    """Regular expression for names of weights that a file may contain and that are ignored."""
 
     @abstractmethod
     def misfits(self, config: ModelConfig) -> Iterator[str]:
-        """Why a model does not fit this class; nothing where it does."""
+        """The reasons why a model does not fit this class; none if it does."""
 
     @abstractmethod
     def entries(self, config: ModelConfig) -> list[Entry]:
-        """The weights of a model of this configuration, under our names and theirs."""
+        """The weights of a model with this configuration, under both names."""
 
     @abstractmethod
     def copies(self, config: ModelConfig) -> dict[str, str]:
-        """Their names for tied tables, each with the name that a file of ours holds it under."""
+        """Transformers' names for tied tables, each with the name under which an exported file stores it."""
 
     def foreign_config(self, config: ModelConfig) -> dict[str, Any]:
-        """The model part of their config.json."""
+        """The model's part of Transformers' config.json."""
         values = {name: value for ours, names in self.options.items() for name, value in self._foreign(config, ours, names)}
         return {"model_type": self.model_type, "architectures": [self.architecture], **values}
 
     def own_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of `ModelConfig` that their config.json holds; what we have no place for raises."""
+        """The `ModelConfig` options that a config.json specifies; raises if an option has no counterpart."""
         found = {}
         for ours, names in self.options.items():
             values = [theirs[name] for name in names if name in theirs]
@@ -79,11 +79,11 @@ class ForeignClass(ABC):
         return found
 
     def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The options of `ModelConfig` that weights under their names decide, and config.json does not."""
+        """The `ModelConfig` options that the weights determine and config.json does not."""
         return {}
 
     def spare_entries(self, config: ModelConfig) -> list[Entry]:
-        """Weights that a file may hold and that the model has no place for, as the beginning of a head that comes later."""
+        """Weights that a file may contain and the model has no place for, such as the first matrix of a head added later."""
         return []
 
     def _foreign(self, config: ModelConfig, ours: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -103,7 +103,7 @@ class ForeignClass(ABC):
 
 
 def plans_of(config: ModelConfig) -> Iterator[Plan]:
-    """The plan of every sublayer, without how its projections start."""
+    """The plan of every sublayer, without the initialization of its projections."""
     depths = config.depths
     start: dict[str, Any] = {"gains": {}, "xavier": "normal", "joint_attention": False}
     for side in depths.sides:
@@ -114,7 +114,7 @@ def plans_of(config: ModelConfig) -> Iterator[Plan]:
 
 
 def is_plain(config: ModelConfig, plan: Plan) -> bool:
-    """Whether every sublayer has this plan, and nothing stands between or around the layers that a plain stack has not."""
+    """Whether every sublayer has this plan, and the stacks have nothing else that a plain stack lacks."""
     recipe, depths = config.recipe, config.depths
     tops = [recipe.top(side, depths) for side in depths.sides]
     return (
@@ -127,7 +127,7 @@ def is_plain(config: ModelConfig, plan: Plan) -> bool:
 
 
 def shared_misfits(config: ModelConfig) -> Iterator[str]:
-    """What none of the plain classes has a place for."""
+    """The reasons why a model fits none of the plain classes."""
     if config.embedding_norm:
         yield "it has a norm on its embeddings"
     if config.first_predicted:

@@ -13,7 +13,7 @@ from kilolayer.recipes.base import Plan
 
 
 class GPT2(ForeignClass):
-    """x + f(LN(x)) in every sublayer, a norm on top; its matrices are [inputs, outputs]."""
+    """x + f(LN(x)) in every sublayer and a final norm; matrices are stored as [inputs, outputs]."""
 
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"

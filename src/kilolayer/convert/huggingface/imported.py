@@ -1,4 +1,4 @@
-"""Checkpoints of Transformers as models of ours, without Transformers: BERT, GPT-2, Marian, OPT."""
+"""Load Transformers checkpoints as Kilolayer models, without Transformers: BERT, GPT-2, Marian, OPT."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.place import check_dtype, check_place
 
 FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT())}
-# Of checkpoints that were made from TensorFlow's.
+# Old parameter names, in checkpoints converted from TensorFlow.
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A folder of Hugging Face: what its config.json says, and its weights, read when they are asked for."""
+    """A Hugging Face folder: its config.json, and its weights, read when first used."""
 
     folder: Path
     theirs: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Imported:
 
     @classmethod
     def open(cls, folder: Path) -> Imported:
-        """Read config.json; a model that is none of ours is refused."""
+        """Read config.json; raises if the model is not supported."""
         theirs = read_config(folder)
         kind = theirs.get("model_type")
         if not isinstance(kind, str) or kind not in FORMS:
@@ -71,7 +71,7 @@ class Imported:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The weights under their names, as those of the class with an output."""
+        """The weights under Transformers' names, with the prefix of the class with an output."""
         found = {}
         for name, tensor in read_tensors(self.folder).items():
             for old, new in OLD_NAMES.items():
@@ -82,7 +82,7 @@ class Imported:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model of ours that computes the same."""
+        """The configuration of the equivalent Kilolayer model."""
         try:
             options = {**self.form.own_options(self.theirs), **self.form.options_of_weights(self.tensors)}
             return ModelConfig.of(options["shape"], options)
@@ -94,7 +94,7 @@ class Imported:
             ) from None
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights of that model under our names."""
+        """The weights of that model under Kilolayer's names."""
         entries = self.form.entries(self.config)
         wanted = {name for entry in entries for name in entry.theirs}
         kept = {
@@ -109,7 +109,7 @@ class Imported:
         return self._checked(found)
 
     def spare_weights(self) -> dict[str, Tensor]:
-        """Weights that the model has no place for and another may take: BERT's pooler, as the first matrix of a head."""
+        """Weights that the model has no place for but another can use: BERT's pooler, as the first matrix of a head."""
         entries = [
             entry for entry in self.form.spare_entries(self.config) if all(name in self.tensors for name in entry.theirs)
         ]
@@ -139,6 +139,6 @@ def from_huggingface(
     check_dtype(dtype)
     imported = Imported.open(as_path(folder, "the folder of the model"))
     model = build_model(imported.config, device="meta", seed=0)
-    # Assigned, not copied: nothing is drawn for weights that are given.
+    # Assigned, not copied, so that no time is spent on initializing weights that are loaded.
     model.load_state_dict({name: weight.to(place, dtype) for name, weight in imported.weights().items()}, assign=True)
     return model.eval()

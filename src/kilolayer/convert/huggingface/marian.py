@@ -1,4 +1,5 @@
-"""Post-LN translators as `MarianMTModel`: sinusoidal positions, one table for source, target and output, or several."""
+"""Post-LN translation models as `MarianMTModel`: sinusoidal positions; source, target and output share an embedding table or
+not."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Plan, Side
 
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
-"""Sinusoids, which the class can compute: a file need not hold them."""
+"""Sinusoidal tables, which the class can compute, so a file need not contain them."""
 LOGITS_BIAS = "final_logits_bias"
-"""A bias on the scores, [1, vocabulary]; all 0 where a model of ours has none."""
+"""A bias on the logits, [1, vocabulary]; all 0 if the Kilolayer model has none."""
 SEQ2SEQ_OPTIONS = {
     "dim": ("d_model",),
     "heads": ("encoder_attention_heads", "decoder_attention_heads"),
@@ -33,7 +34,7 @@ SEQ2SEQ_OPTIONS = {
 
 
 class Marian(ForeignClass):
-    """LN(x + f(x)) in every sublayer, nothing on top."""
+    """LN(x + f(x)) in every sublayer, without a final norm."""
 
     model_type: ClassVar[str] = "marian"
     architecture: ClassVar[str] = "MarianMTModel"
@@ -99,7 +100,7 @@ class Marian(ForeignClass):
                 fix="supported: one table for all three, one for target and output, or none",
             )
         return {
-            "scale_embeddings": False,  # theirs where config.json says nothing
+            "scale_embeddings": False,  # Transformers' default
             **super().own_options(theirs),
             "shape": "encoder_decoder",
             "recipe": recipes.PLAIN,
@@ -136,7 +137,7 @@ class Marian(ForeignClass):
 
 
 def seq2seq_entries(config: ModelConfig, place: str) -> list[Entry]:
-    """The layers of both stacks, as BART and its relatives name them; place: of the norms, `pre_norm` or `out_norm`."""
+    """The layers of both stacks, with the names of BART and related classes. place: of the norms, `pre_norm` or `out_norm`."""
     sides: tuple[Side, ...] = ("encoder", "decoder")
     return [
         entry
@@ -147,7 +148,7 @@ def seq2seq_entries(config: ModelConfig, place: str) -> list[Entry]:
 
 
 def layer_entries(ours: str, theirs: str, place: str, reads_memory: bool) -> list[Entry]:
-    """One layer as BART and its relatives name it; reads_memory: whether it has cross-attention."""
+    """One layer, with the names of BART and related classes. reads_memory: whether it has cross-attention."""
     heads = [f"{theirs}.self_attn.{part}_proj" for part in ("q", "k", "v", "out")]
     found = [
         *linear(f"{ours}.self_attention.f.query_key_value", *heads[:3]),

@@ -1,4 +1,4 @@
-"""Decoders as `OPTForCausalLM`, which has both places of the norm: learned positions, embeddings as the table holds them."""
+"""Decoders as `OPTForCausalLM`, which supports Pre-LN and Post-LN, with learned positions and unscaled embeddings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Plan
 
 ROWS_BEFORE = 2
-"""OPT's table of positions begins with two rows that none of its positions has."""
+"""OPT's position table begins with two rows that are not used."""
 AFFINE = {"_remove_final_layer_norm": False, "enable_bias": True, "layer_norm_elementwise_affine": True}
-"""What our models always are."""
+"""Options that match every Kilolayer model."""
 
 
 class OPT(ForeignClass):
-    """LN(x + f(x)), or x + f(LN(x)) with LN on top."""
+    """LN(x + f(x)), or x + f(LN(x)) with a final LN."""
 
     model_type: ClassVar[str] = "opt"
     architecture: ClassVar[str] = "OPTForCausalLM"

@@ -1,4 +1,4 @@
-"""Pre-LN translators as `PegasusForConditionalGeneration`: sinusoidal positions, one table, a norm on top of each stack."""
+"""Pre-LN translation models as `PegasusForConditionalGeneration`: sinusoidal positions, a shared table, final norms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilolayer.recipes.base import Plan
 
 
 class Pegasus(ForeignClass):
-    """x + f(LN(x)) in every sublayer, LN on top."""
+    """x + f(LN(x)) in every sublayer, with a final LN."""
 
     model_type: ClassVar[str] = "pegasus"
     architecture: ClassVar[str] = "PegasusForConditionalGeneration"

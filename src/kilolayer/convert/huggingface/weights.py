@@ -1,4 +1,4 @@
-"""Tensors under two names: a table of entries is read from left to right to export and from right to left to import."""
+"""Tensors under two names: a table of entries, read from left to right for export and from right to left for import."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kilolayer.errors import InputError
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of ours, and where theirs is.
+    """One Kilolayer tensor, and its counterpart in Transformers.
 
-    theirs: the name; of a matrix that we keep in one piece, the names of its equal parts, row by row.
-    transposed: theirs is [inputs, outputs] where ours is [outputs, inputs].
-    rows_before: rows that their table has before ours begins.
-    as_row: theirs is [1, n] where ours is [n].
+    theirs: the name; for a matrix that Kilolayer stores fused, the names of its equal parts, stacked by rows.
+    transposed: theirs is [inputs, outputs] and ours [outputs, inputs].
+    rows_before: extra rows at the beginning of their table.
+    as_row: theirs is [1, n] and ours [n].
     """
 
     ours: str
@@ -28,12 +28,12 @@ class Entry:
     as_row: bool = False
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Our tensor as theirs."""
+        """Convert our tensor to theirs."""
         parts = tensor.chunk(len(self.theirs))
         return {name: self._outwards(part) for name, part in zip(self.theirs, parts, strict=True)}
 
     def to_ours(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Their tensors, in the order of `theirs`, as ours."""
+        """Convert their tensors, in the order of `theirs`, to ours."""
         if self.as_row:
             tensors = [tensor.reshape(-1) for tensor in tensors]
         parts = [(tensor.t() if self.transposed else tensor)[self.rows_before :] for tensor in tensors]
@@ -48,7 +48,7 @@ class Entry:
 
 
 def linear(ours: str, *theirs: str, transposed: bool = False) -> list[Entry]:
-    """Weight and bias of a projection; several of theirs are the parts of ours, such as query, key and value."""
+    """Weight and bias of a projection; several names are the parts of a fused one, such as query, key and value."""
     return [
         Entry(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transposed=transposed),
         Entry(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs)),
@@ -61,7 +61,7 @@ def norm(ours: str, theirs: str) -> list[Entry]:
 
 
 def to_theirs(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of ours under their names; every tensor of it must have an entry."""
+    """Our state dict under their names; every tensor must have an entry."""
     table = {entry.ours: entry for entry in entries}
     if missing := set(ours) ^ set(table):
         raise InputError(f"the table of weights does not fit the model: {min(missing)}")
@@ -69,9 +69,9 @@ def to_theirs(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str,
 
 
 def to_ours(entries: Iterable[Entry], theirs: Mapping[str, Tensor], *, copies: Mapping[str, str]) -> dict[str, Tensor]:
-    """A state dict of theirs under our names.
+    """Their state dict under our names.
 
-    copies: names under which a file may repeat the tensor of another name, or hold it alone.
+    copies: names under which a file may repeat the tensor of another name, or be the only one to store it.
     """
     found = {name: tensor for name, tensor in theirs.items() if name not in copies}
     for copy, name in copies.items():

@@ -1,4 +1,4 @@
-"""Sets of questions that a language model answers by likelihood, after zero, one or more solved examples."""
+"""Multiple-choice question sets that a language model answers by likelihood, after zero, one or more solved examples."""
 
 from kilolayer.evaluate.shots import completions, coreference, knowledge, reading
 from kilolayer.evaluate.shots.registry import SETS

@@ -1,6 +1,7 @@
-"""Whom a pronoun means.
+"""Question sets on what a pronoun refers to.
 
-Partial scoring (Trinh and Le 2018): each candidate takes the pronoun's place, and what follows it, the same for all, is scored.
+They use partial scoring (Trinh and Le 2018): each candidate replaces the pronoun, and the text after it, the same for all, is
+scored.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ BLANK = "_"
 
 @question_set("winogrande", columns=("sentence", "option1", "option2", "answer"), norms=("none",))
 def winogrande(row: Row) -> Question:
-    """Sakaguchi et al. 2020: which of two names stands in the gap of a sentence."""
+    """Sakaguchi et al. 2020: choose which of two names fills the gap in a sentence."""
     before, gap, after = row.text("sentence").partition(BLANK)
     if not gap:
         raise row.error(f"the column 'sentence' has no gap, {BLANK!r}")
@@ -23,7 +24,7 @@ def winogrande(row: Row) -> Question:
 
 @question_set("winograd_wsc273", columns=("context_options", "continuation", "gold"), norms=("none",))
 def winograd(row: Row) -> Question:
-    """Levesque et al. 2012: the 273 Winograd schemas. A full stop follows a name without a space, a word with one."""
+    """Levesque et al. 2012: the 273 Winograd schemas. A full stop follows a name without a space, a word follows with one."""
     contexts = row.texts("context_options")
     after = row.text("continuation").strip()
     after = f" {after}" if after[:1].isalnum() else after

@@ -1,4 +1,4 @@
-"""The files of a set: the questions that are asked, and those that serve as examples."""
+"""Read the files of a question set: the questions to answer, and those that serve as solved examples."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kilolayer.evaluate.shots.row import Row
 from kilolayer.files.paths import kind_of
 
 PARTS = ("val", "test", "")
-"""Of a set's files the first that is there is asked: NAME.val.jsonl, NAME.test.jsonl, NAME.jsonl."""
+"""The questions are read from the first of these parts that exists: NAME.val.jsonl, NAME.test.jsonl, NAME.jsonl."""
 TRAIN = "train"
 WHOLE = "all"
-"""How a signature calls a file without a part."""
+"""The name of the file without a part in signatures."""
 BETWEEN = "\n\n"
-"""Stands behind each example."""
+"""Separator after each example."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The questions of a file; digest: of its lines."""
+    """The questions of a file. digest: a digest of its lines."""
 
     name: str
     questions: list[Question]
@@ -34,14 +34,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Examples:
-    """A set's questions, and those from which its examples are drawn: of NAME.train.jsonl, or else the same."""
+    """The questions of a set, and those from which its examples are drawn: NAME.train.jsonl if it exists, else the same."""
 
     set: QuestionSet
     asked: Part
     solved: Part
 
     def check(self, shots: int, limit: int | None = None) -> None:
-        """Refuse more shots than there are examples for each of the first `limit` questions."""
+        """Raise if there are not enough examples for `shots` shots on each of the first `limit` questions."""
         alike = Counter(question.contexts for question in self.solved.questions)
         most = max(alike[question.contexts] for question in self.asked.questions[:limit])
         if shots > len(self.solved.questions) - most:
@@ -49,14 +49,14 @@ class Examples:
             raise OptionError(what, where="--shots", fix="ask for fewer shots, or give a larger file of examples")
 
     def prompt(self, number: int, shots: int, seed: int) -> Question:
-        """A question behind `shots` solved ones, which depend on nothing but seed, set and number.
+        """A question preceded by `shots` solved ones, which depend only on seed, set and number.
 
-        No example has the contexts of the question: so neither the question itself, nor its twin in a Winograd schema.
+        No example has the same contexts as the question, which excludes the question itself and its twin in a Winograd schema.
         """
         question, draws = self.asked.questions[number], random.Random(f"{seed}/{self.set.name}/{number}")
         chosen: dict[int, Question] = {}
         while len(chosen) < shots:
-            # random() alone gives the same in all versions of Python.
+            # Only random() gives the same numbers in all versions of Python.
             index = int(draws.random() * len(self.solved.questions))
             if self.solved.questions[index].contexts != question.contexts:
                 chosen.setdefault(index, self.solved.questions[index])
@@ -73,7 +73,7 @@ class Examples:
 
 
 def read_examples(questions: QuestionSet, folder: Path) -> Examples:
-    """A set's files in a folder, every line of them checked."""
+    """Read the files of a set in a folder, and check every line."""
     if kind_of(folder) != "folder":
         raise InputError("the folder of questions does not exist", where=str(folder), fix="check --examples")
     paths = {part: path for part in (*PARTS, TRAIN) if (path := _find(folder, questions.name, part)) is not None}
@@ -90,7 +90,7 @@ def read_examples(questions: QuestionSet, folder: Path) -> Examples:
 
 
 def _find(folder: Path, name: str, part: str) -> Path | None:
-    """The file of a part; None where there is none."""
+    """The file of a part; None if it does not exist."""
     stem = f"{name}.{part}.jsonl" if part else f"{name}.jsonl"
     return next((path for suffix in SUFFIXES if kind_of(path := folder / f"{stem}{suffix}") is not None), None)
 

@@ -1,4 +1,4 @@
-"""Scores that stay in a run's folder: shots.json, a table by signature."""
+"""Scores stored in a run's folder: shots.json, a table by signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS, NUMBERS, PERHAPS = ("task", "metric", "norm"), ("shots", "value", "questi
 
 
 def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
-    """What shots.json holds, its form checked: the folder may be a stranger's. Empty where there is none."""
+    """The contents of shots.json; its form is checked, because the folder may be untrusted. Empty if there is no such file."""
     path = folder / FILE
     if kind_of(path) is None:
         return {}
@@ -29,7 +29,7 @@ def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def keep(folder: Path, scores: Sequence[ShotScore], weights: Mapping[str, Any]) -> None:
-    """Add scores to shots.json; one with the same signature is replaced. weights: the checkpoints that were scored."""
+    """Add scores to shots.json, replacing those with the same signature. weights: the checkpoints that were scored."""
     new = {score.signature: {**score.table(), "weights": dict(weights)} for score in scores}
     write(folder / FILE, json.dumps({**read_kept(folder), **new}, indent=1))
 

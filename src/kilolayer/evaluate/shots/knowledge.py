@@ -1,4 +1,4 @@
-"""Questions on science and on everyday life."""
+"""Question sets on science and everyday knowledge."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from kilolayer.evaluate.shots.registry import Question, question_set
 from kilolayer.evaluate.shots.row import Row
 
 PRIOR = "Answer:"
-"""Brown et al. 2020 divide by the probability of an answer after this alone, for ARC and OpenBookQA."""
+"""For ARC and OpenBookQA, Brown et al. 2020 divide by the probability of an answer after this text alone."""
 
 
 @question_set("arc_easy", columns=("question", "choices", "answerKey"), norms=("none", "bytes", "tokens", "prior"))
 def arc_easy(row: Row) -> Question:
-    """Clark et al. 2018: science questions of schools, the easier part."""
+    """Clark et al. 2018: school science questions, the easier part."""
     return _with_choices(row, f"Question: {row.text('question')}\nAnswer:")
 
 
 @question_set("arc_challenge", columns=("question", "choices", "answerKey"), norms=("bytes", "tokens", "none", "prior"))
 def arc_challenge(row: Row) -> Question:
-    """Clark et al. 2018: science questions of schools that word statistics do not answer."""
+    """Clark et al. 2018: school science questions that word statistics do not answer."""
     return _with_choices(row, f"Question: {row.text('question')}\nAnswer:")
 
 
@@ -38,7 +38,7 @@ def _with_choices(row: Row, context: str) -> Question:
     norms=("none", "bytes", "tokens"),
 )
 def sciq(row: Row) -> Question:
-    """Welbl et al. 2017: science examinations, with a paragraph of support where there is one."""
+    """Welbl et al. 2017: science exam questions, with a supporting paragraph if there is one."""
     support = row.text("support").lstrip()
     context = f"{support}\n" * bool(support) + f"Question: {row.text('question')}\nAnswer:"
     choices = [row.text(name) for name in ("distractor1", "distractor2", "distractor3", "correct_answer")]
@@ -47,7 +47,7 @@ def sciq(row: Row) -> Question:
 
 @question_set("commonsense_qa", columns=("question", "choices", "answerKey"), norms=("none",))
 def commonsense_qa(row: Row) -> Question:
-    """Talmor et al. 2019: everyday concepts; the choices stand in the prompt and their letters are scored."""
+    """Talmor et al. 2019: everyday concepts; the prompt lists the choices, and their letters are scored."""
     texts, labels = row.choices()
     listed = "".join(f"{label}. {text}\n" for label, text in zip(labels, texts, strict=True))
     context = f"Question: {row.text('question').strip()}\n{listed}Answer:"

@@ -1,4 +1,4 @@
-"""What a given text says."""
+"""Question sets on what a given text says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kilolayer.evaluate.shots.row import Row
 
 @question_set("boolq", columns=("passage", "question", "answer"), norms=("none",))
 def boolq(row: Row) -> Question:
-    """Clark et al. 2019: yes or no, after a passage."""
+    """Clark et al. 2019: a yes-or-no question after a passage."""
     context = f"{row.text('passage')}\nQuestion: {row.text('question')}?\nAnswer:"
     return Question.of(context, ["no", "yes"], row.answer("answer", (False, True)))
 

@@ -1,6 +1,6 @@
-"""What a question and a set of them are, and the register of sets.
+"""Questions and question sets, and the registry of sets.
 
-Prompts are those of lm-eval, so that numbers can be compared; where one differs, its function says so.
+Prompts are those of lm-eval, so that numbers can be compared; if one differs, its function says so.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Literal
 from kilolayer.evaluate.shots.row import Row
 
 Norm = Literal["none", "tokens", "bytes", "prior"]
-"""How the log-likelihoods of choices are compared: as they are; divided by the tokens of the continuation; by the bytes of its
-text without the space before it; or, `prior`, less the one after a context that asks nothing."""
+"""How the log-likelihoods of choices are compared: none, unchanged; tokens, divided by the number of tokens of the
+continuation; bytes, divided by the bytes of its text without the leading space; prior, minus that after a neutral context."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Choice i is that continuations[i] follows contexts[i]; choices differ in the one, or in the other (partial scoring).
+    """Choice i is that continuations[i] follows contexts[i]; choices differ in the one or, in partial scoring, in the other.
 
-    prior: a context that asks nothing, against which choices are measured by the norm `prior`.
+    prior: a neutral context, for the norm `prior`.
     """
 
     contexts: tuple[str, ...]
@@ -30,18 +30,19 @@ class Question:
 
     @classmethod
     def of(cls, context: str, choices: Sequence[str], answer: int, prior: str = "") -> Question:
-        """Choices that follow one context, behind a space."""
+        """A question whose choices follow the same context, after a space."""
         return cls((context,) * len(choices), tuple(f" {choice}" for choice in choices), answer, prior)
 
     @property
     def solved(self) -> str:
-        """The question with its answer, as an example."""
+        """The question with its correct answer, for use as an example."""
         return self.contexts[self.answer] + self.continuations[self.answer]
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of one kind. norms: how choices are compared; the first is the usual one. LAMBADA's have one choice."""
+    """Questions of one kind. norms: how choices are compared; the first is the usual one. LAMBADA's questions have one
+    choice."""
 
     name: str
     columns: tuple[str, ...]
@@ -55,7 +56,7 @@ SETS: dict[str, QuestionSet] = {}
 def question_set(
     name: str, *, columns: Sequence[str], norms: Sequence[Norm]
 ) -> Callable[[Callable[[Row], Question]], Callable[[Row], Question]]:
-    """Register what reads a line of a set's file."""
+    """Register a function that reads a line of a set's file."""
 
     def register(read: Callable[[Row], Question]) -> Callable[[Row], Question]:
         SETS[name] = QuestionSet(name, tuple(columns), tuple(norms), read)

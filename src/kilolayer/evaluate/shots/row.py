@@ -1,4 +1,4 @@
-"""A line of a set's file, and what is wrong with it."""
+"""A line of a question set's file, with checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Row:
 
     @classmethod
     def parse(cls, line: str, where: str, columns: tuple[str, ...]) -> Row:
-        """The object of a line of JSON."""
+        """Parse a line of JSON."""
         try:
             value = parse_json(line)
         except ValueError as error:
@@ -30,14 +30,14 @@ class Row:
         return cls(value, where, columns)
 
     def text(self, name: str) -> str:
-        """A column that is text."""
+        """The text in a column."""
         value = self._column(name)
         if not isinstance(value, str):
             raise self.error(f"the column {name!r} is {shown(value)} and not text")
         return whole_characters(value)
 
     def texts(self, name: str) -> list[str]:
-        """A column that is a list of two texts or more."""
+        """The list of two or more texts in a column."""
         return self._texts(self._column(name), name)
 
     def choices(self) -> tuple[list[str], list[str]]:
@@ -51,7 +51,7 @@ class Row:
         return texts, labels
 
     def answer(self, name: str, labels: Sequence[object]) -> int:
-        """Which of the labels a column holds: as text or as a number, `"3"` or `3`."""
+        """The index of the label that a column holds, as text or as a number: `"3"` or `3`."""
         value, known = self._column(name), [str(label) for label in labels]
         if str(value).strip() not in known:
             raise self.error(f"the column {name!r} is {shown(value)}, and the choices are {', '.join(known)}")

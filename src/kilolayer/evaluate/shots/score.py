@@ -1,4 +1,4 @@
-"""How many questions of a set a language model answers."""
+"""Score a question set: how many questions a language model answers correctly."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from kilolayer.version import VERSION
 
 @dataclass(frozen=True)
 class ShotScore:
-    """A number with what it depends on.
+    """A score, with what it depends on.
 
-    norm: how choices were compared; `greedy`: the one continuation is right where it is what the model writes. chance: the
-    accuracy of guessing, None where there is nothing to choose from. cut: questions whose beginning the model did not read.
+    norm: how choices were compared; with `greedy`, a single continuation is right if it is what the model would generate.
+    chance: the accuracy of guessing; None if there are no choices.
+    cut: the number of questions whose beginning the model did not read.
     """
 
     task: str
@@ -37,7 +38,7 @@ class ShotScore:
     signature: str
 
     def table(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain values for JSON."""
         return asdict(self)
 
 
@@ -51,7 +52,7 @@ def score_set(
     seed: int = 0,
     limit: int | None = None,
 ) -> list[ShotScore]:
-    """The scores of a set's first `limit` questions by each of its norms; length: tokens that the model reads at once."""
+    """The scores of a set's first `limit` questions under each of its norms. length: the model's context length in tokens."""
     examples.check(shots, limit)
     count = min(len(examples.asked.questions), limit or len(examples.asked.questions))
     prompts = [examples.prompt(number, shots, seed) for number in range(count)]
@@ -82,13 +83,13 @@ def score_set(
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of numbers that are 0 or 1, and its standard error sqrt(p (1 - p) / (n - 1)); None of a single number."""
+    """The mean of values that are 0 or 1, and its standard error sqrt(p (1 - p) / (n - 1)); None for a single value."""
     mean = float(np.mean(values))
     return mean, math.sqrt(mean * (1 - mean) / (len(values) - 1)) if len(values) > 1 else None
 
 
 def _perplexity(logs: Sequence[float]) -> tuple[float, float | None]:
-    """exp(-mean log-likelihood) of a question's answer, and the standard error of the mean times it."""
+    """exp(-mean log-likelihood) of the answers, and its standard error: that of the mean, times the perplexity."""
     value = math.exp(min(-float(np.mean(logs)), 700.0))
     return value, value * float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else None
 
@@ -105,14 +106,14 @@ def _by_question(prompts: Sequence[Question], likelihoods: Sequence[Likelihood])
 def _priors(
     model: Decoder, vocabulary: TextVocabulary, length: int, prompts: Sequence[Question]
 ) -> dict[tuple[str, str], float]:
-    """The log-likelihood of each answer after a context that asks nothing."""
+    """The log-likelihood of each answer after its neutral context."""
     pairs = list(dict.fromkeys((prompt.prior, text) for prompt in prompts for text in prompt.continuations))
     found = score_choices(model, vocabulary, pairs, length)
     return {pair: each.log_likelihood for pair, each in zip(pairs, found, strict=True)}
 
 
 def _best(prompt: Question, found: Sequence[Likelihood], norm: Norm, priors: dict[tuple[str, str], float]) -> int:
-    """The choice that the model holds for the likeliest; of equal ones the first."""
+    """The index of the most likely choice; the first, if several are equal."""
     values = [each.log_likelihood for each in found]
     match norm:
         case "tokens":
