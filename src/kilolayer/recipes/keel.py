@@ -19,8 +19,8 @@ class Keel(Recipe):
     equation: ClassVar[str] = "x' = LN(alpha x + f(LN(x)));  alpha = number of residual sublayers in the stack"
     paper: ClassVar[str] = "Chen and Wei 2026, Post-LayerNorm Is Back: Stable, Expressive, and Deep (arXiv 2601.19895)"
     expect: ClassVar[str] = (
-        "The paper trains language models of more than 1,000 layers at larger learning rates than Pre-LN allows; no "
-        "independent replication is known."
+        "The paper trains language models of more than 1,000 layers at larger learning rates than Pre-LN's; no independent "
+        "replication is known."
     )
     extension: ClassVar[str] = (
         "The equation and alpha follow public descriptions of the paper and re-implementations. The paper itself and its "

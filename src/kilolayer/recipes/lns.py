@@ -20,9 +20,9 @@ class LayerNormScaling(Recipe):
     equation: ClassVar[str] = "x' = x + f(LN(x) / sqrt(l)), l = layer number, counted from 1;  final LN on top"
     paper: ClassVar[str] = "Sun et al. 2025, The Curse of Depth in Large Language Models (NeurIPS); its public code"
     expect: ClassVar[str] = (
-        "It keeps the variance of the residual stream from growing with depth, so that deep layers contribute more; the paper "
-        "trains language models of up to 7 billion parameters. nanochat saw no gain with Muon and output projections that "
-        "start at 0."
+        "It keeps the variance of the residual stream from growing with depth, so that deep layers change it more; the paper "
+        "has language models of up to 7 billion parameters. nanochat saw no gain with Muon and output projections that start "
+        "at 0."
     )
     extension: ClassVar[str] = (
         "Checked against the authors' code, whose switch compares a lower-cased name with 'LNS' and therefore never turns the "
