@@ -42,13 +42,33 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
-    assert verbs_for()[verb].summary.split(",")[0] in capsys.readouterr().out
+    assert verbs_for()[verb].summary.split(",")[0] in " ".join(capsys.readouterr().out.split())
 
 
-def test_help_names_what_an_option_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+def help_of_train(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    shown = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_help_is_wrapped_to_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, shown = (help_of_train(each, monkeypatch, capsys) for each in (10_000, columns))
+    # A single word, such as a path or a list without spaces, may be longer than its column: it is never broken.
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in shown.splitlines())
+    start = "at the top of the file:"
+    assert shown.partition(start)[2].split() == whole.partition(start)[2].split()
+    lines = shown.splitlines()
+    place = next(index for index, line in enumerate(lines) if line.startswith("  kv_heads "))
+    assert lines[place + 1].startswith(" " * 23)
+    assert not lines[place + 1][23:].startswith(" ")
+
+
+def test_help_names_what_an_option_may_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of_train(10_000, monkeypatch, capsys)
     assert "(inverse_sqrt, cosine, linear, warmup_stable_decay, constant) [inverse_sqrt]" in shown
     lines = [line.split()[0] for line in shown.splitlines() if line.strip()]
     assert (lines.count("moe"), lines.count("head")) == (1, 1)  # what all tasks share is told once

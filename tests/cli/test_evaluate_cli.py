@@ -184,7 +184,7 @@ def test_the_report_of_many_directions(several: Path, tmp_path: Path) -> None:
     assert quietly("report", folder)[0] == 0
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "average xx-en" in page
-    assert "Where the errors lie" in page
+    assert "Where the errors are" in page
     assert page.count('<th scope="row">test up-en</th>') == 3  # scores, words, sentences
 
 

@@ -112,7 +112,7 @@ def test_the_text_may_stand_behind_the_flags_and_begin_with_a_dash(learned: tupl
 
 def test_the_log_counts_what_the_loss_is_the_mean_of(learned: tuple[Path, str, str]) -> None:
     assert "  masked tokens/s " in learned[2]
-    assert "masked tokens a second" in (learned[0] / "report.html").read_text()
+    assert "masked tokens per second" in (learned[0] / "report.html").read_text()
 
 
 def test_mistakes_are_told(learned: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

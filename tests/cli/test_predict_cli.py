@@ -93,8 +93,8 @@ def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Sample predictions" in page
     assert "Accuracy on the validation set" in page
-    assert "examples a second" in page
-    assert "loss, mean of examples" in page
+    assert "examples per second" in page
+    assert "loss, mean over examples" in page
     table = load(run / "config.toml")
     assert (table["train"]["steps"], table["train"]["valid_every"], "epochs" in table["train"]) == (18, 9, False)
     assert table["train"]["start_from"] == str(masked)

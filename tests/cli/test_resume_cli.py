@@ -108,7 +108,8 @@ def test_what_cannot_be_gone_on_with_is_refused_and_nothing_is_changed(
 def test_the_help_lists_what_may_change(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    assert "how long it trains, and at which learning rate: train.steps" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "how long it trains, and at which learning rate: train.steps" in shown
 
 
 def test_checkpoints_that_are_gone_are_told_by_every_verb(run: Path) -> None:

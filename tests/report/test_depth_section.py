@@ -33,22 +33,24 @@ def test_an_encoder_that_dies_in_training_is_named_with_its_cause() -> None:
     dying = [entry(1, encoder=WELL, decoder=WELL), entry(800, encoder=[4.1e-9, 2e-7, 0.004, 0.016], decoder=WELL)]
     where, unread, advice = vanished_gradients(dying)
     assert where == (
-        "At step 800 the gradient does not reach 2 of the 4 layers of the encoder: layer 1 has 4.1e-09, layer 4 1.6e-02."
+        "At step 800 the gradient does not reach 2 of the 4 layers of the encoder: "
+        "its norm is 4.1e-09 in layer 1 and 1.6e-02 in layer 4."
     )
-    assert "does not read the source" in unread
+    assert "ignores the source" in unread
     assert (
-        advice == "At step 1 it reached all: start again with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
+        advice
+        == "At step 1 it reached all layers: start again with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
     )
     page = render(Record("run", train=[{"step": 800}], layers=[entry(800, encoder=[4.1e-9, 1.0], decoder=WELL)]))
     assert page.index("Warnings") < page.index("does not reach 1 of the 2 layers of the encoder")
-    assert "no step was skipped" not in page
+    assert "no steps were skipped" not in page
 
 
 def test_a_gradient_that_never_was_asks_for_another_recipe() -> None:
     found = vanished_gradients([entry(1, decoder=[1e-18, 1.0]), entry(500, decoder=[0.0, 1.0])])
     assert len(found) == 2
-    assert "layer 1 has 0.0e+00" in found[0]
-    assert found[1] == "Nor did it at step 1: choose a recipe for this depth, such as deepnorm."
+    assert "its norm is 0.0e+00 in layer 1 and" in found[0]
+    assert found[1] == "It did not at step 1 either: choose a recipe for this depth, such as deepnorm."
 
 
 @pytest.mark.parametrize("gradient", [None, {}, {"encoder": None}, {"encoder": [None, "a"]}, {"decoder": [0.0, 0.0]}, []])
@@ -59,7 +61,7 @@ def test_what_is_no_measurement_is_passed_over(gradient: Any) -> None:
 def test_norms_that_are_no_numbers_do_not_count() -> None:
     assert vanished_gradients([entry(3, decoder=[1.0, math.nan, 0.5])]) == []
     assert (
-        "1 of the 2 layers of the decoder: layer 3 has 1.0e-06, layer 2"
+        "1 of the 2 layers of the decoder: its norm is 1.0e-06 in layer 3 and"
         in vanished_gradients([entry(3, decoder=[math.nan, 1.0, 1e-6])])[0]
     )
 

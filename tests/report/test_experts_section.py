@@ -51,7 +51,7 @@ def test_experts_without_tokens_are_named() -> None:
     lines = entry(10, EVEN, [0.5, 0.5, 0.0, 0.002]), entry(20, EVEN, [0.4, 0.6 - 0.001, 0.0, 0.001])
     text = faults(*lines)
     assert text in " ".join(re.sub("<[^>]*>", " ", page(*lines)).split())
-    assert "Layer decoder 4: 2 of 4 experts are dead, with next to no tokens: 3, 4." in text
+    assert "Layer decoder 4: 2 of 4 experts are dead, with almost no tokens: 3, 4." in text
     assert "decoder 2:" not in text
     assert "model.moe.balance" in text
 
@@ -66,7 +66,7 @@ def test_an_expert_that_takes_all_is_a_collapse() -> None:
 
 def test_many_dead_experts_are_not_all_named() -> None:
     text = faults(entry(10, [0.0] * 30 + [0.5, 0.5]))
-    assert "30 of 32 experts are dead, with next to no tokens: 1, 2, 3, 4, 5, 6, 7, 8 and others." in text
+    assert "30 of 32 experts are dead, with almost no tokens: 1, 2, 3, 4, 5, 6, 7, 8 and others." in text
 
 
 DEAD = [0.5, 0.5, 0.0, 0.0]
@@ -84,13 +84,13 @@ def test_the_advice_is_that_of_the_runs_own_way_to_balance() -> None:
 def test_many_dropped_choices_are_a_fault_of_their_own() -> None:
     found = expert_faults(record(entry(10, EVEN, EVEN, dropped=[0.19, 0.35]), capacity=0.5))
     assert found[:-1] == [
-        "At step 10, of 2 layers with experts:",
+        "At step 10, in 2 layers with experts:",
         "Layer decoder 4 drops 35% of the tokens' choices: the experts are full.",
     ]
-    assert found[-1].startswith("Raise model.moe.capacity (now 0.5, 1.25 is usual), or even out the loads: raise model.moe.bal")
+    assert found[-1].startswith("Raise model.moe.capacity (now 0.5, 1.25 is usual), or balance the loads: raise model.moe.bal")
     assert expert_faults(record(entry(10, EVEN, dropped=[0.2]))) == []
     both = expert_faults(record(entry(10, DEAD, dropped=[0.5]), capacity=1.0, loss_free=1e-3))
-    assert both[-2] == "Raise model.moe.capacity (now 1, 1.25 is usual), or even out the loads: raise model.moe.loss_free."
+    assert both[-2] == "Raise model.moe.capacity (now 1, 1.25 is usual), or balance the loads: raise model.moe.loss_free."
     assert both[-1].startswith("Raise model.moe.loss_free, ")
     frozen = expert_faults(record(entry(10, EVEN, dropped=[0.5]), train={"freeze": "experts"}, capacity=1.0))
     assert frozen[-1] == "Raise model.moe.capacity (now 1, 1.25 is usual)."
@@ -158,7 +158,7 @@ def test_chance_kills_no_expert() -> None:
     last = counted(3, lucky, choices=20, tokens=10)
     assert "At step 3 every expert is in use; the busiest takes 1.0 times an even share." in page(*even, last)
     assert "At step 3 too few tokens were routed to tell whether every expert is in use." in page(last)
-    assert "1 of 4 experts is dead, with next to no tokens: 4." in page(*even, counted(3, lucky, choices=400, tokens=200))
+    assert "1 of 4 experts is dead, with almost no tokens: 4." in page(*even, counted(3, lucky, choices=400, tokens=200))
 
 
 def test_lines_without_a_finite_step_say_nothing_of_experts() -> None:

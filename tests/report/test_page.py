@@ -173,7 +173,7 @@ def test_hostile_names_of_directions_are_escaped(tmp_path: Path) -> None:
 
 
 def test_warnings_are_in_words(page: Page) -> None:
-    assert "without a trace in the model: 1 step." in page.text
+    assert "Skipped without changing the model: 1 step." in page.text
     assert "Step 57: skipped: gradient is not finite" in page.text
     assert "WARNING 3 pairs were longer than 256 tokens <cut>" in page.text
 
@@ -202,7 +202,7 @@ def test_any_file_may_be_missing(tmp_path: Path, missing: str) -> None:
     (made / missing).unlink()
     shown = page_of(made)
     if missing in ("config.toml", "metrics.jsonl"):
-        assert f"{missing} is not there." in shown.text
+        assert f"{missing} is missing." in shown.text
 
 
 def test_a_run_that_still_writes(tmp_path: Path) -> None:
@@ -219,14 +219,14 @@ def test_a_run_without_a_step(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "log.txt"):
         (made / name).write_text("")
     shown = page_of(made)
-    assert "No training step is recorded yet." in shown.text
+    assert "No training steps have been recorded yet." in shown.text
 
 
 def test_a_clean_run_says_that_it_is_clean(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run")
     (made / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in BRIEF))
     (made / "log.txt").write_text("start\n")
-    assert "None: no step was skipped" in page_of(made).text
+    assert "None: no steps were skipped" in page_of(made).text
 
 
 def test_damage_is_named_and_survived(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_many_of_everything_is_cut_short_in_words(tmp_path: Path) -> None:
     (made / "samples.json").write_text(json.dumps(SAMPLES * 50))
     (made / "log.txt").write_text("a\n" * 1000)
     shown = page_of(made)
-    assert "without a trace in the model: 100 steps." in shown.text
+    assert "Skipped without changing the model: 100 steps." in shown.text
     assert "60 more in log.txt and metrics.jsonl." in shown.text
     assert "70 more in samples.json." in shown.text
     assert "The last 60 lines" in shown.text

@@ -69,7 +69,7 @@ def test_what_diverges_does_not_hide_the_rest(tmp_path: Path, far: float) -> Non
     assert len(files.pictures) == 2
     assert found["loss"][0][0] == (1e30 if far == 1e30 else None)
     assert ("At 5 of 25 points the loss is not finite." in page) == (far != 1e30)
-    assert ("Losses above 100 have one colour." in page) == (not math.isnan(far))
+    assert ("All losses above 100 have the same colour." in page) == (not math.isnan(far))
 
 
 def test_without_a_finite_loss_there_is_no_picture(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ def test_int8_logits_are_near_those_of_fp32(recipe: str, monkeypatch: pytest.Mon
     model, tokens = translator(torch.float32, recipe=recipe), sources()
     written = write_out(model, int8=True)
     found, expected = written(tokens, tokens).logits, model(tokens, tokens).logits
-    assert 0 < (found - expected).norm() < 0.05 * expected.norm()
+    near = 0.1 if Int8Product(torch.ones(1, 1), None).reduce_range else 0.05  # 7 bits of x on processors whose sums saturate
+    assert 0 < (found - expected).norm() < near * expected.norm()
     assert write_out(written) is written
 
 

@@ -121,7 +121,7 @@ def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     assert score["value"] == score_text(run, OtherText(source=str(source), reference=str(reference)))["test"]["bleu"]["value"]
     assert kl.load(run.folder).scores(source=source, reference=reference)["test"]["bleu"]["value"] == score["value"]
     code, out, _ = typed(*words)
-    assert (code, "BLEU by words of the reference" in out, "frequency in training" in out) == (0, True, False)
+    assert (code, "BLEU by words in the reference" in out, "frequency in training" in out) == (0, True, False)
 
 
 def test_two_runs_are_compared_on_one_text(runs: dict[str, Run], corpus: Path, tmp_path: Path) -> None:

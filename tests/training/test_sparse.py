@@ -216,7 +216,7 @@ def test_the_report_of_a_collapsed_run_says_so(tmp_path: Path, corpus: Path, mon
     page = write_report(run.folder).path.read_text(encoding="utf-8")
     for layer in ("encoder 2", "decoder 2"):
         assert f"Layer {layer} has collapsed: expert 3 takes 100% of the tokens." in page
-        assert f"Layer {layer}: 3 of 4 experts are dead, with next to no tokens: 1, 2, 4." in page
+        assert f"Layer {layer}: 3 of 4 experts are dead, with almost no tokens: 1, 2, 4." in page
     assert "Load of each expert in each layer" in page
 
 

@@ -113,7 +113,7 @@ def test_what_is_no_tracker_is_refused_before_any_work(my_module: ModuleType) ->
     my_module.Asking = type("Asking", (), {"__init__": lambda self, key: None})  # type: ignore[attr-defined]
     for place, what in (
         ("Partial", "it has no finish"),
-        ("Asking", "cannot be made: TypeError"),
+        ("Asking", "cannot be created: TypeError"),
         ("Absent", "has no 'Absent'"),
     ):
         with pytest.raises(InputError, match=what) as caught:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
+import textwrap
 import typing
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -61,9 +63,25 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class WrappedLines(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of a description or an epilog, and wraps each to the width of the terminal, with a hanging indent."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(_wrapped(f"{indent}{line}", width) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int) -> str:
+    """An option's text continues in its own column, and any other indented line four columns to the right of its start."""
+    option, start = re.match(r" *\S+ {2,}", line), len(line) - len(line.lstrip())
+    hanging = option.end() if option is not None else start + 4 if start else 0
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * min(hanging, width // 2), break_long_words=False, break_on_hyphens=False
+    )
+
+
 def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], section: str = "") -> None:
     """Add the options of a configuration to a command's help, and to the names suggested for misspelled ones."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = WrappedLines
     parser.epilog = describe_options(cls, section)
     places = [*option_places(cls, section)]
     parser.set_defaults(

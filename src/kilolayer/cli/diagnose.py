@@ -104,4 +104,4 @@ def show(found: Diagnosis) -> None:
         show_table(title, table.rows, table.header)
     if measured.changes:
         rows = [(f"{change.step:,}", f"{change.size:.3g}") for change in measured.changes]
-        show_table("Change of the output since the start", rows, ["step", "of itself"])
+        show_table("Change in the output since the start", rows, ["step", "of itself"])

@@ -119,7 +119,7 @@ def show_errors(scores: dict[str, Any]) -> None:
     counts = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis"}
     frequency, length = scores.get("frequency_buckets", []), scores.get("length_buckets", [])
     _show_buckets("word accuracy (F1) by frequency in training", frequency, counts, ("f1", "F1", 3))
-    _show_buckets("BLEU by words of the reference", length, {"sentences": "sentences"}, ("bleu", "BLEU", 1))
+    _show_buckets("BLEU by words in the reference", length, {"sentences": "sentences"}, ("bleu", "BLEU", 1))
 
 
 def _show_buckets(title: str, buckets: Any, counts: dict[str, str], score: tuple[str, str, int]) -> None:

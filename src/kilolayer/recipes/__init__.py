@@ -1,7 +1,7 @@
-"""How depth is made trainable: one file a recipe.
+"""How deep models are made trainable: one file per recipe.
 
-Each module in this folder registers its recipe when it is imported; a new recipe is a new file. One of your own, in your own
-file, is a class that extends `Recipe`; see docs/extend.md.
+Each module in this folder registers its recipe when it is imported; a new recipe is a new file. A recipe of your own, in a file
+of your own, is a class that extends `Recipe`; see docs/extend.md.
 """
 
 import importlib

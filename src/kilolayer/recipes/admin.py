@@ -1,4 +1,4 @@
-"""Admin: Post-LN whose residual is scaled by what a profiling pass measures."""
+"""Admin: Post-LN with residuals scaled by values measured in a profiling pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class Admin(Recipe):
-    """A vector w on each residual, set from the variance of the branches below it."""
+    """Each residual is multiplied by a vector w, set from the variances of the branches below it."""
 
     start: Literal["paper", "released", "closed"] = "paper"
-    """How w is initialised. "paper": by the formula of Very Deep Transformers, section 3, from the sum of the branches'
-    variances. "released": as in its authors' code, with its running variance, its attention initialisation and a trained w.
-    "closed": by a closed form without data."""
+    """How w is initialised. "paper": with the formula of Very Deep Transformers, section 3, from the sum of the branches'
+    variances. "released": as in the authors' code, with its running variance, its attention initialisation and a trained w.
+    "closed": with a closed form that needs no data."""
     weight: Literal["derived", "fixed", "trainable"] = "derived"
-    """Whether training changes w. "derived": no, as in Very Deep Transformers; with start "released", always."""
+    """Whether w is trained. "derived": it stays fixed, as in Very Deep Transformers, unless start is "released", where it is
+    always trained."""
 
     name: ClassVar[str] = "admin"
     title: ClassVar[str] = "Admin"
@@ -31,12 +32,13 @@ class Admin(Recipe):
         "60L-12L reached 43.8 BLEU on WMT'14 En-Fr, 2.5 above 6L-6L. At 50L-50L and deeper it diverged in DeepNet's Table 1."
     )
     extension: ClassVar[str] = (
-        "Encoder and decoder are profiled separately; a single stack is profiled in the same way. The formula gives 0 for the "
-        "first w, an empty sum, which would remove the embedding from the first residual. It is 1 here; the paper does not "
-        "say what its runs used. The second w may be below Post-LN's 1 (0.75 at 18L-18L, width 64). In the released code the "
-        "first w is 1 and no later one is smaller. It initialises query, key and value as one Xavier matrix of all three, so "
-        "each has 1/sqrt(2) of its own deviation if all have the model's width. Both forms are profiled on one batch of about "
-        "8,000 tokens (the paper's footnote 5), which training builds from its first batches."
+        "Encoder and decoder are profiled separately; a single stack is profiled in the same way. For the first w the formula "
+        "gives 0, an empty sum, which would remove the embedding from the first residual. Here it is 1; the paper does not "
+        "say what its runs used. The second w may be smaller than Post-LN's 1 (0.75 at 18L-18L, width 64). In the released "
+        "code the first w is 1 and no later one is smaller. That code initialises query, key and value as a single Xavier "
+        "matrix that holds all three, so the standard deviation of each is 1/sqrt(2) of what it would be alone if all have "
+        "the model's width. Both forms are profiled on one batch of about 8,000 tokens (the paper's footnote 5), which "
+        "training builds from its first batches."
     )
 
     def __post_init__(self) -> None:
@@ -51,11 +53,13 @@ class Admin(Recipe):
 
     def notes(self, depths: Depths) -> tuple[str, ...]:
         start = {
-            "released": "w_1 = 1, then w_{i+1}^2 = Var(w_i x_i) + Var(f_i(x_i)), each applied within the one profiling pass: "
-            "run kilolayer.calibrate(model, batch) before training.",
-            "paper": "w_i = sqrt(sum over j < i of Var f_j), profiled with w = 1; the formula's w_1 = 0 is replaced by 1: "
-            "0 would cut the first residual and could not be folded. Run kilolayer.calibrate(model, batch) before training.",
-            "closed": "omega = sqrt((n + 1) / ln(n + 1) - 1), n the residual sublayers of the stack; no profiling.",
+            "released": "w_1 = 1, then w_{i+1}^2 = Var(w_i x_i) + Var(f_i(x_i)), each applied during the same profiling pass. "
+            "Run kilolayer.calibrate(model, batch) before training.",
+            "paper": "w_i = sqrt(sum over j < i of Var f_j), profiled with w = 1; the formula's w_1 = 0 is replaced by 1, "
+            "because 0 would remove the first residual and could not be folded. "
+            "Run kilolayer.calibrate(model, batch) before training.",
+            "closed": "omega = sqrt((n + 1) / ln(n + 1) - 1), "
+            "where n is the number of residual sublayers in the stack; no profiling is needed.",
         }[self.start]
         return (start, *super().notes(depths))
 

@@ -1,4 +1,4 @@
-"""B2T: Post-LN whose last norm of a layer also gets the layer's input."""
+"""B2T: Post-LN in which the last norm of each layer also receives the layer's input."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class B2T(Recipe):
-    """A residual from the bottom of each layer to its top, past all its norms but the last."""
+    """A residual connection from the bottom of each layer to its top that skips all of its norms except the last."""
 
     rescale: bool = False
-    """Whether all matrices of the layers start at 1/sqrt(layers of the stack) of Xavier, as in the authors' code."""
+    """Whether all matrices in the layers start at Xavier / sqrt(number of layers in the stack), as in the authors' code."""
 
     name: ClassVar[str] = "b2t"
     title: ClassVar[str] = "B2T connection"
@@ -26,13 +26,13 @@ class B2T(Recipe):
         "github.com/takase/b2t_connection"
     )
     expect: ClassVar[str] = (
-        "27.52 BLEU at 18L-18L, mean of seven WMT En-De test sets, against 26.57 of Pre-LN (the authors' code); they have a "
-        "setting for 100L-100L."
+        "27.52 BLEU at 18L-18L, averaged over seven WMT En-De test sets, compared with 26.57 for Pre-LN (the authors' code, "
+        "which also has a setting for 100L-100L)."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code, which always initialises as rescale=True does; whether the paper does was not "
-        "checked. Matrices are drawn from a normal distribution. The authors' code draws them from a uniform one, with query, "
-        "key and value of attention as in fairseq."
+        "Checked against the authors' code, which always initialises as with rescale=True; whether the paper does so was not "
+        "checked. Matrices are drawn from a normal distribution. The authors' code draws them from a uniform one, with the "
+        "query, key and value matrices of attention initialised as in fairseq."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -1,11 +1,11 @@
-"""What a recipe is: a plan for each sublayer, by its place in the model, so that depth becomes trainable.
+"""What a recipe is: a plan for each sublayer, according to its place in the model, that makes deep models trainable.
 
 Every sublayer computes
 
     y = N_out( skip * x + b ),  b = branch * N_post( f( in_scale * N_pre(x) ) )
 
-and a `Plan` says which norms stand, what the scales are, and how each projection inside f starts. Where the recipe's stream has
-a second state z beside x, it computes y = N_out( skip * x + b + second_in * z ) and z' = z + second_out * b.
+and a `Plan` says which norms are present, what the scales are, and how each projection inside f is initialised. If the recipe's
+stream has a second state z in addition to x, it computes y = N_out( skip * x + b + second_in * z ) and z' = z + second_out * b.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kilolayer.importing import class_path
 
 Side = Literal["encoder", "decoder"]
 DEEPEST = 10_000
-"""Layers of a stack."""
+"""The most layers that a stack may have."""
 WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -40,14 +40,14 @@ class Role(StrEnum):
     HEAD = "head"
 
 
-# The projections that DeepNorm, Sub-LN and T-Fixup scale: all but query and key, which only set where attention looks.
+# The projections that DeepNorm, Sub-LN and T-Fixup scale: all except query and key, which only determine where attention looks.
 VALUE_PATH = (Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_IN, Role.FFN_OUT)
 EVERY_MATRIX = (Role.QUERY_KEY, *VALUE_PATH)
 
 
 class Part(StrEnum):
-    """What a weight is that belongs to no projection. Norms, biases and scales are those inside layers; `top` is what stands
-    on a stack, and the norm below it."""
+    """The kinds of weights that belong to no projection. Norms, biases and scales are those inside layers; `top` is what comes
+    after a stack, and the norm before its first layer."""
 
     NORM = "norm"
     BIAS = "bias"
@@ -60,7 +60,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class Rates:
-    """Factors on the optimizer's learning rate, on Adam's eps and on the weight decay of what is decayed."""
+    """Factors on the optimizer's learning rate, on Adam's eps and on the decay of weights that are decayed."""
 
     lr: float = 1.0
     eps: float = 1.0
@@ -77,7 +77,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Depths:
-    """Layers of the encoder (N) and of the decoder (M); 0 where there is none."""
+    """The number of layers in the encoder (N) and in the decoder (M); 0 if there is none."""
 
     encoder: int = 0
     decoder: int = 0
@@ -106,21 +106,21 @@ class Depths:
 
     @property
     def title(self) -> str:
-        """As depths are written: 18L-18L, or 12L of one stack."""
+        """The depths in short form: 18L-18L, or 12L for a single stack."""
         return "-".join(f"{self.of(side)}L" for side in self.sides)
 
     def of(self, side: Side) -> int:
-        """The layers of one stack."""
+        """The number of layers in one stack."""
         return self.encoder if side == "encoder" else self.decoder
 
     def sublayers(self, side: Side) -> int:
-        """The residual sublayers of one stack: two a layer, three where there is cross-attention."""
+        """The number of residual sublayers in one stack: two per layer, or three with cross-attention."""
         return self.of(side) * (3 if side == "decoder" and self.paired else 2)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sublayer stands; `layer` counts from 1 within its own stack."""
+    """Where a sublayer is in the model; `layer` counts from 1 within its own stack."""
 
     kind: Kind
     side: Side
@@ -129,15 +129,15 @@ class Place:
 
     @property
     def layers(self) -> int:
-        """The depth of the stack that it stands in."""
+        """The depth of the stack that contains it."""
         return self.depths.of(self.side)
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A scale that lives in the model: a parameter, or, where not trainable, a buffer that checkpoints keep.
+    """A scale stored in the model: a parameter, or, if not trainable, a buffer that is saved in checkpoints.
 
-    rate: a factor on its learning rate, besides what the recipe's `rates` say of scales.
+    rate: a factor on its learning rate, in addition to the one that the recipe's `rates` gives for scales.
     """
 
     start: float
@@ -159,7 +159,7 @@ Scale = float | PerLayer | Learned
 
 @dataclass(frozen=True)
 class Plan:
-    """One sublayer: its norms, its scales, and the start of its projections."""
+    """One sublayer: its norms, its scales, and the initialisation of its projections."""
 
     pre_norm: bool = False
     inner_norm: bool = False  # before the output projection of f
@@ -168,14 +168,14 @@ class Plan:
     skip: Scale = 1.0
     branch: Scale = 1.0
     in_scale: Scale = 1.0
-    head_scale: bool = False  # one learned factor a head
+    head_scale: bool = False  # one learned factor per head
     shifts: bool = False  # learned scalar shifts before each operation of f
     bias: bool = True
     gains: Mapping[Role, float] = field(default_factory=dict)
     xavier: Literal["normal", "uniform"] = "normal"
-    joint_attention: bool = False  # query, key and value start with Xavier's fans of the one matrix that holds all three
-    second_in: float = 0.0  # of the second state, under N_out
-    second_out: float = 0.0  # of the branch, added to the second state
+    joint_attention: bool = False  # query, key and value use the Xavier fans of a single matrix that holds all three
+    second_in: float = 0.0  # factor on the second state, inside N_out
+    second_out: float = 0.0  # factor on the branch where it is added to the second state
 
     def gain(self, role: Role) -> float:
         """The factor on Xavier's standard deviation, sqrt(2 / (fan_in + fan_out))."""
@@ -184,7 +184,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Top:
-    """What stands above the last layer of a stack."""
+    """What follows the last layer of a stack."""
 
     norm: bool = False
     shift: bool = False
@@ -193,15 +193,15 @@ class Top:
 
 @dataclass(frozen=True)
 class Stream:
-    """How the state travels from layer to layer, where a layer does not just read what the one below it wrote.
+    """How the state passes from layer to layer, if a layer does not simply read the output of the one below it.
 
-    has_second: whether the sublayers are handed a second state beside x.
+    has_second: whether the sublayers receive a second state in addition to x.
     """
 
     has_second: ClassVar[bool] = False
 
     def scales(self) -> dict[str, Learned]:
-        """Its learned numbers by name, one of each a layer."""
+        """Its learned numbers by name, one of each per layer."""
         return {}
 
 
@@ -217,7 +217,7 @@ class Combination(Stream):
 
 @dataclass(frozen=True)
 class Anchor(Stream):
-    """Layer l reads keep_l * x + add_l * x_0, x_0 the embedded input."""
+    """Layer l reads keep_l * x + add_l * x_0, where x_0 is the embedded input."""
 
     keep: Learned
     add: Learned
@@ -235,7 +235,7 @@ class LayerInput(Stream):
 
 @dataclass(frozen=True)
 class RunningSum(Stream):
-    """The second state z starts as scale * x_0 and is handed on from layer to layer; on top stands x + N(z)."""
+    """The second state z starts as scale * x_0 and is passed from layer to layer; the output at the top is x + N(z)."""
 
     has_second: ClassVar[bool] = True
 
@@ -254,7 +254,7 @@ class Constants(dict[str, float]):
 
 @dataclass(frozen=True)
 class Description:
-    """A recipe at a given depth. A stack that the model does not have is None."""
+    """A recipe at a given depth; None for a stack that the model does not have."""
 
     recipe: Recipe
     depths: Depths
@@ -264,7 +264,7 @@ class Description:
 
 
 def is_built_in(cls: type[Recipe]) -> bool:
-    """Whether a recipe is one of this folder."""
+    """Whether a recipe is one of those in this folder."""
     return cls.__module__.startswith(f"{__name__.rpartition('.')[0]}.")
 
 
@@ -272,10 +272,10 @@ def is_built_in(cls: type[Recipe]) -> bool:
 class Recipe:
     """How a Transformer of a given depth is made trainable. The fields of a subclass are its options.
 
-    A recipe of your own has at least a `plan`; the other methods say what else it changes.
+    A recipe of your own needs at least a `plan`; the other methods define what else it changes.
     """
 
-    name: ClassVar[str]  # without one, the class's own: MyRecipe is my_recipe
+    name: ClassVar[str]  # if not set, derived from the class's name: MyRecipe becomes my_recipe
     title: ClassVar[str]
     equation: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -304,17 +304,17 @@ class Recipe:
         check(self)
 
     def check_depths(self, depths: Depths) -> None:
-        """Raise where an option would have no effect on a model of these depths."""
+        """Raise an error if an option would have no effect on a model of these depths."""
 
     def check_embeddings(self, scaled: bool) -> None:
-        """Raise where the recipe is not made for tables that are, or are not, multiplied by sqrt(dim) at the input."""
+        """Raise an error if the recipe does not support embeddings that are (or are not) scaled by sqrt(dim) at the input."""
 
     def constants(self, side: Side, depths: Depths) -> Constants:
-        """The numbers of one stack."""
+        """The constants of one stack."""
         return Constants()
 
     def notes(self, depths: Depths) -> tuple[str, ...]:
-        """What a user should know that is no number."""
+        """What a user should know besides the constants."""
         return tuple(text for text in (self.extension, self.training) if text)
 
     def plan(self, place: Place) -> Plan:
@@ -322,23 +322,23 @@ class Recipe:
         raise NotImplementedError
 
     def top(self, side: Side, depths: Depths) -> Top:
-        """What stands above the last layer."""
+        """What follows the last layer."""
         return Top()
 
     def input_norm(self, side: Side, depths: Depths) -> bool:
-        """Whether a norm stands below the first layer, on the embeddings with their positions."""
+        """Whether a norm precedes the first layer, on the sum of embeddings and positions."""
         return False
 
     def output_factor(self, width: int) -> float:
-        """What the states that a vocabulary scores are multiplied by in a model of this width (`dim`)."""
+        """The factor on the states before the output vocabulary scores them, in a model of this width (`dim`)."""
         return 1.0
 
     def stream(self) -> Stream | None:
-        """How the state travels from layer to layer; None: each layer reads what the one below it wrote."""
+        """How the state passes from layer to layer; if None, each layer reads the output of the one below it."""
         return None
 
     def embedding_gain(self, side: Side, depths: Depths) -> float:
-        """The factor on the embedding's standard deviation, d^-1/2; a shared table takes the encoder's."""
+        """The factor on the embedding's standard deviation, d^-1/2; a shared table uses the encoder's."""
         return 1.0
 
     def vocabulary_gain(self) -> float:
@@ -346,14 +346,14 @@ class Recipe:
         return 1.0
 
     def rates(self, weight: Role | Part, side: Side, depths: Depths, width: int) -> Rates:
-        """How fast a weight learns in a model of this width (`dim`); a shared table is the encoder's.
+        """The factors on a weight's learning rate, eps and decay in a model of this width (`dim`).
 
-        The parts of one matrix, such as query, key and value, must learn alike.
+        A shared table uses the encoder's. The parts of one matrix, such as query, key and value, must have the same factors.
         """
         return Rates()
 
     def unusual_rates(self, depths: Depths, width: int) -> dict[str, Rates]:
-        """The factors that are not all 1, by stack and weight: `decoder ffn_in`; learned scales by their sublayer too."""
+        """The factors that are not all 1, by stack and weight, such as `decoder ffn_in`; learned scales also by sublayer."""
         found = {
             f"{side} {weight}": self.rates(weight, side, depths, width) for side in depths.sides for weight in (*Role, *Part)
         }
@@ -369,7 +369,7 @@ class Recipe:
         return {name: rates for name, rates in found.items() if rates != Rates()}
 
     def calibration(self) -> Literal["running", "summed"] | None:
-        """How the skip scales are set from data before training; None: they are not."""
+        """How the skip scales are set from data before training; None if they are not."""
         return None
 
     def describe(self, *, encoder_layers: int = 0, decoder_layers: int = 0) -> Description:
@@ -380,12 +380,12 @@ class Recipe:
         return Description(self, depths, encoder, decoder, self.notes(depths))
 
     def table(self) -> dict[str, Any]:
-        """The recipe as configurations hold it; one of a module of your own is named by its place there."""
+        """The recipe as a configuration holds it; one from a module of your own is named `module:Class`."""
         return {"name": self.table_name(), **table_of(self)}
 
     @classmethod
     def table_name(cls) -> str:
-        """By which `find` finds it, in other processes too where its module can be imported."""
+        """The name by which `find` finds it, in other processes too if its module can be imported."""
         return cls.name if is_built_in(cls) else class_path(cls) or cls.name
 
     def options(self) -> dict[str, Any]:

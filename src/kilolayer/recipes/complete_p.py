@@ -1,8 +1,8 @@
-"""CompleteP: Pre-LN whose branches, learning rates, eps and weight decay follow width and depth, so that settings carry over.
+"""CompleteP: Pre-LN whose branches, learning rates, eps and weight decay scale with width and depth, so that settings transfer.
 
-Written for tables that start at N(0, 1/dim) and are multiplied by sqrt(dim) at the input. The authors' tables start alike at
-every width and are not multiplied, with 1/m_N before the output; a table divided by sqrt(m_N), whose learning rate is divided
-by sqrt(m_N) and whose eps and weight decay are multiplied by it, computes and learns the same.
+Written for embedding tables that start at N(0, 1/dim) and are multiplied by sqrt(dim) at the input. The authors' tables start
+from the same distribution at every width and are not multiplied, and 1/m_N is applied before the output. A table divided by
+sqrt(m_N), with its learning rate divided by sqrt(m_N) and its eps and weight decay multiplied by it, is equivalent.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class CompleteP(Recipe):
-    """What was tuned at a base width and depth holds at others: m_N = dim / base_width, m_L = layers / base_depth."""
+    """Settings tuned at a base width and depth hold at other sizes: m_N = dim / base_width, m_L = layers / base_depth."""
 
     base_width: int = bounded(256, least=1, most=2**20)
-    """The width (dim) at which learning rate, eps and weight decay are as typed."""
+    """The width (dim) at which the learning rate, eps and weight decay are used as given."""
     base_depth: int = bounded(2, least=1, most=10_000)
-    """The layers of a stack at which they are as typed, and at which branches are not scaled."""
+    """The number of layers in a stack at which they are used as given and branches are not scaled."""
     alpha: float = bounded(1.0, least=0.5, most=1)
-    """The power of depth on the branches: 1 is CompleteP, 1/2 the rule of depth-muP."""
+    """The exponent of depth in the scale of the branches: 1 is CompleteP, 1/2 is the depth-muP rule."""
 
     name: ClassVar[str] = "complete_p"
     title: ClassVar[str] = "CompleteP"
@@ -35,19 +35,19 @@ class CompleteP(Recipe):
         "Dey et al. 2025, Don't be lazy: CompleteP enables compute-efficient deep transformers; its public code"
     )
     expect: ClassVar[str] = (
-        "The learning rate that is best in a small model should stay the best in deeper and wider ones: tune it in the small "
-        "model, and set base_width and base_depth to that model's sizes."
+        "The learning rate that is best for a small model should remain the best for deeper and wider ones: tune it on the "
+        "small model, and set base_width and base_depth to that model's sizes."
     )
     extension: ClassVar[str] = (
-        "Branch, learning rates, eps and weight decay are checked against the authors' code, which has one eps for all "
-        "weights. The paper itself could not be read. The code divides attention scores by the width of a head, and Kilolayer "
-        "by its square root: the rule is the same as long as heads keep their width. The initialisation is Xavier's, whose "
-        "deviation falls with the width as muP requires if ffn_dim grows with dim. Encoder and decoder have their own m_L; a "
-        "shared embedding table has the encoder's. Routers and heads, which the code does not have, follow the rule for "
-        "matrices."
+        "The branch scale, learning rates, eps and weight decay are checked against the authors' code, which has one eps for "
+        "all weights. The paper itself could not be read. The code divides attention scores by the width of a head, whereas "
+        "Kilolayer divides by its square root: the rule is the same as long as the width of a head does not change. The "
+        "initialisation is Xavier's, whose standard deviation falls with the width as muP requires, provided that ffn_dim "
+        "grows with dim. Encoder and decoder each have their own m_L; a shared embedding table uses the encoder's. Routers "
+        "and heads, which the code does not have, follow the rule for matrices."
     )
     training: ClassVar[str] = (
-        "Learning rate: matrices times m_L^(alpha - 1) / m_N; norms, biases and scales of layers times m_L^(alpha - 1); "
+        "Learning rate: matrices times m_L^(alpha - 1) / m_N; norms, biases and scales in layers times m_L^(alpha - 1); "
         "embedding tables times m_N^-1/2. Adam's eps: times 1 / (m_N m_L^alpha), for embedding tables times m_N^-1/2 "
         "m_L^-alpha. Weight decay: matrices times m_N, embedding tables times m_N^1/2. The rule is for AdamW."
     )

@@ -1,4 +1,4 @@
-"""DeepNorm: Post-LN with a larger residual and a smaller start, so that the model's update does not grow with depth."""
+"""DeepNorm: Post-LN with larger residuals and smaller initial weights, so that model updates do not grow with depth."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class DeepNorm(Recipe):
-    """Residual times alpha; value, attention output and FFN weights start at beta times Xavier."""
+    """The residual is multiplied by alpha; value, attention output and FFN weights start at beta times Xavier."""
 
     alpha: Literal["derived", "one"] = "derived"
-    """The residual's factor: by depth, or 1 in every stack (DeepNet, Table 11, "- DeepNorm")."""
+    """The factor on the residual: derived from the depth, or 1 in every stack (DeepNet, Table 11, "- DeepNorm")."""
     beta: Literal["derived", "one"] = "derived"
-    """The factor on Xavier: by depth, or 1 in every stack (DeepNet, Table 11, "- Initialization")."""
+    """The factor on Xavier: derived from the depth, or 1 in every stack (DeepNet, Table 11, "- Initialization")."""
     alpha_scale: float = bounded(1.0, above=0, most=1e6)
     """Multiplies the derived alpha (DeepNet, Figure 9)."""
     beta_scale: float = bounded(1.0, above=0, most=1e6)
@@ -31,7 +31,7 @@ class DeepNorm(Recipe):
     paper: ClassVar[str] = "Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers, section 3.3"
     expect: ClassVar[str] = (
         "Trained at 6 to 1,000 layers in the paper. Very deep models may need a large batch: others saw 100L-100L fail on "
-        "WMT-17 at 8 x 4,096 tokens a batch and work at 128 x 4,096."
+        "WMT-17 with batches of 8 x 4,096 tokens and succeed with 128 x 4,096."
     )
 
     def __post_init__(self) -> None:

@@ -12,10 +12,10 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class DLCL(Recipe):
-    """Dynamic linear combination of layers, on Pre-LN or Post-LN sublayers."""
+    """Dynamic linear combination of layers, with Pre-LN or Post-LN sublayers."""
 
     norm: Literal["pre", "post"] = "pre"
-    """Where the sublayers' norms stand; DeepNet compares with the pre-norm form."""
+    """Where the norms of the sublayers are; DeepNet compares with the pre-norm form."""
 
     name: ClassVar[str] = "dlcl"
     title: ClassVar[str] = "DLCL"
@@ -24,10 +24,11 @@ class DLCL(Recipe):
     )
     paper: ClassVar[str] = "Wang et al. 2019, Learning Deep Transformer Models for Machine Translation"
     expect: ClassVar[str] = (
-        "27.5 BLEU at 100L-100L, diverged at 50L-50L on WMT-17 (DeepNet, Table 1). Its cost grows with the square of the depth."
+        "27.5 BLEU at 100L-100L, diverged at 50L-50L on WMT-17 (DeepNet, Table 1). The cost grows with the square of the depth."
     )
     extension: ClassVar[str] = (
-        "Each row of W starts as the average. A decoder combines its own layers, in an encoder-decoder and alone."
+        "Each row of W starts as an average. A decoder combines only its own layers, both in an encoder-decoder and as a "
+        "single stack."
     )
 
     def plan(self, place: Place) -> Plan:

@@ -1,4 +1,4 @@
-"""DS-Init: Post-LN whose higher layers start smaller."""
+"""DS-Init: Post-LN with smaller initial weights in higher layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DSInit(Recipe):
     title: ClassVar[str] = "DS-Init"
     equation: ClassVar[str] = "x' = LN(x + f(x));  every matrix of layer l starts at (alpha / sqrt(l)) Xavier"
     paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, Improving Deep Transformer with Depth-Scaled Initialization"
-    expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged from 18L-18L on WMT-17 (DeepNet, Table 1)."
+    expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged at 18L-18L and deeper on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
         "Encoder and decoder count their layers separately, from 1. Matrices are drawn from a uniform distribution, as in the "
         "paper and its public code."

@@ -1,4 +1,4 @@
-"""Keel: Post-LN whose residual outweighs the branch by the depth of its stack."""
+"""Keel: Post-LN with a residual that outweighs the branch in proportion to the depth of the stack."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class Keel(Recipe):
-    """A second norm inside the branch, and a residual times the number of residual sublayers."""
+    """A second norm inside the branch, and a residual multiplied by the number of residual sublayers."""
 
     name: ClassVar[str] = "keel"
     title: ClassVar[str] = "Keel"
-    equation: ClassVar[str] = "x' = LN(alpha x + f(LN(x)));  alpha the residual sublayers of the stack"
+    equation: ClassVar[str] = "x' = LN(alpha x + f(LN(x)));  alpha = number of residual sublayers in the stack"
     paper: ClassVar[str] = "Chen and Wei 2026, Post-LayerNorm Is Back: Stable, Expressive, and Deep (arXiv 2601.19895)"
     expect: ClassVar[str] = (
         "The paper trains language models of more than 1,000 layers at larger learning rates than Pre-LN's; no independent "
         "replication is known."
     )
     extension: ClassVar[str] = (
-        "Equation and alpha follow public descriptions of the paper and re-implementations. The paper itself and its authors' "
-        "code could not be read, so if the paper treats the first layer differently, that is missing here. The paper states "
-        "the method for one stack; here encoder and decoder each count their own sublayers, 2N and 3M."
+        "The equation and alpha follow public descriptions of the paper and re-implementations. The paper itself and its "
+        "authors' code could not be read, so if the paper treats the first layer differently, that is missing here. The paper "
+        "states the method for one stack; here encoder and decoder each count their own sublayers, 2N and 3M."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

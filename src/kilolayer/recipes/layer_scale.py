@@ -1,4 +1,4 @@
-"""LayerScale: Pre-LN whose branches start nearly switched off, channel by channel."""
+"""LayerScale: Pre-LN with branches whose channels all start close to zero."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class LayerScale(Recipe):
-    """A learned vector on each branch, which starts smaller in deeper stacks."""
+    """A learned vector on each branch, with a smaller initial value in deeper stacks."""
 
     start: float | None = bounded(None, above=0, most=1)
-    """Where the vectors start. Absent: by depth, as in the paper."""
+    """The initial value of the vectors. If absent, derived from the depth, as in the paper."""
 
     name: ClassVar[str] = "layer_scale"
     title: ClassVar[str] = "LayerScale"
     equation: ClassVar[str] = (
-        "x' = x + s . f(LN(x));  s learned, starts at 0.1 to 18 layers, 1e-5 to 24, 1e-6 above;  final LN on top"
+        "x' = x + s . f(LN(x));  s learned, starts at 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 above;  final LN on top"
     )
     paper: ClassVar[str] = "Touvron et al. 2021, Going Deeper with Image Transformers (CaiT)"
     expect: ClassVar[str] = (
@@ -29,7 +29,7 @@ class LayerScale(Recipe):
     )
     extension: ClassVar[str] = (
         "The initial values are checked against public implementations of CaiT. The depths are those of one stack: encoder "
-        "and decoder each have their own, and cross-attention has a vector as self-attention does."
+        "and decoder each use their own. Cross-attention has a vector just as self-attention does."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

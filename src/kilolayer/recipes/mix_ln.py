@@ -16,7 +16,7 @@ class MixLN(Recipe):
     """The first quarter of the layers is Post-LN, the rest Pre-LN."""
 
     share: float = bounded(0.25, above=0, below=1)
-    """The share of layers that are Post-LN, from the first; at least one layer is."""
+    """The share of layers, counted from the first, that are Post-LN; at least one layer always is."""
 
     name: ClassVar[str] = "mix_ln"
     title: ClassVar[str] = "Mix-LN"
@@ -25,12 +25,13 @@ class MixLN(Recipe):
         "Li, Yin and Liu 2024, Mix-LN: Unleashing the Power of Deeper Layers (arXiv 2412.13795); its public code"
     )
     expect: ClassVar[str] = (
-        "Gradients are more even over depth than with Pre-LN and Post-LN in language models of 71 million to 7 billion "
+        "Gradients are more even across depth than with Pre-LN or Post-LN, in language models of 71 million to 7 billion "
         "parameters. The Post-LN part keeps Post-LN's limits, so very deep stacks need a smaller share."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code, which takes the number of Post-LN layers: 3 of 12, 6 of 24. Here it is the share "
-        "of the layers, rounded down, but at least one layer. Encoder and decoder each have their own."
+        "Checked against the authors' code, which takes the number of Post-LN layers: 3 of 12, 6 of 24. Here the option is "
+        "the share of the layers, rounded down to whole layers, with a minimum of one. Encoder and decoder each have their "
+        "own Post-LN layers."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -1,4 +1,4 @@
-"""NormFormer: Pre-LN with extra norms and scales that even out the gradients over depth."""
+"""NormFormer: Pre-LN with extra norms and scales that make gradients more even across depth."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class NormFormer(Recipe):
-    """A scale on each head, a norm after attention, a norm inside the FFN."""
+    """A scale on each head, a norm after attention, and a norm inside the FFN."""
 
     residual_scale: bool = False
-    """A learned vector on the FFN's residual, starting at 1 (the paper's ResScale)."""
+    """Whether the FFN's residual is multiplied by a learned vector that starts at 1 (the paper's ResScale)."""
 
     name: ClassVar[str] = "normformer"
     title: ClassVar[str] = "NormFormer"
@@ -25,9 +25,9 @@ class NormFormer(Recipe):
     paper: ClassVar[str] = "Shleifer, Weston and Ott 2021, NormFormer"
     expect: ClassVar[str] = "28.3 BLEU at 18L-18L, 27.8 at 50L-50L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
-        "Cross-attention is treated as self-attention is, with a scale on each head and a norm after it; fairseq does not "
-        "change it. Matrices are drawn from a normal distribution; fairseq draws them from a uniform one, with query, key and "
-        "value at 1/sqrt(2) of Xavier."
+        "Cross-attention is treated like self-attention, with a scale on each head and a norm after it; fairseq leaves it "
+        "unchanged. Matrices are drawn from a normal distribution; fairseq draws them from a uniform one, with query, key and "
+        "value at 1/sqrt(2) times Xavier."
     )
 
     def plan(self, place: Place) -> Plan:

@@ -12,22 +12,22 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class PeriLN(Recipe):
-    """A norm before and after each function, on the embeddings and on top."""
+    """A norm before and after each function, one on the embeddings and one on top."""
 
     embedding_norm: bool = True
-    """A norm on the embeddings, positions included; without it the layout is that of Gemma 2 and of Sandwich-LN."""
+    """Whether the embeddings, including positions, are normalised; without it the layout is that of Gemma 2 and Sandwich-LN."""
 
     name: ClassVar[str] = "peri_ln"
     title: ClassVar[str] = "Peri-LN"
     equation: ClassVar[str] = "x_0 = LN(embeddings);  x' = x + LN(f(LN(x)));  final LN on top"
     paper: ClassVar[str] = "Kim et al. 2025, Peri-LN: Revisiting Normalization Layer in the Transformer Architecture (ICML)"
     expect: ClassVar[str] = (
-        "The residual's variance grows linearly with depth, where Pre-LN's may grow exponentially in training; tried to 3.2 "
-        "billion parameters in the paper."
+        "The variance of the residual stream grows linearly with depth, whereas Pre-LN's may grow exponentially during "
+        "training; tested in the paper at up to 3.2 billion parameters."
     )
     extension: ClassVar[str] = (
         "The equation follows public descriptions of the paper; the paper itself could not be read. It is stated for "
-        "decoders. Here cross-attention is treated as self-attention is, and each stack of an encoder-decoder normalises its "
+        "decoders. Here cross-attention is treated like self-attention, and each stack of an encoder-decoder normalises its "
         "own embeddings."
     )
 

@@ -12,18 +12,18 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class PostLN(Recipe):
-    """The norm stands on the sum of the residual and the branch."""
+    """The norm is applied to the sum of the residual and the branch."""
 
     name: ClassVar[str] = "post_ln"
     title: ClassVar[str] = "Post-LN"
     equation: ClassVar[str] = "x' = LN(x + f(x))"
     paper: ClassVar[str] = "Vaswani et al. 2017, Attention Is All You Need"
     expect: ClassVar[str] = (
-        "Trains up to about 6 layers a side with warm-up; at 18L-18L it diverged on WMT-17 (DeepNet, Table 1)."
+        "Trains with up to about 6 layers per stack with warm-up; at 18L-18L it diverged on WMT-17 (DeepNet, Table 1)."
     )
     extension: ClassVar[str] = (
         "Matrices are drawn from a normal distribution; fairseq draws them from a uniform one, with query, key and value at "
-        "1/sqrt(2) of Xavier."
+        "1/sqrt(2) times Xavier."
     )
 
     def plan(self, place: Place) -> Plan:

@@ -1,4 +1,4 @@
-"""Post-LN-init: the model with which DeepNet analyses Post-LN's instability."""
+"""Post-LN-init: the model that DeepNet uses to analyse Post-LN's instability."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class PostLNInit(Recipe):
-    """Post-LN whose lower layers start smaller: the weights of layer l divided by k_l = N - l + 1."""
+    """Post-LN with smaller initial weights in lower layers: those of layer l are divided by k_l = N - l + 1."""
 
     name: ClassVar[str] = "post_ln_init"
     title: ClassVar[str] = "Post-LN-init"
     equation: ClassVar[str] = "x' = LN(x + f(x));  every weight of layer l starts at Xavier / (N - l + 1)"
     paper: ClassVar[str] = "Wang et al. 2022, DeepNet, section 2"
-    expect: ClassVar[str] = "Converges at 18L-18L where Post-LN does not (DeepNet, Figure 2); an analysis tool, not a method."
+    expect: ClassVar[str] = (
+        "Converges at 18L-18L, where Post-LN does not (DeepNet, Figure 2); a tool for analysis rather than a training method."
+    )
     extension: ClassVar[str] = "The decoder counts its own layers: M - l + 1."
 
     def constants(self, side: Side, depths: Depths) -> Constants:

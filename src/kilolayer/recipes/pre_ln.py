@@ -12,13 +12,15 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class PreLN(Recipe):
-    """The residual stream is never normalised before the final norm."""
+    """Each sublayer normalises its input; the residual stream itself is normalised only by the final norm."""
 
     name: ClassVar[str] = "pre_ln"
     title: ClassVar[str] = "Pre-LN"
     equation: ClassVar[str] = "x' = x + f(LN(x));  final LN on top"
     paper: ClassVar[str] = "Wang et al. 2019, Learning Deep Transformer Models; Xiong et al. 2020"
-    expect: ClassVar[str] = "Stable to 100L-100L, at 0.5 to 1.0 BLEU below a Post-LN model that converges (DeepNet, section 5)."
+    expect: ClassVar[str] = (
+        "Stable up to 100L-100L, with 0.5 to 1.0 BLEU less than a Post-LN model that converges (DeepNet, section 5)."
+    )
 
     def plan(self, place: Place) -> Plan:
         return Plan(pre_norm=True)

@@ -1,4 +1,4 @@
-"""R-Fixup: no norm; branches that start at zero, with learned scalar shifts and scales."""
+"""R-Fixup: no norms; branches that start at zero, with learned scalar shifts and scales."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class RFixup(Recipe):
-    """Fixup carried over to Transformers: the last matrix of each branch starts at 0, the others shrink with depth."""
+    """Fixup adapted to Transformers: the last matrix of each branch starts at 0, the others start smaller in deeper models."""
 
     name: ClassVar[str] = "r_fixup"
     title: ClassVar[str] = "R-Fixup"
@@ -20,9 +20,9 @@ class RFixup(Recipe):
     paper: ClassVar[str] = "Zhang, Dauphin and Ma 2019, Fixup Initialization"
     expect: ClassVar[str] = "28.4 BLEU at 18L-18L, 27.7 at 50L-50L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
-        "L counts every residual sublayer of the model: 2N + 3M, or twice the layers of a single stack. Linear layers have no "
-        "bias, and an untied output table starts at 0. Matrices are drawn from a uniform distribution, as in the authors' "
-        "code, where query, key and value are at 1/sqrt(2) of the values above."
+        "L counts every residual sublayer in the model: 2N + 3M, or twice the number of layers of a single stack. Linear "
+        "layers have no bias, and an untied output table starts at 0. Matrices are drawn from a uniform distribution, as in "
+        "the authors' code, where query, key and value are at 1/sqrt(2) times the values above."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

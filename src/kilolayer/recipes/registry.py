@@ -1,4 +1,4 @@
-"""The recipes that are known: those of this folder, and those of users, by name or as `module:Class`."""
+"""The registered recipes: those in this folder and those of users, by name or as `module:Class`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kilolayer.importing import import_class
 from kilolayer.recipes.base import Recipe, is_built_in
 
 DEFAULT = "deepnorm"
-PLAIN = "post_ln"  # what a folded model is
-PLAIN_PRE = "pre_ln"  # its counterpart with the norm before each function
+PLAIN = "post_ln"  # the recipe of a folded model
+PLAIN_PRE = "pre_ln"  # the counterpart with the norm before each function
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe])
 _registry: dict[str, type[Recipe]] = {}
 
 
 def register(cls: AnyRecipe) -> AnyRecipe:
-    """Make a recipe known by its name: a decorator. The same class again replaces it, as in a notebook that is run twice.
+    """Decorator: register a recipe by its name. Registering a class again replaces it, as in a notebook that is run twice.
 
-    A class that is no dataclass yet becomes a frozen one, so that its fields are options. A name that another class has is
-    refused.
+    A class that is not yet a dataclass becomes a frozen one, so that its fields are options. A name that another class already
+    has is refused.
     """
     made, before = (
         _checked(cls, f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else cls),
@@ -45,7 +45,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Recipe]:
-    """The class of a recipe, by its name or as `my_module:MyRecipe`; an unknown name raises with the nearest one."""
+    """The class of a recipe, by its name or as `my_module:MyRecipe`; the error for an unknown name suggests the nearest one."""
     if name in _registry:
         return _registry[name]
     if ":" in name:
@@ -54,12 +54,12 @@ def find(name: str) -> type[Recipe]:
 
 
 def get(name: str, /, **options: Any) -> Recipe:
-    """The recipe `name`, configured: `get("admin", weight="trainable")`."""
+    """The recipe `name` with these options: `get("admin", weight="trainable")`."""
     return build(find(name), options, where=f"recipe {name}")
 
 
 def parse(value: Any) -> Recipe:
-    """A recipe from what configurations hold: a recipe, its name, or a table of its options, `name` among them."""
+    """A recipe from the forms that configurations hold: a recipe, its name, or a table of its options that includes `name`."""
     match value:
         case Recipe():
             return value
@@ -77,7 +77,7 @@ def parse(value: Any) -> Recipe:
 
 
 def _checked(cls: Any, path: Any) -> Any:
-    """The class, a frozen dataclass; refused where it is not a recipe."""
+    """The class as a frozen dataclass; raises an error if it is not a recipe."""
     if not (isinstance(cls, type) and issubclass(cls, Recipe)):
         raise InputError(
             f"{shown(path)} is not a recipe", where="recipe", fix="name a class that extends kilolayer.recipes.Recipe"

@@ -1,4 +1,4 @@
-"""ResiDual: Post-LN, and beside it a sum of all branches that no norm touches before the top."""
+"""ResiDual: Post-LN plus a second residual stream, the sum of all branches, that is normalised only at the top."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class ResiDual(Recipe):
     """Two residual streams: each sublayer reads and normalises one, and adds its branch to both."""
 
     scale: float = bounded(1.0, above=0, most=1)
-    """Multiplies all that is added to the sum, against overflow in half precision; but for the norm's eps, no other effect."""
+    """Multiplies everything added to the sum, to avoid overflow in half precision. It has no other effect, except through the
+    norm's eps."""
 
     name: ClassVar[str] = "resi_dual"
     title: ClassVar[str] = "ResiDual"
@@ -25,13 +26,13 @@ class ResiDual(Recipe):
         "Xie et al. 2023, ResiDual: Transformer with Dual Residual Connections; github.com/microsoft/ResiDual"
     )
     expect: ClassVar[str] = (
-        "Its authors trained it at 6 and 12 layers a side on IWSLT and WMT, and deeper on OPUS-100. Early layers get larger "
-        "gradients than late ones, as in Pre-LN. The second stream is one more state to keep in memory."
+        "Its authors trained it with 6 and 12 layers per stack on IWSLT and WMT, and with more on OPUS-100. Early layers get "
+        "larger gradients than late ones, as in Pre-LN. The second stream is an additional state to keep in memory."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code. There the final norm has eps 1e-7, here the eps of all norms; their factor on x "
-        "at the top, 1 unless set, is left out. A single stack has both streams too. The paper's scale for half precision was "
-        "not checked: the published configurations leave it at 1."
+        "Checked against the authors' code. There the final norm has an eps of 1e-7, whereas here it has the same eps as all "
+        "other norms; their factor on x at the top, 1 unless set, is left out. A single stack has both streams too. The "
+        "paper's scale for half precision was not checked: the published configurations leave it at 1."
     )
 
     def plan(self, place: Place) -> Plan:

@@ -14,20 +14,20 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class SubLN(Recipe):
-    """Norms before the input and before the output projection; value, output and FFN weights times gamma."""
+    """Norms before the input and output projections; value, output and FFN weights start at gamma times Xavier."""
 
     cross_gain: bool = True
-    """Scale cross-attention's value and output projections too; TorchScale's release leaves them at Xavier."""
+    """Whether the value and output projections of cross-attention are scaled too; TorchScale leaves them at Xavier."""
 
     name: ClassVar[str] = "sub_ln"
     title: ClassVar[str] = "Sub-LN"
     equation: ClassVar[str] = "x' = x + W_o LN(Attn(LN(x)));  x' = x + W_2 LN(phi(W_1 LN(x)));  final LN on top"
     paper: ClassVar[str] = "Wang et al. 2023, Magneto (ICML); DeepNet, section 4"
     expect: ClassVar[str] = (
-        "Stable at every depth tried, to 96 layers for language models (TorchScale, Figure 1). Weights start larger than "
+        "Stable at every depth tried, up to 96 layers for language models (TorchScale, Figure 1). Weights start larger than "
         "Xavier (gamma > 1 from a few layers on)."
     )
-    extension: ClassVar[str] = "Cross-attention has its one norm before it and no inner norm."
+    extension: ClassVar[str] = "Cross-attention has a norm before it but no inner norm."
 
     def check_depths(self, depths: Depths) -> None:
         if not self.cross_gain and not depths.paired:

@@ -1,4 +1,4 @@
-"""T-Fixup: no norm and no warm-up, by a smaller start of weights and embeddings."""
+"""T-Fixup: neither norms nor warm-up, thanks to smaller initial weights and embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class TFixup(Recipe):
-    """Value, output and FFN weights, and the embeddings, start smaller with depth."""
+    """Value, output and FFN weights and the embeddings start smaller in deeper models."""
 
     name: ClassVar[str] = "t_fixup"
     title: ClassVar[str] = "T-Fixup"
@@ -22,7 +22,7 @@ class TFixup(Recipe):
     extension: ClassVar[str] = (
         "Defined for an encoder-decoder. A single decoder has no cross-attention, so its layers are scaled like the "
         "encoder's: 0.67 M^-1/4. Matrices are drawn from a uniform distribution, as in the authors' code. There query and key "
-        "are at 1/sqrt(2) of Xavier, here at Xavier."
+        "start at 1/sqrt(2) times Xavier, here at Xavier."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -1,4 +1,4 @@
-"""x0-residual: Pre-LN whose layers weigh the state and add the embedded input to it again."""
+"""x0-residual: Pre-LN whose layers scale the state and add the embedded input to it again."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from kilolayer.config import bounded
 from kilolayer.recipes.base import Anchor, Depths, Learned, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 
-KEEP_RATE = 0.01  # of the learning rate: the products of all r below a layer scale its state
+KEEP_RATE = 0.01  # factor on the learning rate, small because the product of all r below a layer scales its state
 
 
 @register
 @dataclass(frozen=True)
 class X0Residual(Recipe):
-    """Two learned numbers a layer, one on the state and one on the embedded input."""
+    """Two learned numbers per layer, one that scales the state and one that scales the embedded input."""
 
     start: float = bounded(0.0, least=-1, most=1)
-    """Where c starts: 0 in the measurements of nanochat's log, 0.1 in its later code."""
+    """The initial value of c: 0 in the measurements in nanochat's log, 0.1 in its later code."""
 
     name: ClassVar[str] = "x0_residual"
     title: ClassVar[str] = "x0-residual"
     equation: ClassVar[str] = "x_0 = LN(embedding);  layer l reads r_l x + c_l x_0;  x' = x + f(LN(x));  final LN on top"
     paper: ClassVar[str] = "github.com/KellerJordan/modded-nanogpt; github.com/karpathy/nanochat, dev/LOG.md, January 2026"
     expect: ClassVar[str] = (
-        "nanochat measured 0.0103 to 0.0039 fewer bits per byte with it, at 8 to 20 layers, at no cost. It starts as Pre-LN "
+        "With it nanochat measured 0.0103 to 0.0039 fewer bits per byte, at 8 to 20 layers, at no cost. It starts as Pre-LN "
         "on normalised embeddings."
     )
     extension: ClassVar[str] = (
-        "There is no paper; it is checked against copies of nanochat's code. There x_0 is the token's embedding under an RMS "
+        "There is no paper; it is checked against copies of nanochat's code. There x_0 is the token's embedding after an RMS "
         "norm, without positions; here it is the input of the first layer, with input positions and dropout. Norms are those "
         "of the model (nanochat: norm = 'rms', without gains), matrices start at Xavier (nanochat: the projections that end a "
-        "branch start at 0), and c has the learning rate of all weights (nanochat: 0.5, with Adam's beta1 at 0.96). Encoders "
-        "and encoder-decoders are an extension."
+        "branch start at 0), and c has the same learning rate as other weights (nanochat: 0.5, with Adam's beta1 at 0.96). "
+        "Encoders and encoder-decoders are an extension."
     )
-    training: ClassVar[str] = "r (`keep`) learns at 1/100 of the learning rate; c (`add`) as all weights do."
+    training: ClassVar[str] = (
+        "r (`keep`) learns at 1/100 of the learning rate; c (`add`) learns at the full rate, like other weights."
+    )
 
     def plan(self, place: Place) -> Plan:
         return Plan(pre_norm=True)

@@ -16,7 +16,7 @@ from kilolayer.report.record import Entry, Record, number
 SIDES = ("encoder", "decoder")
 QUANTITIES = {
     "gradient": ("Gradient norm", "The norm of the gradient of each layer's weights."),
-    "update": ("Update norm", "The norm of what a step changed in each layer's weights."),
+    "update": ("Update norm", "The norm of the change in each layer's weights in one step."),
     "residual": ("Residual stream RMS", "The root mean square of each layer's output."),
 }
 REACHED = 0.01  # of the largest gradient in a stack: with less, a layer does not learn
@@ -33,17 +33,16 @@ def vanished_gradients(entries: Sequence[Entry]) -> list[str]:
         least, most = min(norms, key=norms.__getitem__), max(norms, key=norms.__getitem__)
         found.append(
             f"At {last} the gradient does not reach {vanished} of the {len(norms)} layers of the {side}: "
-            f"layer {least} has {norms[least]:.1e}, layer {most} {norms[most]:.1e}."
+            f"its norm is {norms[least]:.1e} in layer {least} and {norms[most]:.1e} in layer {most}."
         )
         if side == "encoder" and _gradient(measured[-1], "decoder"):
-            found.append(
-                "A decoder beside such an encoder does not read the source: the loss that falls is a language model's."
-            )
+            found.append("With such an encoder, the decoder ignores the source and learns only a language model of the target.")
         if _vanished(measured[0], side):
-            found.append(f"Nor did it at {first}: choose a recipe for this depth, such as deepnorm.")
+            found.append(f"It did not at {first} either: choose a recipe for this depth, such as deepnorm.")
         else:
             found.append(
-                f"At {first} it reached all: start again with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
+                f"At {first} it reached all layers: start again with a lower train.lr, more train.warmup_steps, "
+                "or train.eps = 1e-4."
             )
     return found
 

@@ -47,7 +47,7 @@ def updates_table(measured: Measurements) -> Table:
     """How far one step moves the output."""
     step = measured.updates
     return Table(
-        ["one step moves the output by", "matrices alone", "all weights"],
+        ["one step changes the output by", "matrices only", "all weights"],
         [
             [f"SGD, learning rate {step.sgd_lr:g}", f"{step.sgd_matrices:.2g}", f"{step.sgd_all:.2g}"],
             [f"Adam, learning rate {step.adam_lr:g}", f"{step.adam_matrices:.2g}", f"{step.adam_all:.2g}"],
@@ -57,7 +57,7 @@ def updates_table(measured: Measurements) -> Table:
 
 def stacks_table(measured: Measurements) -> Table:
     """The first, the middle and the last layer of each stack."""
-    header = ["layer", "gradient", "a parameter, over eps", "residual", "effective rank", "cosine", "attention", "dead ReLUs"]
+    header = ["layer", "gradient", "per parameter, over eps", "residual", "effective rank", "cosine", "attention", "dead ReLUs"]
     rows = []
     over_eps = measured.gradients.over_eps(measured.settings.eps)
     for side, norms in measured.gradients.layers.items():
@@ -89,17 +89,23 @@ def _pictures(measured: Measurements) -> list[Panel]:
         for side, places in measured.norm_inputs.items()
     }
     panels = [
-        _kinds("gradient", gradients.kinds, "Gradient by layer and kind of sublayer", "The norm of all weights of a sublayer."),
-        _lines("gradient-layers", gradients.layers, "Gradient by layer", "", log=True),
-        _lines("over-eps", over_eps, "Gradient a parameter, over Adam's eps", "Far below 1 the update vanishes.", log=True),
-        _kinds("norm-inputs", inside, "What enters each norm", "Its root mean square, by which the norm divides the gradient."),
-        _lines("residual", measured.residual, "Residual stream", "Root mean square; 0 is what enters.", log=True, first=0),
-        _lines("rank", measured.rank.effective, "Effective rank of the states", f"The width is {measured.width}."),
-        _lines("cosine", measured.rank.cosine, "Mean cosine of two places", "1: all places have one state."),
         _kinds(
-            "entropy", measured.entropy, "Entropy of attention", "1: even over all visible places; 0: one place.", log=False
+            "gradient", gradients.kinds, "Gradient by layer and kind of sublayer", "The norm over all weights of a sublayer."
         ),
-        _lines("dead-units", measured.dead_units, "Share of dead ReLUs", "0 on all of the batch."),
+        _lines("gradient-layers", gradients.layers, "Gradient by layer", "", log=True),
+        _lines("over-eps", over_eps, "Gradient per parameter, over Adam's eps", "Far below 1, updates vanish.", log=True),
+        _kinds("norm-inputs", inside, "Input of each norm", "Root mean square, by which the norm divides the gradient."),
+        _lines("residual", measured.residual, "Residual stream", "Root mean square; layer 0 is the input.", log=True, first=0),
+        _lines("rank", measured.rank.effective, "Effective rank of the states", f"The width is {measured.width}."),
+        _lines("cosine", measured.rank.cosine, "Mean cosine between positions", "1: all positions have the same state."),
+        _kinds(
+            "entropy",
+            measured.entropy,
+            "Attention entropy",
+            "1: uniform over all visible positions; 0: a single position.",
+            log=False,
+        ),
+        _lines("dead-units", measured.dead_units, "Share of dead ReLUs", "ReLUs that are 0 for the whole batch."),
     ]
     if measured.changes:
         line = Series(
@@ -109,11 +115,11 @@ def _pictures(measured: Measurements) -> list[Panel]:
             "changes",
             [line],
             x_label="step",
-            y_label="change of the output",
-            description="Change of the output since the start by step",
+            y_label="change in the output",
+            description="Change in the output since the start, by step",
             from_zero=True,
         )
-        panels.append(Panel(svg, "Accumulated change of the output", "||F(x, step) - F(x, 0)|| / ||F(x, 0)||"))
+        panels.append(Panel(svg, "Accumulated change in the output", "||F(x, step) - F(x, 0)|| / ||F(x, 0)||"))
     return panels
 
 

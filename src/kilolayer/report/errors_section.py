@@ -35,8 +35,8 @@ def errors_section(scores: dict[str, Any], prefix: str = "") -> ErrorsSection:
     """What scores.json says about errors; empty where it says nothing. prefix: of the plots' names."""
     if isinstance(scores.get("frequency_buckets"), dict):
         found = [
-            _by_direction(scores, "frequency_buckets", "f1", "Word accuracy (F1) by times seen in training"),
-            _by_direction(scores, "length_buckets", "bleu", "BLEU by words of the reference"),
+            _by_direction(scores, "frequency_buckets", "f1", "Word accuracy (F1) by training frequency"),
+            _by_direction(scores, "length_buckets", "bleu", "BLEU by words in the reference"),
         ]
         return ErrorsSection(tables=[each for each in found if each is not None])
     frequency, length = _buckets(scores.get("frequency_buckets")), _buckets(scores.get("length_buckets"))
@@ -52,13 +52,13 @@ def errors_section(scores: dict[str, Any], prefix: str = "") -> ErrorsSection:
         f"{prefix}by-length",
         [str(bucket.get("label", "")) for bucket in length],
         [number(bucket, "bleu") for bucket in length],
-        x_label="words of the reference",
+        x_label="words in the reference",
         y_label="BLEU",
         description="BLEU by sentence length",
     )
     frequency_columns = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis", "f1": "F1"}
     length_columns = {"sentences": "sentences", "bleu": "BLEU"}
-    words = "F1 of the words that hypothesis and reference share."
+    words = "F1 of the words in the hypothesis against those in the reference."
     return ErrorsSection(
         panels=[
             Panel(accuracy, "Word accuracy by training frequency", words, _numbers(frequency, frequency_columns)),

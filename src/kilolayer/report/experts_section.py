@@ -49,7 +49,7 @@ def expert_faults(record: Record) -> list[str]:
     faults = [fault for each in recent for fault in _faults(each)]
     if not faults:
         return []
-    start = f"At step {int(entries[-1]['step']):,}, of {counted(len(recent), 'layer')} with experts:"
+    start = f"At step {int(entries[-1]['step']):,}, in {counted(len(recent), 'layer')} with experts:"
     return [start, *faults, *_advice(record.config, recent)]
 
 
@@ -104,7 +104,7 @@ class LayerLoad:
 
     @property
     def dead(self) -> list[int]:
-        """The experts, counted from 1, with next to no tokens."""
+        """The experts, counted from 1, with almost no tokens."""
         return [index + 1 for index, count in enumerate(self.load) if count < IDLE * self.even] if self.enough else []
 
     @property
@@ -138,7 +138,7 @@ def _faults(layer: LayerLoad) -> list[str]:
     if dead := layer.dead:
         names = ", ".join(map(str, dead[:NAMED])) + (" and others" if len(dead) > NAMED else "")
         are = "is" if len(dead) == 1 else "are"
-        faults.append(f"Layer {layer.name}: {len(dead)} of {len(load)} experts {are} dead, with next to no tokens: {names}.")
+        faults.append(f"Layer {layer.name}: {len(dead)} of {len(load)} experts {are} dead, with almost no tokens: {names}.")
     if layer.dropped_share > OVERFULL:
         faults.append(f"Layer {layer.name} drops {layer.dropped_share:.0%} of the tokens' choices: the experts are full.")
     return faults
@@ -150,7 +150,7 @@ def _advice(config: Entry, recent: Sequence[LayerLoad]) -> list[str]:
     if any(each.dropped_share > OVERFULL for each in recent):
         capacity = number(config, "model", "moe", "capacity")
         now = f"now {capacity:g}, " if math.isfinite(capacity) else ""
-        otherwise = "" if _frozen(config) else f", or even out the loads: raise {_balancer(config)}"
+        otherwise = "" if _frozen(config) else f", or balance the loads: raise {_balancer(config)}"
         advice.append(f"Raise model.moe.capacity ({now}1.25 is usual){otherwise}.")
     if any(each.collapsed or each.dead for each in recent):
         advice.append(_balancing(config))
@@ -208,7 +208,7 @@ def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad], ends: Ends | 
         Series("busiest", steps, [max(max(load) * len(load) for load in _loads(entry)) for entry in entries]),
         Series("least busy", steps, [min(min(load) * len(load) for load in _loads(entry)) for entry in entries]),
     ]
-    norms = [series_of("all but experts", entries, "dense_norm"), series_of("experts", entries, "expert_norm")]
+    norms = [series_of("all except experts", entries, "dense_norm"), series_of("experts", entries, "expert_norm")]
     temperature = [Series(layers[place], steps, [_value(entry, "temperature", place) for entry in entries]) for place in places]
     dropped = [Series(layers[place], steps, [_value(entry, "dropped", place) for entry in entries]) for place in places]
     any_dropped = any(value > 0 for each in dropped for value in each.y if math.isfinite(value))
@@ -218,7 +218,7 @@ def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad], ends: Ends | 
         return chart_panel(named, title, series, x_label="step", y_label=label, description=about, ends=ends, **options)
 
     evenness = f"From 0 (all weight on one expert) to {math.log(len(recent[0].load)):.2f} (the same weight on every expert)."
-    extreme = "Load of the busiest and of the least busy expert of all layers by step"
+    extreme = "Load of the busiest and of the least busy expert in any layer, by step"
     return [
         Panel(
             heat_plot(
@@ -230,7 +230,7 @@ def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad], ends: Ends | 
                 description="Load of each expert in each layer",
             ),
             f"Load by expert, step {int(entries[-1]['step']):,}",
-            "A dark cell is an expert with few tokens; one bright cell in a dark row is an expert that takes nearly all.",
+            "A dark cell is an expert with few tokens; a bright cell in a dark row is one that takes nearly all tokens.",
         ),
         by_step("extremes", "Busiest and least busy expert", extremes, "times an even share", extreme, from_zero=True),
         by_step(
@@ -244,7 +244,7 @@ def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad], ends: Ends | 
         ),
         by_step(
             "expert-norms",
-            "Gradient of experts and of all else",
+            "Gradient of the experts and of all other weights",
             norms,
             "gradient norm",
             "Parts of the gradient by step",

@@ -87,4 +87,4 @@ def _of_experts(record: Record) -> list[Fact]:
 def _of_speed(record: Record) -> list[Fact]:
     speeds = sorted(speed for entry in record.train if math.isfinite(speed := number(entry, "tokens_per_second")))
     unit = "token" if record.task is None else record.task.unit
-    return [Fact("Speed", show_count(speeds[len(speeds) // 2]), f"{unit}s a second (median)")] if speeds else []
+    return [Fact("Speed", show_count(speeds[len(speeds) // 2]), f"{unit}s per second (median)")] if speeds else []

@@ -119,7 +119,7 @@ def _facts_table(parts: Sequence[RunPart]) -> Table:
 
 def _progress(record: Record) -> str:
     if not record.train:
-        return "No training step is recorded yet."
+        return "No training steps have been recorded yet."
     last = record.train[-1]
     parts = [counted(int(last["step"]), "step")]
     if math.isfinite(epoch := number(last, "epoch")):
@@ -150,7 +150,7 @@ def _warnings(record: Record) -> Warnings:
     first = [*_model_faults(record), *record.notes]
     skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
     if skipped:
-        first.append(f"Skipped, without a trace in the model: {counted(len(skipped), 'step')}.")
+        first.append(f"Skipped without changing the model: {counted(len(skipped), 'step')}.")
     events = [_event(entry) for entry in record.event if "dead" not in entry and "change" not in entry]
     events += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
     is_clean = not first and not events and bool(record.train)

@@ -98,7 +98,7 @@ def _text(path: Path, notes: list[str]) -> str:
     try:
         if kind_of(path) is not None:
             return read_bytes(path).decode("utf-8", errors="replace")
-        notes.append(f"{path.name} is not there.")
+        notes.append(f"{path.name} is missing.")
     except InputError as error:
         notes.append(f"{path.name} is left out: {error.what}.")
     return ""
@@ -123,7 +123,7 @@ def _metrics(path: Path, notes: list[str]) -> dict[str, list[Entry]]:
     """
     found: dict[str, list[Entry]] = {kind: [] for kind in KINDS}
     if not path.exists():
-        notes.append(f"{path.name} is not there.")
+        notes.append(f"{path.name} is missing.")
         return found
     try:
         metrics = read_rows(path)
@@ -133,7 +133,7 @@ def _metrics(path: Path, notes: list[str]) -> dict[str, list[Entry]]:
     if metrics.warning is not None:
         notes.append(f"{metrics.warning[0].upper()}{metrics.warning[1:]}.")
     if metrics.cut:
-        notes.append("The last line of metrics.jsonl is incomplete: the run was stopped as it wrote, or is still writing.")
+        notes.append("The last line of metrics.jsonl is incomplete: the run was stopped while writing it, or is still writing.")
     for entry in metrics.rows:
         if entry["kind"] not in KINDS or not number(entry, "step") >= 0:
             continue

@@ -129,9 +129,10 @@ def _scale(loss: np.ndarray) -> tuple[float, bool]:
 
 def _caption(view: SurfaceView) -> str:
     if len(view.path):
-        return "The circle is the first point of the path, the cross the last."
+        return "The circle is the first point of the path, and the cross is the last."
     lowest, _ = _scale(view.loss)
-    return f"Losses above {show_number(HIGHEST * lowest)} have one colour." if (view.loss > HIGHEST * lowest).any() else ""
+    above = show_number(HIGHEST * lowest)
+    return f"All losses above {above} have the same colour." if (view.loss > HIGHEST * lowest).any() else ""
 
 
 def _notes(view: SurfaceView) -> list[str]:
@@ -156,7 +157,7 @@ def _slices(view: SurfaceView) -> list[Panel]:
         log=_scale(view.loss)[1],
         whole=False,
     )
-    return [Panel(svg, "Along each direction alone")]
+    return [Panel(svg, "Along each direction separately")]
 
 
 def _path_table(view: SurfaceView) -> Table | None:
@@ -166,7 +167,7 @@ def _path_table(view: SurfaceView) -> Table | None:
         [f"{step:,}", show_number(float(across)), show_number(float(up))]
         for step, (across, up) in zip(view.steps, view.path, strict=True)
     ]
-    return Table(["step", "across", "upwards"], rows)
+    return Table(["step", "horizontal", "vertical"], rows)
 
 
 def _plain(value: Any) -> Any:

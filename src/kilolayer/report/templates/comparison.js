@@ -186,8 +186,8 @@
   find("farther").addEventListener("click", () => plot.zoom(1 / 0.7));
   find("whole").addEventListener("click", plot.reset);
   if (data.thinned) {
-    find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to these: ` +
-      "of each stretch the lowest and the highest stay. Smoothing is over the means of stretches.";
+    find("thinned").textContent = ` Curves with more than ${show(data.thinned, 12)} points are thinned to that many: ` +
+      "the lowest and highest point of each interval are kept. Smoothing uses the means of the intervals.";
   }
   find("still").hidden = true;
   find("moving").hidden = false;
