@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.joint_rows = options.dim + 2 * self.key_width if plan.joint_attention else None
 
     def split(self, projected_BLD: Tensor, rows: Sequence[int]) -> list[Tensor]:
-        """Cut [batch, length, sum of rows] into parts of `rows` columns each; return each as [batch, heads, length, head_dim]."""
+        """Split [batch, length, sum of rows] into parts of `rows` columns, each as [batch, heads, length, head_dim]."""
         return [part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected_BLD.split(rows, dim=-1)]
 
     def mix(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
@@ -126,7 +126,7 @@ class CrossAttention(Attention):
         return self.split(self.query(self.input_shift(x)), self.query_rows)[0]
 
     def project_memory(self, memory: Tensor | None, cache: KeyCache | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source, [batch, key_heads, source, head_dim] each; read from the cache after the first step."""
+        """Keys and values of the source, [batch, key_heads, source, head_dim] each; cached at the first step."""
         if cache is not None and cache.memory is not None:
             return cache.memory
         assert memory is not None

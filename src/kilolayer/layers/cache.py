@@ -19,7 +19,7 @@ class KeyCache(Protocol):
     memory: tuple[Tensor, Tensor] | None
 
     def append(self, key: Tensor, value: Tensor, past: Any) -> tuple[Tensor, Tensor]:
-        """Write new keys and values [batch, key_heads, new, head_dim] after the `past` ones; return all that may be attended to."""
+        """Write new keys and values [batch, key_heads, new, head_dim] after the `past` ones; return all that can be read."""
         ...
 
 

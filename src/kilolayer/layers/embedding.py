@@ -1,6 +1,8 @@
 """Token embeddings, and the projection from states to logits over the vocabulary.
 
-    x = sqrt(dim) * E[ids],    logits = states E^T    (E: the same table if embeddings are tied)
+    x = sqrt(dim) * E[ids],    logits = states U^T
+
+E and U are tables [vocabulary, dim]; U is E if embeddings are tied.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Embedding(nn.Module):
 
 
 class VocabularyProjection(nn.Module):
-    """An output table [vocabulary, dim] that is not tied to the input embedding: N(0, gain^2/dim) at initialization, no bias."""
+    """An output table [vocabulary, dim] that is not tied to the input; initialized from N(0, gain^2/dim), without bias."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Position encodings: added at the input, rotated into queries and keys, or as a bias on the attention scores.
 
     sinusoidal, learned:  x + table[position]
-    rotary, xPos:         q, k rotated by position-dependent angles; xPos also scales them by +-decay
+    rotary, xPos:         q and k rotated by angles proportional to position; xPos also scales q by a decay and k by its inverse
     T5:                   softmax(q k^T / sqrt(head_dim) + bias[bucket(distance)])
 
 Tables are computed once per forward pass and never stored as buffers, so a model built on the meta device loses nothing.

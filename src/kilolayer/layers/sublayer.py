@@ -114,9 +114,12 @@ class RoutedSublayer(Sublayer):
 
 
 class PairSublayer(Sublayer):
-    """A sublayer with a second state z, [batch, length, dim] like x:
+    """A sublayer that also reads and updates a second state z:
 
-        b = branch * N_post( f( in_scale * N_pre(x) ) ),    y = N_out( skip * x + b + second_in * z ),    z' = z + second_out * b
+        b = branch * N_post( f( in_scale * N_pre(x) ) )
+        y = N_out( skip * x + b + second_in * z ),    z' = z + second_out * b
+
+    x, y and z: [batch, length, dim].
     """
 
     def read(self, x: Pair) -> Tensor:

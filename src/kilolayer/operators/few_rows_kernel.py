@@ -9,11 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, STEP = 64, 32
-"""A warp group of Hopper multiplies 64 rows at once; of fewer, only the older and slower instructions."""
+"""A Hopper warp group multiplies 64 rows at once; with fewer rows, only older and slower instructions are available."""
 
 NARROW, WIDE = 32, 128
 MOST_NARROW = 1024
-"""More narrow tiles than these are two wide ones and more a multiprocessor; wide ones read and split each number less often."""
+"""With more narrow tiles than this, there are at least two wide ones per multiprocessor; wide ones split numbers less often."""
 
 PART, FULL = 256, 320
 """Where tiles are few, the inputs are cut into parts of at least this many until so many programs run, and a second kernel adds
