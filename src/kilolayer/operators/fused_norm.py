@@ -360,7 +360,7 @@ def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum, seed, ctx.dropout, samples = inputs
     precise, _, statistics = output
     ctx.rounded, ctx.learned = y.dtype, ctx.needs_input_grad[3]
-    # If the sum is written, it is kept anyway as the next residual; then x is needed only for omega's gradient, and y not at all.
+    # If the sum is written, it is kept anyway as the next residual; then x is needed only for omega's gradient, and y is not.
     terms = (precise, x if ctx.learned else None, None) if keeps_sum else (None, x, y)
     ctx.save_for_backward(*terms, shift, omega, gain, statistics, seed, samples)
     ctx.set_materialize_grads(False)  # no zero gradients for unused outputs
