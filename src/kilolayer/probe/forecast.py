@@ -89,7 +89,7 @@ def forecast(
     """Take up to 60 steps of a run with a rising learning rate, until the model breaks, and make a forecast from them.
 
     config: the configuration of a run, or its file. task: the data, if already prepared; config must then be the configuration
-    that the task resolved. rates, warmups: the candidates; a warm-up longer than the run is replaced by the length of the run.
+    that the task resolved. rates, warmups: the candidates; warm-ups that are longer than the run are ignored.
     Nothing is written to disk, and the model is discarded.
     """
     for name, given in (("rates", rates), ("warmups", warmups)):

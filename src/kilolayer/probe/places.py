@@ -71,7 +71,7 @@ def compute(model: Model, loss: Loss) -> float:
 
 
 def top_states(loss: Loss) -> Callable[[Model], Tensor]:
-    """A function F(x) that returns the output of a model's last stack for the batch of `loss`, at real positions: [places, dim]."""
+    """A function F(x) of a model: the output of its last stack for the batch of `loss`, at real positions: [places, dim]."""
 
     def output(model: Model) -> Tensor:
         found: list[Tensor] = []
