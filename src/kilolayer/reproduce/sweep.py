@@ -27,7 +27,7 @@ def at_best_rate(
     from kilolayer.config import merge
     from kilolayer.reproduce.cells import cell_of, ended
 
-    config = merge(config, {"train": {"stop_when_dead": True}})  # the outcome is then known, and the time can be used for other runs
+    config = merge(config, {"train": {"stop_when_dead": True}})  # its outcome is known, and its slot is free
     cells = settings_of([Axis(option, tuple(values)) for option, values in axes.items()])
     first, *others = seeds
     tried = lab.compare_settings(
