@@ -28,8 +28,8 @@ class ViewRun:
     """One run.
 
     options: values by dotted name, at least those of every axis. outcome: a kind, such as "finished" or "diverged";
-    outcome_text: the same in words. curves: (step, value) by metric, in the order of steps; "loss" is the training loss, "valid"
-    the validation loss; a value that is not finite leaves a gap. scores: on the test set or at the best validation, by name.
+    outcome_text: the same in words. curves: (step, value) by metric, in the order of steps; "loss" is the training loss and
+    "valid" the validation loss; a value that is not finite leaves a gap. scores: of the test or the best validation, by name.
     """
 
     name: str
