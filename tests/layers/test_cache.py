@@ -80,5 +80,5 @@ def test_branches_count_against_the_capacity() -> None:
     model(torch.ones(1, 1).long(), cache=cache)
     cache.branch(torch.zeros(1, 3).long())
     model(torch.ones(1, 3).long(), cache=cache)
-    with pytest.raises(InputError, match=r"holds 4 positions, and 4 \+ 3 are needed"):
+    with pytest.raises(InputError, match=r"holds 4 positions, but 4 \+ 3 are needed"):
         model(torch.ones(1, 3).long(), cache=cache)

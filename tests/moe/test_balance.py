@@ -133,5 +133,5 @@ def test_loads_that_do_not_fit_are_refused() -> None:
     balanced = make_layer(kl.MoE(experts=4, loss_free=1e-3))
     routing = balanced(torch.randn(1, 3, 6, dtype=torch.float64))[1]
     for wrong in (torch.ones(1), torch.ones(3), routing):
-        with pytest.raises(InputError, match="not 4 numbers, one for each expert"):
+        with pytest.raises(InputError, match="not have 4 numbers, one for each expert"):
             kl.update_balance(balanced, [wrong])

@@ -1,1 +1,1 @@
-"""The parts that every model is made of."""
+"""The building blocks of every model: attention, feed-forward networks, residual sublayers, blocks and stacks."""

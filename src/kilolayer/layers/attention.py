@@ -1,4 +1,10 @@
-"""Multi-head attention: self-attention and cross-attention."""
+"""Multi-head self-attention and cross-attention, with grouped key and value heads.
+
+    Attention(x) = W_o LN(concat_h(g_h head_h)),    head_h = softmax(q_h k_h^T / sqrt(head_dim)) v_h
+
+LN and the learned head scales g_h are present only if the recipe's plan has them.
+Suffixes of names give shapes: B batch, H heads, L length, D the last dimension (dim, or head_dim after H).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ from kilolayer.recipes.base import Plan, Role
 
 
 class Attention(nn.Module):
-    """What both kinds share: the heads, their mixing, and the output projection."""
+    """The part common to self- and cross-attention: splitting into heads, the weighted sum, and the output projection."""
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__()
@@ -33,11 +39,14 @@ class Attention(nn.Module):
         self.joint_rows = options.dim + 2 * self.key_width if plan.joint_attention else None
 
     def split(self, projected_BLD: Tensor, rows: Sequence[int]) -> list[Tensor]:
-        """The parts of a projection, of so many `rows` each, split into heads: [batch, heads, length, head width]."""
+        """Split [batch, length, sum of rows] into parts of `rows` columns, each as [batch, heads, length, head_dim]."""
         return [part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected_BLD.split(rows, dim=-1)]
 
     def mix(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
-        """softmax(q k^T / sqrt(head width)) v under the mask: [batch, heads, queries, head width]."""
+        """softmax(q k^T / sqrt(head_dim)) v under the mask: [batch, heads, queries, head_dim].
+
+        If `mask.weights` is a list, the attention weights are computed separately and appended to it.
+        """
         if mask.weights is not None:
             mask.weights.append(attention_weights(query_BHLD, key_BHLD, mask))
         return F.scaled_dot_product_attention(
@@ -51,12 +60,12 @@ class Attention(nn.Module):
         )
 
     def finish(self, heads_BHLD: Tensor) -> Tensor:
-        """W_o LN(concat(g_h head_h)); the norm and the g_h where the plan has them. To [batch, queries, dim]."""
+        """W_o LN(concat(g_h head_h)): [batch, heads, queries, head_dim] to [batch, queries, dim]."""
         return self.output(self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2)))
 
 
 def attention_weights(query_BHLD: Tensor, key_BHLD: Tensor, mask: Mask) -> Tensor:
-    """softmax(q k^T / sqrt(head width)) under the mask, in fp32 or more: [batch, heads, queries, keys]."""
+    """softmax(q k^T / sqrt(head_dim)) under the mask, in fp32 or higher precision: [batch, heads, queries, keys]."""
     precise = torch.promote_types(query_BHLD.dtype, torch.float32)
     key_BHLD = key_BHLD.repeat_interleave(query_BHLD.shape[1] // key_BHLD.shape[1], dim=1)
     scores = query_BHLD.to(precise) @ key_BHLD.to(precise).mT * query_BHLD.shape[-1] ** -0.5
@@ -70,7 +79,7 @@ def attention_weights(query_BHLD: Tensor, key_BHLD: Tensor, mask: Mask) -> Tenso
 
 
 class SelfAttention(Attention):
-    """Every position looks at the positions that the mask allows. [batch, length, dim] to the same."""
+    """Each position attends to the positions that the mask allows: [batch, length, dim] to [batch, length, dim]."""
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__(options, plan)
@@ -89,12 +98,15 @@ class SelfAttention(Attention):
         return self.finish(self.mix(query, key, value, mask))
 
     def project(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys and values, [batch, their heads, length, head width] each."""
+        """Queries [batch, heads, length, head_dim]; keys and values [batch, key_heads, length, head_dim] each."""
         return self.split(self.query_key_value(self.input_shift(x)), self.rows)
 
 
 class CrossAttention(Attention):
-    """Every target position looks at the encoder's output. [batch, target, dim] and [batch, source, dim] to the first."""
+    """Each target position attends to the encoder's output.
+
+    x [batch, target, dim] and memory [batch, source, dim] to [batch, target, dim].
+    """
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__(options, plan)
@@ -104,17 +116,17 @@ class CrossAttention(Attention):
         self.key_value = Projection(options.dim, parts, plan, self.joint_rows)
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Mask, cache: KeyCache | None = None) -> Tensor:
-        """memory: None where the cache has the keys and values of the source already."""
+        """memory: the encoder's output; may be None if the cache already holds the keys and values of the source."""
         query = self.project(x)
         key, value = self.project_memory(memory, cache)
         return self.finish(self.mix(query, key, value, mask))
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries: [batch, heads, target, head width]."""
+        """Queries: [batch, heads, target, head_dim]."""
         return self.split(self.query(self.input_shift(x)), self.query_rows)[0]
 
     def project_memory(self, memory: Tensor | None, cache: KeyCache | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source, [batch, key heads, source, head width] each; from the cache after the first step."""
+        """Keys and values of the source, [batch, key_heads, source, head_dim] each; cached at the first step."""
         if cache is not None and cache.memory is not None:
             return cache.memory
         assert memory is not None

@@ -1,4 +1,7 @@
-"""A layer: self-attention, cross-attention where there is a source to read, and the feed-forward network."""
+"""One Transformer layer: self-attention, cross-attention in the decoder of an encoder-decoder, and the feed-forward network.
+
+Each of them is a residual sublayer (sublayer.py). The feed-forward network can be replaced by a mixture of experts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAtte
 
 
 class LayerOutput(NamedTuple):
-    """states [batch, length, dim], two where the stream has a second; routing: how a layer with experts sent its tokens."""
+    """The output of one layer.
+
+    states: [batch, length, dim], or a Pair of such tensors if the recipe's stream carries a second state.
+    routing: statistics of how a layer with experts routed its tokens; None in a dense layer.
+    """
 
     states: LayerState
     routing: Routing | None = None
@@ -31,18 +38,18 @@ class LayerOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Which layers of a stack have experts, every how many, and what makes their feed-forward function from a plan."""
+    """Which layers of a stack have experts: one layer in `every`; `make` builds their feed-forward function from a plan."""
 
     every: int
     make: Callable[[LayerOptions, Plan], nn.Module]
 
     def has(self, layer: int) -> bool:
-        """Whether this layer, counted from 1, has experts: the last of each `every` layers."""
+        """Whether this layer, counted from 1, has experts: every `every`-th layer does."""
         return layer % self.every == 0
 
 
 class Block(nn.Module):
-    """Self-attention and feed-forward network. [batch, length, dim] to the same."""
+    """Self-attention followed by a feed-forward network: [batch, length, dim] to [batch, length, dim]."""
 
     self_attention: Sublayer
     feedforward: Sublayer
@@ -79,11 +86,11 @@ class Block(nn.Module):
 
     @staticmethod
     def kinds() -> tuple[Kind, ...]:
-        """The sublayers in their order."""
+        """The kinds of the sublayers, in the order in which they run."""
         return (Kind.SELF_ATTENTION, Kind.FEEDFORWARD)
 
     def sublayers(self) -> list[Sublayer]:
-        """The sublayers in their order."""
+        """The sublayers, in the order in which they run."""
         return [getattr(self, kind) for kind in self.kinds()]
 
     def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
@@ -92,7 +99,7 @@ class Block(nn.Module):
 
 
 class SparseBlock(Block):
-    """A block whose feed-forward network is many experts."""
+    """A block whose feed-forward network is a mixture of experts."""
 
     def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
@@ -100,7 +107,7 @@ class SparseBlock(Block):
 
 
 class CrossBlock(Block):
-    """A block that also reads an encoder's output."""
+    """A block that also attends to an encoder's output, between self-attention and the feed-forward network."""
 
     cross_attention: Sublayer
 
@@ -115,7 +122,7 @@ class CrossBlock(Block):
 
 
 class SparseCrossBlock(CrossBlock):
-    """A block that reads an encoder's output and whose feed-forward network is many experts."""
+    """A block that attends to an encoder's output and whose feed-forward network is a mixture of experts."""
 
     def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
@@ -126,7 +133,7 @@ class SparseCrossBlock(CrossBlock):
 def make_block(
     options: LayerOptions, recipe: Recipe, side: Side, layer: int, depths: Depths, sparsity: Sparsity | None = None
 ) -> Block:
-    """The block of one layer, counted from 1."""
+    """Build the block of one layer, counted from 1."""
     reads = side == "decoder" and depths.paired
     if sparsity is None or not sparsity.has(layer):
         return (CrossBlock if reads else Block)(options, recipe, side, layer, depths)

@@ -1,4 +1,4 @@
-"""Keys and values kept from step to step of decoding."""
+"""The key-value cache of step-by-step decoding."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from kilolayer.errors import InputError, OptionError, shown
 
 
 class KeyCache(Protocol):
-    """What attention asks of one layer's cache. `memory`: cross-attention's keys and values, once they are computed."""
+    """What attention needs from the cache of one layer.
+
+    memory: the keys and values of cross-attention, [batch, key_heads, source, head_dim] each; None until they are computed.
+    """
 
     memory: tuple[Tensor, Tensor] | None
 
     def append(self, key: Tensor, value: Tensor, past: Any) -> tuple[Tensor, Tensor]:
-        """Write [batch, key heads, new, head width] behind what is `past`; return all that may be looked at."""
+        """Write new keys and values [batch, key_heads, new, head_dim] after the `past` ones; return all that can be read."""
         ...
 
 
 class LayerCache:
-    """One layer's keys and values [batch, key heads, capacity, head width], allocated at the first step."""
+    """One layer's keys and values, [batch, key_heads, capacity, head_dim] each, allocated at the first step."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.memory: tuple[Tensor, Tensor] | None = None  # cross-attention's, computed once
+        self.memory: tuple[Tensor, Tensor] | None = None  # of cross-attention, computed once
 
     def append(self, key: Tensor, value: Tensor, past: int) -> tuple[Tensor, Tensor]:
-        """Write [batch, key heads, new, head width] behind `past` positions; return all written so far."""
+        """Write new keys and values [batch, key_heads, new, head_dim] after `past` positions; return all written so far."""
         if self.keys is None or self.values is None:
             shape = (*key.shape[:2], self.capacity, key.shape[3])
             self.keys, self.values = key.new_empty(shape), value.new_empty(shape)
@@ -40,7 +43,7 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def keep(self, rows: Tensor, past: int) -> None:
-        """Let only these rows go on, in this order, each with its `past` written positions."""
+        """Keep only these rows of the batch, in this order, each with its `past` written positions."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = _moved(self.keys, rows, past), _moved(self.values, rows, past)
         if self.memory is not None:
@@ -49,11 +52,11 @@ class LayerCache:
 
 
 class Cache:
-    """What a decoder has read so far; `length` entries of at most `capacity`.
+    """The keys and values of everything that a decoder has read so far: `length` entries out of at most `capacity`.
 
-    A row is read in a line, or, after `branch`, as several hypotheses side by side: each step reads one token of each, all at
-    one position. Their entries lie in the one row, and a hypothesis sees those that are its own past. So a change of parents
-    moves no key and no value, and the hypotheses share the row of the source.
+    Each row of the batch holds one sequence or, after `branch`, the hypotheses of a beam search. Then each step adds one entry
+    per hypothesis, all at the same position, to that row, and the mask `seen` limits each hypothesis to the entries of its own
+    past. So no key or value moves when hypotheses are reordered, and all hypotheses share one copy of the source.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
@@ -61,14 +64,14 @@ class Cache:
             raise OptionError(f"capacity is {shown(capacity)}", fix="give a whole number of positions, at least 1")
         self.capacity = capacity
         self.length = 0
-        self.rows: int | None = None  # of what was read
+        self.rows: int | None = None  # batch size of the tokens read so far
         self.real: Tensor | None = None  # bool [batch, length], False at padding
         self.seen: Tensor | None = None  # bool [batch, branches, length]; None while there are no branches
-        self.widths: list[int] = []  # entries at each position
+        self.widths: list[int] = []  # number of entries at each position
         self.layers = [LayerCache(capacity) for _ in range(layers)]
 
     def check_rows(self, rows: int) -> None:
-        """Refuse a step of another batch, which could be broadcast to the rows of this one."""
+        """Raise if the batch size differs from earlier steps; otherwise broadcasting could hide the mistake."""
         if self.length and self.rows not in (None, rows):
             raise InputError(
                 f"{rows} rows of new tokens, but the cache has {self.rows}",
@@ -77,7 +80,7 @@ class Cache:
         self.rows = rows
 
     def extend(self, length: int, real: Tensor | None) -> Tensor | None:
-        """Check that `length` more positions fit; return bool [batch, all positions], None where nothing is padding."""
+        """Make room for `length` more positions; return the mask bool [batch, all positions], None if nothing is padding."""
         self._check_room(length)
         self.widths += [1] * length
         if real is not None or self.real is not None:
@@ -91,7 +94,7 @@ class Cache:
         return self.real
 
     def advance(self, length: int) -> None:
-        """After all layers have read `length` more entries."""
+        """Count `length` more entries; called after all layers have written them."""
         if not self.length:
             empty = [str(index) for index, layer in enumerate(self.layers, 1) if layer.keys is None]
             if empty:
@@ -102,9 +105,9 @@ class Cache:
         self.length += length
 
     def branch(self, parents: Tensor) -> None:
-        """From here on, the k-th token of a step continues the branch parents[:, k] of the step before.
+        """Let the k-th token of the next step continue the branch parents[:, k] of the step before.
 
-        parents: int [batch, branches]; all 0 at the first branching, where there is but one past.
+        parents: int [batch, branches]; all 0 at the first branching, when each row has only one past.
         """
         batch = len(parents)
         past = self.seen
@@ -114,9 +117,9 @@ class Cache:
         self.seen = past.gather(1, parents[..., None].expand(-1, -1, self.length))
 
     def extend_branches(self, branches: int) -> tuple[Tensor, Tensor]:
-        """One token more for each branch: its position, int [1 or batch, branches], and all that it sees.
+        """Add one entry per branch; return the positions of the new tokens and the mask of what each of them sees.
 
-        The second is bool [batch, branches, all entries].
+        Positions: int [1 or batch, branches]; mask: bool [batch, branches, all entries].
         """
         assert self.seen is not None
         self._check_room(branches)
@@ -140,7 +143,7 @@ class Cache:
         return torch.cat([(counted - 1).clamp(min=0), after], dim=1)
 
     def keep(self, rows: Tensor) -> None:
-        """Let only these rows go on, in this order: int [rows]. A row that stays in its place is not copied."""
+        """Keep only these rows of the batch, int [rows], in this order. Rows whose index does not change are not copied."""
         for layer in self.layers:
             layer.keep(rows, self.length)
         self.rows = len(rows)
@@ -156,7 +159,7 @@ class Cache:
 
 
 def _moved(entries: Tensor, rows: Tensor, past: int) -> Tensor:
-    """The first `past` entries of these rows, written over those that leave; [batch, heads, entries, head width]."""
+    """Move the first `past` entries of these rows to the front, in place; entries [batch, heads, entries, head_dim]."""
     changed = rows != torch.arange(len(rows), device=rows.device)
     entries[changed.nonzero()[:, 0], :, :past] = entries[rows[changed], :, :past]
     return entries[: len(rows)]

@@ -1,4 +1,9 @@
-"""From token ids to vectors, and back to scores over the vocabulary."""
+"""Token embeddings, and the projection from states to logits over the vocabulary.
+
+    x = sqrt(dim) * E[ids],    logits = states U^T
+
+E and U are tables [vocabulary, dim]; U is E if embeddings are tied.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,9 @@ from kilolayer.layers.initialise import Noise
 
 
 class Embedding(nn.Module):
-    """A table [vocabulary, dim], N(0, 1/dim) at the start; its rows are multiplied by sqrt(dim) at the input.
+    """A table [vocabulary, dim], initialized from N(0, gain^2/dim). With `scaled`, input vectors are multiplied by sqrt(dim).
 
-    The row of `pad_id` is 0 and receives no gradient from the input.
+    The row of `pad_id` is initialized to 0 and receives no gradient from the input.
     """
 
     def __init__(
@@ -37,12 +42,12 @@ class Embedding(nn.Module):
             self.weight[self.pad_id].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Int [batch, length] to [batch, length, dim], in `states_dtype` where a lowered model has set it."""
+        """Int [batch, length] to [batch, length, dim]; in `states_dtype` if `Model.lower` has set one."""
         self._check(ids)
         return F.embedding(ids, self.weight, padding_idx=self.pad_id).to(self.states_dtype or self.weight.dtype) * self.scale
 
     def scores(self, states: Tensor) -> Tensor:
-        """[batch, length, dim] to [batch, length, vocabulary]: the same table as output projection."""
+        """Use the table as output projection: [batch, length, dim] to logits [batch, length, vocabulary]."""
         return scores_of(states, self.weight)
 
     def _check(self, ids: Tensor) -> None:
@@ -63,7 +68,7 @@ class Embedding(nn.Module):
 
 
 class VocabularyProjection(nn.Module):
-    """An output table [vocabulary, dim] of its own, N(0, 1/dim) at the start, without bias."""
+    """An output table [vocabulary, dim] that is not tied to the input; initialized from N(0, gain^2/dim), without bias."""
 
     def __init__(
         self,
@@ -85,7 +90,7 @@ class VocabularyProjection(nn.Module):
 
 
 class TokenTypes(nn.Module):
-    """x + table[type], as the sentence of a pair that a token stands in; N(0, 1/dim) at the start."""
+    """x + table[type], where the type may say to which sentence of a pair a token belongs; table [types, dim], N(0, 1/dim)."""
 
     def __init__(self, types: int, dim: int) -> None:
         super().__init__()
@@ -95,7 +100,7 @@ class TokenTypes(nn.Module):
         noise.normal_(self.weight, self.weight.shape[1] ** -0.5)
 
     def forward(self, x: Tensor, types: Tensor | None = None) -> Tensor:
-        """[batch, length, dim] to the same; types: int64 [batch, length], all 0 where none are given."""
+        """[batch, length, dim] to the same shape; types: int64 [batch, length], all 0 by default."""
         if types is None:
             return x + self.weight[0]
         if types.dtype != torch.int64 or types.shape != x.shape[:2]:
@@ -112,10 +117,10 @@ class TokenTypes(nn.Module):
 
 
 def scores_of(states: Tensor, table: Tensor) -> Tensor:
-    """states table^T: [..., dim] to [..., vocabulary]; table [vocabulary, dim].
+    """Logits = states table^T: [..., dim] to [..., vocabulary]; table [vocabulary, dim].
 
-    Of a table in 16 bits: in its dtype while training, which holds the scores of a whole batch, and otherwise in fp32. Scores
-    of 8 to 16 lie 1/16 apart in bf16, and a search that compares them so chooses other tokens.
+    With a 16-bit table the logits have its dtype while gradients are enabled, to save memory in training, and are fp32
+    otherwise: between 8 and 16, bf16 numbers are 1/16 apart, and a search that compares such scores chooses other tokens.
     """
     states = states.to(table.dtype)
     if torch.is_grad_enabled() or table.dtype not in (torch.bfloat16, torch.float16):

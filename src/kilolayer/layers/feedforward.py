@@ -1,4 +1,4 @@
-"""The feed-forward sublayer's function."""
+"""The feed-forward network, f(x) = W_2 N(phi(W_1 x + b_1)) + b_2, and its activations phi."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kilolayer.recipes.base import Plan, Role
 
 
 class SwiGLU(nn.Module):
-    """[..., 2 d] to [..., d]: the first half, through SiLU, gates the second."""
+    """SiLU(a) * b for the halves a, b of the last axis: [..., 2 d] to [..., d]."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = x.chunk(2, dim=-1)
@@ -32,7 +32,10 @@ ACTIVATIONS = {
 
 
 class FeedForward(nn.Module):
-    """W_2 N( phi(W_1 x) ), with the inner norm N and the shifts of the plan. [batch, length, dim] to the same."""
+    """W_2 N(phi(W_1 x)): [batch, length, dim] to [batch, length, dim], with ffn_dim hidden units.
+
+    The inner norm N, and the learned scalar shifts before W_1, phi and W_2, are identities unless the plan has them.
+    """
 
     def __init__(self, options: LayerOptions, plan: Plan) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""How weights are filled: one walk over the modules, each parameter from its own stream of random numbers.
+"""Weight initialization: one pass over the modules, with a separate random stream for each parameter.
 
-The stream of a parameter is keyed by the model's seed and the parameter's qualified name, so its values do not depend on the
+The stream is keyed by the model's seed and the parameter's qualified name, so its values do not depend on the
 order of construction, on the other parameters, or on whether the model was built on the meta device first.
 """
 
@@ -25,7 +25,7 @@ class Noise:
 
     def normal_(self, tensor: Tensor, std: float, key: str = "weight") -> None:
         """Fill `tensor` with N(0, std^2)."""
-        # Drawn in fp32 whatever the dtype, so that a bf16 model is the rounded fp32 model.
+        # Drawn in fp32 for every dtype, so that a bf16 model is the fp32 model rounded.
         values = torch.empty(tensor.shape, device=tensor.device, dtype=torch.float32).normal_(
             generator=self._generator(tensor, key)
         )
@@ -43,7 +43,7 @@ class Noise:
     ) -> None:
         """Fill a matrix [rows, fan_in] with standard deviation gain * sqrt(2 / (fan_in + fan_out)).
 
-        fan_out: of the whole, where the matrix is a part of one; by default its own rows.
+        fan_out: by default `rows`; that of the whole matrix if this is a part of one that is initialized jointly.
         """
         rows, fan_in = matrix.shape
         std = gain * (2 / (fan_in + (fan_out or rows))) ** 0.5
@@ -59,16 +59,16 @@ class Noise:
 
 @runtime_checkable
 class Filled(Protocol):
-    """A module that owns parameters or buffers and knows how they start."""
+    """A module that owns parameters or buffers and can initialize them."""
 
     def fill(self, noise: Noise) -> None:
-        """Set every parameter and buffer that this module itself owns."""
+        """Initialize every parameter and buffer that this module owns directly (not those of its children)."""
         ...
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Fill every parameter and buffer of `model`, on whatever device it is."""
+    """Initialize every parameter and buffer of `model`, in place and on its device."""
     for name, module in model.named_modules():
         if isinstance(module, Filled):
             module.fill(Noise(seed, name))
@@ -85,13 +85,13 @@ def initialise(model: nn.Module, seed: int) -> None:
 
 
 def draw_seed() -> int:
-    """One number from torch's default generator: the only random number that building a model takes."""
+    """Draw a seed from torch's default generator: the only random number that building a model consumes."""
     return int(torch.randint(2**62, (), device="cpu"))
 
 
 @contextmanager
 def new_tensors(device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Inside, new tensors are on `device` and floats are of `dtype`; where they are None, as torch has it."""
+    """A context in which new tensors are created on `device`, floating-point ones in `dtype`; None keeps torch's default."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:

@@ -1,4 +1,7 @@
-"""What each position may look at, in the form that SDPA takes. No function here reads a value back from the device."""
+"""Attention masks, in the form that `F.scaled_dot_product_attention` (SDPA) takes.
+
+No function here reads a value back from the device, so none of them synchronizes with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mask:
-    """`causal` alone lets SDPA choose its fastest kernel.
+    """Which keys each query may attend to.
 
-    `values` broadcasts to [batch, heads, queries, keys]: bool, True where a query may look, or a float bias.
-    `weights`: where each attention under this mask leaves its weights, [batch, heads, queries, keys], if they are asked for.
+    causal: a plain causal mask; kept as a flag, because it lets SDPA choose its fastest kernel.
+    values: broadcasts to [batch, heads, queries, keys]; bool, True where a query may attend, or a float bias on the scores.
+    weights: a list to which each attention appends its weights, [batch, heads, queries, keys]; None unless requested.
     """
 
     causal: bool = False
@@ -21,7 +25,7 @@ class Mask:
     weights: list[Tensor] | None = None
 
     def with_bias(self, bias: Tensor) -> Mask:
-        """The same view with a float bias [1, heads, queries, keys] on the scores."""
+        """The same mask with a float bias [1 or batch, heads, queries, keys] added to the scores."""
         if self.causal:
             allowed = causal_grid(bias.shape[-2], bias.shape[-1], 0, bias.device)
         elif self.values is not None:
@@ -31,7 +35,7 @@ class Mask:
         return Mask(values=bias.masked_fill(~allowed, float("-inf")))
 
     def as_bias(self, dtype: torch.dtype) -> Mask:
-        """The same view as a float bias: SDPA would turn a bool mask into one in every layer."""
+        """The same mask as a float bias, converted once: SDPA would convert a bool mask again in every layer."""
         if self.values is None or self.values.dtype == dtype:
             return self
         if self.values.dtype != torch.bool:
@@ -41,14 +45,14 @@ class Mask:
 
 
 def causal_grid(queries: int, keys: int, past: int, device: torch.device) -> Tensor:
-    """Bool [queries, keys]: query i, at position past + i, may look at the keys up to its own."""
+    """Bool [queries, keys]: query i, at position past + i, may attend to the keys 0 to past + i."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(past)
 
 
 def self_mask(
     length: int, *, causal: bool, device: torch.device, real: Tensor | None, segments: Tensor | None, past: int = 0
 ) -> Mask:
-    """The view of `length` new positions on themselves and on `past` cached ones.
+    """The self-attention mask of `length` new positions over `past` cached positions and themselves.
 
     real: bool [batch, past + length], False at padding. segments: int [batch, length], the document of each position.
     """
@@ -65,16 +69,16 @@ def self_mask(
         allowed = allowed & real[:, None, None, :]
     if segments is not None:
         allowed = allowed & (segments[:, None, :, None] == segments[:, None, None, :])
-    # A position that could look nowhere (leading padding) would divide 0 by 0 in the softmax: it sees itself.
+    # A position with nothing to attend to (leading padding) would give 0/0 in the softmax, so it attends to itself.
     itself = grid & ~grid.tril(past - 1)
     return Mask(values=allowed | (itself & ~allowed.any(dim=-1, keepdim=True)))
 
 
 def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments: Tensor | None) -> Mask:
-    """The view of a target on its source.
+    """The cross-attention mask of target positions over source positions.
 
     real: bool [batch, source], False at padding. segments: int [batch, target]; memory_segments: int [batch, source]. A target
-    document without a source sees all of the row's.
+    document without a source document attends to all source positions of its row.
     """
     allowed = None if real is None else real[:, None, None, :]
     if segments is not None and memory_segments is not None:
@@ -84,5 +88,5 @@ def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments:
 
 
 def _never_empty(allowed: Tensor) -> Tensor:
-    # A row of padding alone would divide 0 by 0 in the softmax: it sees all of that padding.
+    # A row with only padding would give 0/0 in the softmax, so it attends to all of the padding.
     return allowed | ~allowed.any(dim=-1, keepdim=True)

@@ -1,4 +1,7 @@
-"""All modules of a deep model. A search asks for them each time, and torch's own walk takes as long as several of its steps."""
+"""Fast iteration over the modules of a deep model.
+
+Every search iterates over all modules, and `nn.Module.modules()` would take as long as several decoding steps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """The model and all modules inside it; one with two names is there twice."""
+    """The model and all modules inside it; a module registered under two names is listed twice."""
     found = [model]
     for module in found:
         if module._modules:
@@ -25,7 +28,7 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """All modules in training, or none, inside; afterwards each is as it was."""
+    """A context in which all modules are in training mode, or in evaluation mode; each is restored afterwards."""
     others = [module for module in modules_of(model) if module.training is not training]
     for module in others:
         module.training = training

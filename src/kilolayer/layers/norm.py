@@ -1,4 +1,4 @@
-"""Norms and their absence."""
+"""LayerNorm and RMSNorm over the last axis, or the identity where a recipe has no norm."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from kilolayer.layers.options import LayerOptions
 
 
 class LayerNorm(nn.LayerNorm):
-    """Computes in the dtype of its weights, also inside a sublayer that computes in less; returns its input's dtype."""
+    """LayerNorm computed in the dtype of its weights, even if the input is in lower precision; returns the input's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in torch
         return super().forward(input.to(self.weight.dtype)).to(input.dtype)
 
 
 class RMSNorm(nn.RMSNorm):
-    """As LayerNorm, without mean and bias."""
+    """RMSNorm with the same treatment of dtypes as LayerNorm above."""
 
-    eps: float  # pyright: ignore[reportIncompatibleVariableOverride], make_norm gives one
+    eps: float  # pyright: ignore[reportIncompatibleVariableOverride], make_norm always sets one
     bias = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def make_norm(present: bool, size: int, options: LayerOptions) -> nn.Module:
-    """A norm over the last axis, of `size`; the identity where the recipe has none."""
+    """A norm over a last axis of `size` elements, or the identity if `present` is False."""
     if not present:
         return nn.Identity()
     return (LayerNorm if options.norm == "layer" else RMSNorm)(size, eps=options.norm_eps)

@@ -15,7 +15,7 @@ Positions = Literal["sinusoidal", "learned", "rotary", "xpos", "t5", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions:
-    """Sizes, functions and noise of a layer."""
+    """Sizes, activation, norm, positions and dropout of the layers."""
 
     dim: int = bounded(512, least=1, most=2**20)
     """Width of the residual stream."""
@@ -57,7 +57,7 @@ class LayerOptions:
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.kv_heads or self.heads
 
     def _check_heads(self) -> None:

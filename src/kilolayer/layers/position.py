@@ -1,6 +1,10 @@
-"""How order is told: added at the input, rotated into queries and keys, or as a bias on the scores.
+"""Position encodings: added at the input, rotated into queries and keys, or as a bias on the attention scores.
 
-Tables are computed where they are used, once a forward, and never kept as buffers: nothing is lost on the meta device.
+    sinusoidal, learned:  x + table[position]
+    rotary, xPos:         q and k rotated by angles proportional to position; xPos also scales q by a decay and k by its inverse
+    T5:                   softmax(q k^T / sqrt(head_dim) + bias[bucket(distance)])
+
+Tables are computed once per forward pass and never stored as buffers, so a model built on the meta device loses nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ T5_BUCKETS, T5_MAX_DISTANCE = 32, 128  # Raffel et al. 2020
 
 
 def position_ids(length: int, *, device: torch.device, real: Tensor | None, segments: Tensor | None, past: int = 0) -> Tensor:
-    """The position of each token in its own sentence: int [1 or batch, length].
+    """The position of each token in its own sequence: int [1 or batch, length].
 
-    Padding (real [batch, past + length] is False) is not counted; each document of a packed sequence starts at 0.
+    Padding (where real [batch, past + length] is False) is not counted; each document of a packed sequence starts at 0.
     """
     index = torch.arange(past + length, device=device)
     if segments is not None:
@@ -43,7 +47,7 @@ def position_ids(length: int, *, device: torch.device, real: Tensor | None, segm
 
 
 def sinusoids(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """[.., length, dim]: sines in the first half, cosines in the second, of the frequencies of Vaswani et al. 2017."""
+    """[..., length, dim]: sines in the first half and cosines in the second, with the frequencies of Vaswani et al. 2017."""
     angles = _angles(positions_BL, dim, dtype)
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
@@ -55,14 +59,14 @@ def _angles(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 class Sinusoidal(nn.Module):
-    """x + sin/cos(position)."""
+    """x + sinusoids(position): [batch, length, dim] to the same shape; positions int [1 or batch, length]."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + sinusoids(positions, x.shape[-1], x.dtype)
 
 
 class LearnedPositions(nn.Module):
-    """x + table[position], N(0, 1/dim) at the start."""
+    """x + table[position], with a learned table [max_length, dim] initialized from N(0, 1/dim)."""
 
     def __init__(self, max_length: int, dim: int) -> None:
         super().__init__()
@@ -76,7 +80,7 @@ class LearnedPositions(nn.Module):
 
 
 class Unplaced(nn.Module):
-    """x: order is told in attention, or not at all."""
+    """Returns x unchanged, for models that encode positions in attention or not at all."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
@@ -84,7 +88,12 @@ class Unplaced(nn.Module):
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotary tables for one forward, [1 or batch, 1, length, head width]; xPos decays queries and grows keys."""
+    """Rotary tables of one forward pass, [1 or batch, 1, length, head_dim] each.
+
+        rotated(x) = x cos + (-x_right, x_left) sin
+
+    x_left and x_right are the halves of head_dim. With xPos, queries are also multiplied by `decay` and keys divided by it.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -104,7 +113,7 @@ class Rotation:
 
 
 class Rotary(nn.Module):
-    """Su et al. 2021: the angle between query and key is their distance; with decay, xPos."""
+    """Rotary positions (Su et al. 2021): q^T k depends only on the distance. With `decays`, xPos (Sun et al. 2023)."""
 
     def __init__(self, head_dim: int, decays: bool) -> None:
         super().__init__()
@@ -124,7 +133,7 @@ class Rotary(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """T5's bias: one learned number a head and bucket of distance, shared by all layers of a stack."""
+    """T5's relative position bias: one learned number per head and bucket of distances, shared by all layers of a stack."""
 
     def __init__(self, heads: int, causal: bool, dim: int) -> None:
         super().__init__()
@@ -135,7 +144,7 @@ class RelativeBias(nn.Module):
         noise.normal_(self.weight, self.std)
 
     def forward(self, queries_BL: Tensor, keys_BL: Tensor) -> Tensor:
-        """The bias [1 or batch, heads, queries, keys] between positions, int [1 or batch, length] each."""
+        """Positions of queries and keys, int [1 or batch, length] each, to the bias [1 or batch, heads, queries, keys]."""
         distance = keys_BL[:, None, :] - queries_BL[:, :, None]
         return self.weight[self._bucket(distance)].permute(0, 3, 1, 2)
 
@@ -154,7 +163,7 @@ class RelativeBias(nn.Module):
 
 
 class Positions(nn.Module):
-    """The order of one stack: what is added at its input, and what its attention is given."""
+    """The position encoding of one stack: `at_input` is added to its input; `rotary` or `bias` goes to its attention."""
 
     def __init__(
         self,
@@ -172,13 +181,13 @@ class Positions(nn.Module):
         elif kind == "learned" and options.max_length is not None:
             self.at_input = LearnedPositions(options.max_length, options.dim)
         elif kind in ("rotary", "xpos"):
-            # xPos decays with the distance into the past; attention that also looks ahead takes the rotation alone.
+            # xPos decays with the distance into the past; bidirectional attention uses the rotation alone.
             self.rotary = Rotary(options.head_dim, decays=kind == "xpos" and causal)
         elif kind == "t5":
             self.bias = RelativeBias(options.heads, causal, options.dim)
 
     def check_length(self, length: int | Tensor) -> None:
-        """Raise where the learned table is too short for this many positions, or for the positions in a tensor."""
+        """Raise if the learned table is too short for `length` positions, or for the largest position in a tensor."""
         if self.max_length is None:
             return
         if isinstance(length, Tensor):

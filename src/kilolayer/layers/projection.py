@@ -1,4 +1,4 @@
-"""Linear maps that know their role."""
+"""Linear maps y = W x + b that know their role in the layer, which decides how a recipe initializes them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kilolayer.recipes.base import Plan, Role
 
 
 class Projection(nn.Linear):
-    """One matrix product that serves one projection or several at once, such as query, key and value.
+    """One matrix product for one projection or several at once, such as query, key and value.
 
-    Each part is a projection of its own: it has a role, its own gain from the plan, and its own Xavier fan-out, unless it
-    starts as a part of a matrix with `fan_out` rows. It is an `nn.Linear` to tools that look for one.
-    Shapes: weight [sum of the parts' rows, inputs]; bias [sum of the parts' rows], absent where the plan has none.
+    Each part (role, rows) is initialized as a separate matrix: with the gain that the plan gives to its role, and with its own
+    rows as Xavier fan-out, unless `fan_out` is given. As a subclass, it is an `nn.Linear` to tools that look for one.
+    Shapes: weight [sum of rows, inputs]; bias [sum of rows], absent if the plan has no biases.
     """
 
     def __init__(self, inputs: int, parts: Sequence[tuple[Role, int]], plan: Plan, fan_out: int | None = None) -> None:
@@ -25,7 +25,7 @@ class Projection(nn.Linear):
         self.parts, self.plan, self.fan_out, self.rows = tuple(parts), plan, fan_out, rows
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` knows how it starts. torch's own would draw numbers from the default generator."""
+        """Do nothing: `fill` initializes the weights. nn.Linear would draw from torch's default generator here."""
 
     def fill(self, noise: Noise) -> None:
         for index, (matrix, (role, _)) in enumerate(zip(self.weight.split(self.rows), self.parts, strict=True)):
@@ -42,4 +42,4 @@ class Projection(nn.Linear):
 
 
 class PreciseProjection(Projection):
-    """One that a lowered model leaves as it is."""
+    """A projection that keeps its dtype when `Model.lower` reduces the precision of a model."""

@@ -1,4 +1,4 @@
-"""Scales and shifts: fixed numbers, and values that live in the model."""
+"""The scales and shifts of the residual equation: constants, and learned scalars and vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kilolayer.recipes.base import Learned, PerLayer, Scale
 
 
 class Constant(nn.Module):
-    """x times one number, the same for a whole stack."""
+    """value * x, with a fixed number that is the same for all layers of a stack."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class Constant(nn.Module):
 
 
 class LayerConstant(nn.Module):
-    """x times one number of a layer's own."""
+    """value * x, with a fixed number that differs from layer to layer."""
 
     value: Tensor
 
     def __init__(self, value: float) -> None:
         super().__init__()
         self.start = value
-        # A tensor: one compiled layer serves all layers, and a number of each layer's own would be compiled in.
+        # A tensor, because one compiled layer serves all layers; a Python number would be compiled in as a constant.
         self.register_buffer("value", torch.empty(()), persistent=False)
 
     def fill(self, noise: Noise) -> None:
@@ -45,7 +45,7 @@ class LayerConstant(nn.Module):
 
 
 class LearnedScale(nn.Module):
-    """x times a scalar or a vector: a parameter, or a buffer where it is not trained."""
+    """weight * x, with a scalar [] or a vector [size] for the last axis: a parameter, or a buffer if it is not trained."""
 
     weight: Tensor
 
@@ -67,7 +67,7 @@ class LearnedScale(nn.Module):
 
 
 class HeadScale(nn.Module):
-    """Attention's output times one learned factor a head, starting at 1."""
+    """g_h * head_h: one learned factor per head, initialized to 1. [batch, heads, length, head_dim] to the same shape."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class HeadScale(nn.Module):
 
 
 class Shift(nn.Module):
-    """x plus one learned number, starting at 0."""
+    """x + b, with one learned number b, initialized to 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Shift(nn.Module):
 
 
 def make_scale(scale: Scale, size: int) -> nn.Module:
-    """The module of a plan's scale; the identity where it is the number 1."""
+    """Build the module for a scale of a plan; the identity if it is the constant 1. size: length of a vector scale."""
     if isinstance(scale, Learned):
         return LearnedScale(scale, size)
     if isinstance(scale, PerLayer):
@@ -104,7 +104,7 @@ def make_scale(scale: Scale, size: int) -> nn.Module:
 
 
 def factor_of(scale: nn.Module) -> float | Tensor:
-    """What a module of `make_scale` multiplies by."""
+    """The factor that a module built by `make_scale` multiplies by."""
     match scale:
         case Constant() | LayerConstant():
             return scale.value
@@ -115,5 +115,5 @@ def factor_of(scale: nn.Module) -> float | Tensor:
 
 
 def make_shift(present: bool) -> nn.Module:
-    """A shift, or the identity where the recipe has none."""
+    """A shift, or the identity if `present` is False."""
     return Shift() if present else nn.Identity()

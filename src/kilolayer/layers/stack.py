@@ -1,4 +1,9 @@
-"""A stack of layers: positions at its input, blocks, and what the recipe puts on top."""
+"""A stack of layers: an encoder or a decoder, without embedding and vocabulary.
+
+    x_0 = norm(embedded + positions),    x_l = block_l(x_{l-1}),    states = scale * (norm(x_L) + shift)
+
+The recipe decides which norms, scales and shifts exist, and its stream (stream.py) can pass more than x_{l-1} to layer l.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +29,17 @@ from kilolayer.layers.view import Sequences, View, make_view, mask_of_memory, pl
 from kilolayer.recipes.base import Depths, Kind, Learned, Recipe, Side
 
 AttentionWeights = tuple[Tensor | None, ...]
-"""[batch, heads, queries, keys] of each layer; None of a layer whose attention is a module of one's own."""
+"""[batch, heads, queries, keys] for each layer; None for a layer whose attention is a user's own module."""
 
 
 @dataclass(frozen=True)
 class StackOutput:
-    """states [batch, length, dim], and, on request, the embedded input and the output of each layer.
+    """The output of a stack.
 
-    routing: how each layer with experts sent its tokens to them; None where there is none. attention and cross_attention, on
-    request: the weights of each layer.
+    states: [batch, length, dim], after the final norm.
+    hidden_states: the embedded input and the output of each layer, [batch, length, dim] each; on request.
+    routing: the routing statistics of each layer with experts; None in a dense stack.
+    attention, cross_attention: the attention weights of each layer; on request.
     """
 
     states: Tensor
@@ -43,14 +50,14 @@ class StackOutput:
 
     @property
     def router_loss(self) -> Tensor:
-        """The sum of the layers'; 0 where none has experts."""
+        """The sum over all layers; 0 in a dense stack."""
         if self.routing is None:
             return self.states.new_zeros(())
         return torch.stack([layer.router_loss for layer in self.routing]).sum()
 
 
 class Stack(nn.Module):
-    """An encoder's or a decoder's layers."""
+    """The layers of an encoder or a decoder: embedded sequences [batch, length, dim] to states [batch, length, dim]."""
 
     def __init__(
         self,
@@ -65,8 +72,11 @@ class Stack(nn.Module):
         sparsity: Sparsity | None = None,
         output_factor: float = 1.0,
     ) -> None:
-        """input_norm: a norm on the embedded input, where the recipe has none; output_factor: on the states, where a vocabulary
-        scores them."""
+        """Build all layers.
+
+        final_norm: False omits the recipe's final norm. first_eps: eps of the first norm on the residual, if it differs.
+        input_norm: normalize the embedded input even if the recipe does not. output_factor: multiplies the final states.
+        """
         super().__init__()
         self.side: Side = side
         top = recipe.top(side, depths)
@@ -86,21 +96,21 @@ class Stack(nn.Module):
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """Of the matrix products, and so of queries, keys and values; the states between layers may be in more."""
+        """The dtype of matrix products, and so of queries, keys and values; states between layers may be more precise."""
         attention = self.attention_of_ours()
         return next(self.blocks.parameters()).dtype if attention is None else attention.output.weight.dtype
 
     def attention_of_ours(self) -> Attention | None:
-        """The first self-attention that is no module of a user's own; None where there is none."""
+        """The first self-attention that is not a user's own module; None if there is none."""
         functions = (block.self_attention.f for block in self.layers())
         return next((f for f in functions if isinstance(f, Attention)), None)
 
     def layers(self) -> list[Block]:
-        """The blocks; of one that torch.compile has wrapped, the block inside."""
+        """The blocks, unwrapped where torch.compile has wrapped them."""
         return [cast("Block", getattr(block, "_orig_mod", block)) for block in self.blocks]
 
     def sublayers(self) -> list[Sublayer]:
-        """All sublayers in the order of the forward."""
+        """All sublayers, in the order in which they run."""
         return [sublayer for block in self.layers() for sublayer in block.sublayers()]
 
     def forward(
@@ -112,7 +122,11 @@ class Stack(nn.Module):
         hidden_states: bool = False,
         attention_weights: bool = False,
     ) -> StackOutput:
-        """Run the layers over embedded sequences; `memory` is the encoder's output, `cache` what was read before."""
+        """Run the stack on embedded sequences.
+
+        memory: the encoder's output, for a decoder that attends to it. cache: keys and values of the tokens read before.
+        hidden_states, attention_weights: return them too.
+        """
         if cache is not None and len(cache.layers) != len(self.blocks):
             raise InputError(
                 f"a cache of {len(cache.layers)} layers for a {self.side} of {len(self.blocks)}",
@@ -126,7 +140,7 @@ class Stack(nn.Module):
         return out
 
     def look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, View]:
-        """The input with its positions, and what the layers see besides it."""
+        """Prepare the layers' inputs: x [batch, length, dim] with positions and dropout, and the view that all layers share."""
         placed = place(self.positions, inputs, cache, causal=self.side == "decoder")
         x = self.dropout(self.enter(inputs.states, placed.places))
         view = make_view(
@@ -141,13 +155,13 @@ class Stack(nn.Module):
         return x, view
 
     def enter(self, embedded: Tensor, places: Tensor) -> Tensor:
-        """Embeddings [batch, length, dim] at places, int [1 or batch, length], to what the first layer reads."""
+        """Add positions and apply the input norm: [batch, length, dim] to the same; places: int [1 or batch, length]."""
         return self.input_norm(self.positions.at_input(embedded, places))
 
     def run(
         self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
-        """The layers, and what stands on top, over [batch, length, dim] that has its positions."""
+        """Run the blocks and the final norm on x [batch, length, dim], which already has its positions."""
         kept, routing, history = [x], [], self.stream.begin(x)
         for index, block in enumerate(self.blocks):
             y, layer_routing = block(self.stream.read(history, index), view, caches[index] if caches else None)
@@ -160,7 +174,7 @@ class Stack(nn.Module):
     def _run_with_weights(
         self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
-        """As `run`, by the plain layers in every form of a stack, with the weights of their attention."""
+        """As `run`, but also return attention weights; a fast form of the stack uses its plain layers for this."""
         own: list[Tensor] = []
         cross: list[Tensor] | None = None
         seen = replace(view, mask=replace(view.mask, weights=own))
@@ -185,5 +199,5 @@ class Stack(nn.Module):
         return tuple(next(rest) if present else None for present in ours)
 
     def top(self, x: Tensor) -> Tensor:
-        """What the recipe puts on top of the last layer."""
+        """output_scale * top_scale * (norm(x) + shift), as far as the recipe has them: [batch, length, dim] to the same."""
         return self.output_scale(self.top_scale(self.top_shift(self.top_norm(x))))

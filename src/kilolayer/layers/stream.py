@@ -1,7 +1,9 @@
-"""How the state travels from layer to layer of a stack.
+"""How states are passed from layer to layer within a stack.
 
-A stream begins a history with the embedded input, writes the output of each layer into it, and reads out of it what the next
-layer takes, and in the end what stands on top. What a history is, only its stream knows.
+    history = begin(x_0);    for each layer l:  y = block_l(read(history, l)),  history = write(history, y);    end(history)
+
+In most recipes the history is just the latest output (`Latest`). Other streams combine the outputs of several layers or carry
+a second state. The type of the history is private to each stream. All states are [batch, length, dim].
 """
 
 from __future__ import annotations
@@ -26,42 +28,42 @@ class Pair(NamedTuple):
 
 
 LayerState = Tensor | Pair
-"""What a layer takes and gives."""
+"""The input and output of a layer."""
 
 
 def state_of(y: LayerState) -> Tensor:
-    """x alone."""
+    """The state x, without a second state."""
     return y.x if isinstance(y, Pair) else y
 
 
 class StackStream(nn.Module):
-    """What a stack asks of its stream.
+    """The interface of a stream, as `Stack.run` uses it.
 
-    states_taken: states [batch, length, dim] that a layer takes. states_kept: those that the stream itself keeps for the
-    backward pass, for each layer, besides what layers keep.
+    states_taken: the number of states [batch, length, dim] that a layer reads. states_kept: the number of states that the
+    stream itself keeps per layer for the backward pass, in addition to what the layers keep.
     """
 
     states_taken: ClassVar[int] = 1
     states_kept: ClassVar[int] = 0
 
     def begin(self, x: Tensor) -> Any:
-        """The history before the first layer; x: the embedded input."""
+        """The history before the first layer; x: the embedded input [batch, length, dim]."""
         raise NotImplementedError
 
     def write(self, history: Any, y: Any) -> Any:
-        """The history with the output of one more layer."""
+        """The history after one more layer, whose output is y."""
         raise NotImplementedError
 
     def read(self, history: Any, layer: int) -> Any:
-        """What a layer, counted from 0, takes."""
+        """The input of a layer, counted from 0."""
         raise NotImplementedError
 
     def end(self, history: Any) -> Tensor:
-        """What stands on top reads: [batch, length, dim]."""
+        """The input of the final norm: [batch, length, dim]."""
         raise NotImplementedError
 
     def of_layer(self, layer: int) -> list[nn.Module]:
-        """Its parts that belong to one layer, counted from 0."""
+        """The modules of the stream that belong to one layer, counted from 0."""
         return []
 
 
@@ -82,7 +84,7 @@ class Latest(StackStream):
 
 
 class LatestWithInput(StackStream):
-    """As `Latest`, and each layer also takes its input as the second state."""
+    """As `Latest`, but the second state of each layer is initialized with the layer's input."""
 
     def begin(self, x: Tensor) -> Tensor:
         return x
@@ -98,7 +100,7 @@ class LatestWithInput(StackStream):
 
 
 class LatestWithSum(StackStream):
-    """As `Latest`, and beside it a sum to which every sublayer adds: on top stands x + N(sum)."""
+    """As `Latest`, with a running sum s as second state, to which every sublayer adds: s_0 = scale * x_0, output x + N(s)."""
 
     states_taken: ClassVar[int] = 2
 
@@ -121,7 +123,7 @@ class LatestWithSum(StackStream):
 
 
 class Anchored(StackStream):
-    """Each layer reads keep_l * x + add_l * x_0. A history is x_0 and x."""
+    """Each layer reads keep_l * x + add_l * x_0. The history is (x_0, x)."""
 
     states_kept: ClassVar[int] = 1
 
@@ -148,10 +150,11 @@ class Anchored(StackStream):
 
 
 class LayerCombination(StackStream):
-    """DLCL: each layer, and what stands above the last, reads a learned combination of all outputs below it.
+    """DLCL: each layer, and the top of the stack, reads a learned combination of the outputs y_k of all layers below it.
 
-    `normalise="each"`: sum_k W[l,k] LN_k(y_k), the embedding y_0 not normalised;
-    "sum": LN(sum_k W[l,k] y_k), except for the first layer, which reads W[0,0] y_0.
+    `normalise="each"`: sum_k W[l,k] LN_k(y_k), where the embedding y_0 is not normalized;
+    `normalise="sum"`: LN(sum_k W[l,k] y_k), except for the first layer, which reads W[0,0] y_0.
+    W [layers + 1, layers + 1] is lower triangular and initialized to the mean: W[l,k] = 1 / (l + 1).
     """
 
     states_kept: ClassVar[int] = 2
@@ -179,7 +182,7 @@ class LayerCombination(StackStream):
 
     def read(self, history: list[Tensor], layer: int) -> Tensor:
         weights = self.weight[layer, : layer + 1].unbind()
-        # Term by term: the outputs are kept once, where a stacked product would keep a copy of them for every layer.
+        # Term by term, so that each output is kept once; a product of stacked outputs would keep a copy for every layer.
         combined = weights[0] * history[0]
         for weight, output in zip(weights[1:], history[1:], strict=True):
             combined = torch.addcmul(combined, weight, output)
@@ -190,7 +193,7 @@ class LayerCombination(StackStream):
 
 
 def make_stream(stream: Stream | None, layers: int, options: LayerOptions) -> StackStream:
-    """The stream that a recipe asks for."""
+    """Build the stream that a recipe asks for; None: `Latest`."""
     match stream:
         case None:
             return Latest()

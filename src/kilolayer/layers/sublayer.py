@@ -1,4 +1,9 @@
-"""The residual equation that every recipe fills in."""
+"""The residual equation, in which recipes choose the norms and scales:
+
+    y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
+
+f is attention or a feed-forward network. Post-LN has N_out only, Pre-LN has N_pre only.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +23,21 @@ from kilolayer.recipes.base import Plan
 
 
 class DropPath(nn.Module):
-    """Drops a branch for whole samples while training; what stays is scaled so that the mean is kept."""
+    """Stochastic depth: in training, drops the branch of whole samples and divides the others by the probability to be kept."""
 
     chance: Tensor
 
     def __init__(self, chance: float) -> None:
         super().__init__()
         self.start = chance
-        # A tensor: one compiled layer serves all layers, and a number of each layer's own would be compiled in.
+        # A tensor, because one compiled layer serves all layers; a Python number would be compiled in as a constant.
         self.register_buffer("chance", torch.full((), chance, dtype=torch.float32), persistent=False)
 
     def fill(self, noise: Noise) -> None:
         self.chance.fill_(self.start)
 
     def factors(self, batch: int) -> Tensor:
-        """What each sample's branch is multiplied by, 0 or 1 / (1 - chance), drawn anew: fp32 [batch]."""
+        """Draw a factor for the branch of each sample, 0 or 1 / (1 - chance): fp32 [batch]."""
         kept = torch.rand(batch, device=self.chance.device) >= self.chance
         return kept / (1 - self.chance)
 
@@ -43,9 +48,10 @@ class DropPath(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) ), with dropout on the branch.
+    """y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) ), with dropout after N_post.
 
-    `layer_branch` is the branch scale of a recipe that shares one among a layer's sublayers; the block owns it.
+    x and y: [batch, length, dim]. Norms and scales that the plan does not have are identities.
+    layer_branch: the branch scale of a recipe that shares one among the sublayers of a layer; the block owns it.
     """
 
     f: Any
@@ -73,34 +79,34 @@ class Sublayer(nn.Module):
         if layer_branch is None:
             self.branch = make_scale(plan.branch, options.dim)
         else:
-            # Not registered here: its one parameter has one name, the block's.
+            # Not registered as a submodule here, so that the shared parameter has one name, in the block.
             object.__setattr__(self, "branch", layer_branch)
 
     def set_out_eps(self, eps: float) -> None:
-        """Give the norm on the residual an eps of its own, as the first of a folded stack has."""
+        """Set the eps of N_out, which differs in the first sublayer of a folded stack."""
         if not isinstance(self.out_norm, nn.LayerNorm | nn.RMSNorm):
             raise OptionError("an eps of its own has no effect where there is no norm on the residual", fix="remove it")
         self.out_norm.eps = eps
 
     def forward(self, x: Any, *seen: Any) -> Any:
-        """[batch, length, dim] to the same; `seen` is what f takes besides its input."""
+        """[batch, length, dim] to the same shape; seen: the further arguments of f, such as masks."""
         return self.join(x, self.f(self.read(x), *seen))
 
     def read(self, x: Any) -> Tensor:
-        """What f reads."""
+        """The input of f: in_scale * N_pre(x)."""
         return self.in_scale(self.pre_norm(x))
 
     def join(self, x: Any, y: Tensor) -> Any:
-        """The residual and what f made of it, y, in one."""
+        """N_out(skip * x + scaled(y)), where y is the output of f."""
         return self.out_norm(self.skip(x) + self.scaled(y))
 
     def scaled(self, y: Tensor) -> Tensor:
-        """The branch as it joins the residual."""
+        """branch * N_post(y), with dropout and drop path."""
         return self.branch(self.drop_path(self.dropout(self.post_norm(y))))
 
 
 class RoutedSublayer(Sublayer):
-    """A sublayer whose f sends each token to some of its experts, and also returns how."""
+    """A sublayer whose f is a mixture of experts and also returns its routing statistics."""
 
     def forward(self, x: Any, *seen: Any) -> tuple[Any, Routing]:
         y, routing = self.f(self.read(x), *seen)
@@ -108,7 +114,13 @@ class RoutedSublayer(Sublayer):
 
 
 class PairSublayer(Sublayer):
-    """A sublayer of a stream with a second state z: y = N_out( skip * x + b + second_in * z ), z' = z + second_out * b."""
+    """A sublayer that also reads and updates a second state z:
+
+        b = branch * N_post( f( in_scale * N_pre(x) ) )
+        y = N_out( skip * x + b + second_in * z ),    z' = z + second_out * b
+
+    x, y and z: [batch, length, dim].
+    """
 
     def read(self, x: Pair) -> Tensor:
         return super().read(x.x)
@@ -118,7 +130,7 @@ class PairSublayer(Sublayer):
         return Pair(self.out_norm(total), second)
 
     def add(self, x: Pair, branch: Tensor) -> Pair:
-        """What N_out normalises, and the second state for the next sublayer."""
+        """The input of N_out, and the second state for the next sublayer."""
         total, second = self.skip(x.x) + branch, x.second
         if self.plan.second_in:
             total = torch.add(total, second, alpha=self.plan.second_in)
@@ -128,4 +140,4 @@ class PairSublayer(Sublayer):
 
 
 class RoutedPairSublayer(PairSublayer, RoutedSublayer):
-    """As `PairSublayer`, with experts."""
+    """A `PairSublayer` whose f is a mixture of experts."""

@@ -1,4 +1,4 @@
-"""What the layers of a stack see besides the state, made once a forward: masks, rotary tables, and the source."""
+"""The inputs that all layers of a stack share, computed once per forward pass: masks, rotary tables, the encoder's output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kilolayer.layers.position import Positions, Rotation, position_ids
 class Sequences:
     """A batch of embedded sequences.
 
-    states [batch, length, dim]; real bool [batch, length], False at padding, None where there is none;
-    segments int [batch, length], the document of each position, None where each row is one.
+    states: [batch, length, dim]. real: bool [batch, length], False at padding; None if nothing is padded.
+    segments: int [batch, length], the document of each position in packed rows; None if each row is one document.
     """
 
     states: Tensor
@@ -28,11 +28,12 @@ class Sequences:
 
 @dataclass(frozen=True)
 class View:
-    """Equal for all layers of a stack.
+    """What every layer of a stack reads in addition to its state.
 
-    real: bool [batch, length], False at padding, None where there is none. memory: [batch, source, dim], the encoder's output;
-    None also where all layers have kept the source's keys and values. past: how many positions a cache holds already, or
-    the entries of a cache of fixed size that the new positions take.
+    mask: for self-attention. rotation: rotary tables; None with other positions.
+    past: the number of positions already in the cache; with a cache of fixed size, the indices of the entries to write.
+    memory: [batch, source, dim], the encoder's output; None without one, or if the caches hold its keys and values.
+    memory_mask: for cross-attention. real: bool [batch, length], False at padding; None if nothing is padded.
     """
 
     mask: Mask
@@ -45,9 +46,9 @@ class View:
 
 @dataclass(frozen=True)
 class Placed:
-    """New positions among all that attention may look at.
+    """The positions of the new tokens and of everything that they may attend to.
 
-    places: int [1 or batch, new]; key_places: int [1 or batch, all]; mask: who may look where, before any bias.
+    places: int [1 or batch, new]; key_places: int [1 or batch, all]; mask: of self-attention, before any position bias.
     """
 
     places: Tensor
@@ -56,7 +57,7 @@ class Placed:
 
 
 def place(positions: Positions, inputs: Sequences, cache: Cache | None, *, causal: bool) -> Placed:
-    """Where the positions of a batch stand, behind those that `cache` holds, which is extended by them."""
+    """Number the positions of a batch, after those already in `cache`, and extend the cache's padding mask by them."""
     length, device = inputs.states.shape[1], inputs.states.device
     if cache is not None and inputs.segments is not None:
         raise InputError("packed documents cannot be decoded step by step", fix="give each document its own row")
@@ -67,7 +68,7 @@ def place(positions: Positions, inputs: Sequences, cache: Cache | None, *, causa
         places, seen = cache.extend_branches(length)
         return Placed(places, cache.places().to(device), Mask(values=seen[:, None]))
     past = cache.length if cache else 0
-    if inputs.segments is None:  # before the cache is extended: a step that is refused leaves it as it was
+    if inputs.segments is None:  # checked before the cache is extended, so that an error leaves it unchanged
         positions.check_length(past + length)
     real = cache.extend(length, inputs.real) if cache else inputs.real
     everywhere = position_ids(past + length, device=device, real=real, segments=inputs.segments)
@@ -87,7 +88,7 @@ def make_view(
     memory_mask: Mask | None = None,
     real: Tensor | None = None,
 ) -> View:
-    """The view of layers whose products are in `dtype`; masks become float biases."""
+    """Build the view for layers whose matrix products are in `dtype`; bool masks are converted to float biases."""
     mask = placed.mask
     if positions.bias is not None:
         mask = mask.with_bias(positions.bias(placed.places, placed.key_places))
@@ -96,10 +97,10 @@ def make_view(
 
 
 def make_rotation(positions: Positions, placed: Placed, dtype: torch.dtype) -> Rotation | None:
-    """The rotary tables of the new positions; None where order is not rotated into queries and keys."""
+    """The rotary tables of the new positions; None if the model does not use rotary positions or xPos."""
     return None if positions.rotary is None else positions.rotary(placed.places, dtype)
 
 
 def mask_of_memory(inputs: Sequences, memory: Sequences) -> Mask:
-    """The view of a batch on its sources."""
+    """The cross-attention mask of a batch of targets over its sources."""
     return cross_mask(real=memory.real, segments=inputs.segments, memory_segments=memory.segments)

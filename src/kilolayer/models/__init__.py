@@ -1,1 +1,1 @@
-"""The three shapes: encoder, decoder, encoder-decoder."""
+"""The three model shapes: encoder, decoder and encoder-decoder; their configuration, initialization and file format."""

@@ -1,4 +1,4 @@
-"""A model from its configuration."""
+"""Build a model from its configuration."""
 
 from __future__ import annotations
 

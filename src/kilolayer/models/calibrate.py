@@ -1,4 +1,8 @@
-"""The profiling pass of recipes whose residual scales come from data."""
+"""Calibration: the profiling pass of recipes such as Admin, whose residual scales are computed from data.
+
+One forward pass measures the variance of each branch f_i(x_i); the skip scale w_i of each residual w_i x_i + f_i(x_i) is set
+from the variances before it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 Batch = Tensor | Sequence[Tensor] | Mapping[str, Any]
 TOKENS = 8_000
-"""Of a batch to calibrate on (Very Deep Transformers, footnote 5)."""
+"""Size of the batch to calibrate on, in tokens (Very Deep Transformers, footnote 5)."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The residual scale set for each sublayer, in order, by stack; empty where the recipe needs none."""
+    """The residual scales that were set: one per sublayer, in order, for each stack; empty if the recipe needs none."""
 
     encoder: tuple[float, ...] = ()
     decoder: tuple[float, ...] = ()
@@ -70,7 +74,7 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
 
 
 def joined(batches: Sequence[Sequence[Tensor] | Mapping[str, Tensor]]) -> tuple[Tensor, ...] | dict[str, Tensor]:
-    """The rows of several batches in one, shorter ones padded with 0 at their end: what a model's forward takes."""
+    """Join several batches into one, right-padded with 0, in the form that the model's forward takes."""
     first = batches[0]
     if isinstance(first, Mapping):
         return {name: _stacked([each[name] for each in batches if isinstance(each, Mapping)]) for name in first}
@@ -78,7 +82,7 @@ def joined(batches: Sequence[Sequence[Tensor] | Mapping[str, Tensor]]) -> tuple[
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
-    """[rows, length, ...] each to [all rows, longest, ...]."""
+    """Concatenate tensors [rows, length, ...] to [all rows, longest, ...]."""
     longest = max(part.shape[1] for part in parts)
     whole = parts[0].new_zeros(sum(map(len, parts)), longest, *parts[0].shape[2:])
     for rows, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
@@ -87,7 +91,7 @@ def _stacked(parts: list[Tensor]) -> Tensor:
 
 
 class _Profile:
-    """Watches the sublayers of one stack in their order and sets the scale of each residual."""
+    """Hooks on the sublayers of one stack that compute the scale of each residual, in order."""
 
     def __init__(self, stack: Stack, running: bool) -> None:
         self.sublayers = stack.sublayers()
@@ -109,12 +113,12 @@ class _Profile:
             handle.remove()
 
     def restore(self) -> None:
-        """Put the scales back as they were before the pass."""
+        """Restore the scales from before the pass."""
         for sublayer, scale in zip(self.sublayers, self.before, strict=True):
             _scale_of(sublayer).copy_(scale)
 
     def finish(self) -> tuple[float, ...]:
-        """Write the scales into the model. The last sublayer's sum belongs to a residual that does not exist."""
+        """Write the scales into the model. The scale that follows the last sublayer is not used."""
         scales = tuple(self.scales[: len(self.sublayers)])
         for sublayer, scale in zip(self.sublayers, scales, strict=True):
             _scale_of(sublayer).fill_(scale)

@@ -1,4 +1,4 @@
-"""A model as data: what `[model]` in a configuration holds, and what every model keeps as `.config`."""
+"""The configuration of a model: the table [model] of a configuration file, and the attribute `.config` of every model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kilolayer.recipes.base import DEEPEST, Depths, Kind, Place, Recipe, Side
 
 Shape = Literal["encoder", "decoder", "encoder_decoder"]
 MOST_PARAMETERS = 10**15
-"""A thousand times the largest models; the bytes of more could not be counted."""
+"""A thousand times the largest models; with more, byte counts would overflow."""
 
 
 DEFAULT_LAYERS = 18
-"""Of each stack, where a configuration names no depth."""
+"""Number of layers in each stack if the configuration does not set a depth."""
 
 
 @strict_class
@@ -107,14 +107,14 @@ class ModelConfig(LayerOptions):
 
     @classmethod
     def of(cls, shape: Shape, arguments: Mapping[str, Any]) -> Self:
-        """The configuration that a constructor's arguments stand for; those that are no options of it are left out."""
+        """The configuration described by a constructor's arguments; arguments that are not options are ignored."""
         names = {each.name for each in dataclasses.fields(cls)}
         options = {name: value for name, value in arguments.items() if name in names}
         return cls(**{**options, "shape": shape})
 
     @property
     def depths(self) -> Depths:
-        """The layers of each stack that the shape has."""
+        """The number of layers in each stack; 0 for a stack that the shape does not have."""
         layers = DEFAULT_LAYERS if self.layers is None else self.layers
         encoder = layers if self.encoder_layers is None else self.encoder_layers
         decoder = layers if self.decoder_layers is None else self.decoder_layers
@@ -122,13 +122,13 @@ class ModelConfig(LayerOptions):
 
     @property
     def widths(self) -> str:
-        """In words."""
+        """The sizes of the layers in words, for logs and reports."""
         experts = f", {self.experts}" if self.experts else ""
         return f"dim {self.dim}, {self.heads} heads, FFN {self.ffn_dim}{experts}"
 
     @property
     def experts(self) -> str:
-        """In words; empty in a dense model."""
+        """The experts in words; empty for a dense model."""
         if self.moe is None:
             return ""
         every = self.moe.every
@@ -137,7 +137,7 @@ class ModelConfig(LayerOptions):
         return f"{self.moe.experts} experts, top-{self.moe.top_k}, in {where}"
 
     def first_eps(self, side: Side) -> float | None:
-        """The eps of a stack's first norm, where it has its own."""
+        """The eps of a stack's first norm, if it differs from `norm_eps`."""
         return self.encoder_first_eps if side == "encoder" else self.decoder_first_eps
 
     def _check_final_norm(self) -> None:
@@ -152,7 +152,7 @@ class ModelConfig(LayerOptions):
         )
 
     def _check_norm(self) -> None:
-        """A recipe without any norm leaves the norm's options without effect."""
+        """Reject options of the norm if the recipe has no norms."""
         default = {each.name: each.default for each in dataclasses.fields(LayerOptions)}
         changed = [name for name in ("norm", "norm_eps") if getattr(self, name) != default[name]]
         plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]

@@ -1,4 +1,4 @@
-"""A decoder alone: the language model's shape."""
+"""A decoder-only model: the shape of a language model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kilolayer.recipes.base import Recipe
 
 
 class Decoder(Model):
-    """A stack with causal attention: no position sees those after it. The options are those of `ModelConfig`."""
+    """A stack with causal attention: no position attends to later ones. The options are those of `ModelConfig`."""
 
     @strict
     def __init__(
@@ -70,13 +70,13 @@ class Decoder(Model):
         hidden_states: bool = False,
         attention_weights: bool = False,
     ) -> DecoderOutput:
-        """Scores of the next token at each position.
+        """Compute the logits of the next token at each position, [batch, length, vocabulary].
 
-        tokens: int64 [batch, length]; or embeddings: [batch, length, dim], taken as they are, positions added.
+        tokens: int64 [batch, length]; or embeddings: [batch, length, dim], used without scaling; positions are added.
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
-        cache: from `new_cache`; the tokens continue what it has read.
-        hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
+        cache: from `new_cache`; `tokens` then continue the sequences that it holds.
+        hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
         inputs = self._read(self.embedding, tokens, embeddings, mask, segments)
         out = self.decoder(inputs, cache=cache, hidden_states=hidden_states, attention_weights=attention_weights)
@@ -84,7 +84,7 @@ class Decoder(Model):
         return DecoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing, out.attention)
 
     def scores(self, states: Tensor) -> Tensor:
-        """The decoder's output [batch, length, dim] to [batch, length, vocabulary]."""
+        """Logits from the decoder's output: [batch, length, dim] to [batch, length, vocabulary]."""
         return self._finish_scores(self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states))
 
     def new_cache(self, capacity: int) -> Cache:

@@ -1,4 +1,4 @@
-"""An encoder alone: BERT's shape, and the trunk of an image model."""
+"""An encoder-only model: the shape of BERT, and the trunk of an image model."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class Encoder(Model):
         hidden_states: bool = False,
         attention_weights: bool = False,
     ) -> EncoderOutput:
-        """Encode a batch.
+        """Encode a batch: states [batch, length, dim], and logits over the vocabulary or from the head.
 
-        tokens: int64 [batch, length]; or embeddings: [batch, length, dim], taken as they are, positions added.
+        tokens: int64 [batch, length]; or embeddings: [batch, length, dim], used without scaling; positions are added.
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
-        types: int64 [batch, length], the type of each token, as the sentence of a pair that it stands in; by default all are 0.
-        places: int64 [batch, k], positions to score; logits are then [batch, k, vocabulary], of these alone.
-        hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
+        types: int64 [batch, length], the type of each token, such as its sentence in a pair; by default all are 0.
+        places: int64 [batch, k], the positions to predict; logits are then [batch, k, vocabulary].
+        hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
         inputs = self._typed(self._read(self.embedding, tokens, embeddings, mask, segments), types)
         if places is not None:
@@ -132,5 +132,5 @@ class Encoder(Model):
 
 
 def states_at(states: Tensor, places: Tensor) -> Tensor:
-    """The states [batch, length, dim] of each row at its own places, int64 [batch, k]: [batch, k, dim]."""
+    """Select the states at `places`, int64 [batch, k], of each row: [batch, length, dim] to [batch, k, dim]."""
     return states.gather(1, places[:, :, None].expand(-1, -1, states.shape[-1]))

@@ -1,4 +1,4 @@
-"""An encoder and a decoder that reads it: the translation model's shape."""
+"""An encoder-decoder model: the shape of a translation model."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class EncoderDecoder(Model):
         hidden_states: bool = False,
         attention_weights: bool = False,
     ) -> EncoderDecoderOutput:
-        """Scores of the next target token at each target position.
+        """Compute the logits of the next target token at each target position, [batch, target, vocabulary].
 
-        source: int64 [batch, source]; or embeddings: [batch, source, dim], taken as they are, positions added.
-        target: int64 [batch, target], shifted right by the caller (it starts with the first token to read, not to predict).
+        source: int64 [batch, source]; or embeddings: [batch, source, dim], used without scaling; positions are added.
+        target: int64 [batch, target], shifted right by the caller: the decoder's input, not the labels.
         source_mask, target_mask: bool [batch, length], True at real positions; by default, where ids are not `pad_id`.
         source_segments, target_segments: int [batch, length], the document of each position; given together.
-        hidden_states, attention_weights: return them too. With weights, layers run as plain modules.
+        hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
         if target is None:
             raise InputError("no target was given", fix="call model(source, target), or model.encode(source)")
@@ -124,7 +124,7 @@ class EncoderDecoder(Model):
     def encode(
         self, source: Tensor | None = None, *, embeddings: Tensor | None = None, mask: Tensor | None = None
     ) -> Sequences:
-        """The encoder's output for `decode`: states [batch, source, dim] with their padding."""
+        """Run the encoder; return its states [batch, source, dim] with their padding mask, as `decode` takes them."""
         inputs = self._read(self.source_embedding or self.embedding, source, embeddings, mask, None)
         return replace(inputs, states=self.encoder(inputs).states)
 
@@ -137,11 +137,14 @@ class EncoderDecoder(Model):
         cache: Cache | None = None,
         attention_weights: bool = False,
     ) -> DecoderOutput:
-        """Scores after `target`, int64 [batch, target], which continues what `cache` has read; mask as `target_mask`."""
+        """Run the decoder on `target`, int64 [batch, target], which continues the sequences in `cache`, if one is given.
+
+        memory: from `encode`. mask: bool [batch, target], True at real positions; by default, where ids are not `pad_id`.
+        """
         return self._decode(target, memory, mask, cache=cache, attention_weights=attention_weights)
 
     def scores(self, states: Tensor) -> Tensor:
-        """The decoder's output [batch, target, dim] to [batch, target, vocabulary]."""
+        """Logits from the decoder's output: [batch, target, dim] to [batch, target, vocabulary]."""
         return self._finish_scores(self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states))
 
     def new_cache(self, capacity: int) -> Cache:

@@ -1,4 +1,4 @@
-"""Whether weights are those of a model."""
+"""Check that a set of weights fits a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def find_misfit(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:
-    """What tells two sets of weights apart, by names, shapes and kinds; None where nothing does."""
+    """Describe the first difference between two sets of weights in names, shapes or non-float dtypes; None if there is none."""
     here, there = ({name: _described(tensor) for name, tensor in tensors.items()} for tensors in (ours, theirs))
     for name in {**here, **there}:
         if here.get(name) != there.get(name):

@@ -1,4 +1,4 @@
-"""A head as data: what `head=` takes, and what `[model.head]` in a configuration holds."""
+"""The configuration of a sequence head: the option `head=`, and the table [model.head] of a configuration file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the three shapes share: their configuration, their start, and the reading of a batch."""
+"""The base class of the three model shapes: building, initialization, precision, and reading a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Model(nn.Module):
-    """A model with a configuration and a seed: together they fix every weight it starts with."""
+    """A model with its configuration and its seed, which together determine every initial weight."""
 
     config: ModelConfig
     seed: int
@@ -42,7 +42,7 @@ class Model(nn.Module):
         dtype: torch.dtype | None = None,
         seed: int | None = None,
     ) -> Self:
-        """The model that `config` describes. Without a seed, one is drawn from torch's default generator."""
+        """Build the model that `config` describes. Without a seed, one is drawn from torch's default generator."""
         model = cls.__new__(cls)
         model._build(config, device, dtype, seed)
         return model
@@ -54,7 +54,7 @@ class Model(nn.Module):
         dtype: torch.dtype | None,
         seed: int | None = None,
     ) -> None:
-        """Allocate every part, and fill it unless it is on the meta device."""
+        """Allocate all modules, and initialize them unless they are on the meta device."""
         if device is not None:
             check_place(device)
         if dtype is not None:
@@ -72,38 +72,39 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def initialise(self) -> Self:
-        """Fill every weight anew from the model's seed: the same values whenever and wherever it is called."""
+        """Reset every weight to its initial value, which depends only on the configuration and the seed."""
         initialise(self, self.seed)
         return self
 
     def materialise(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
-        """Give a model that was built on the meta device its memory and its weights."""
+        """Allocate and initialize the weights of a model that was built on the meta device."""
         if not all(parameter.is_meta for parameter in self.parameters()):
             raise InputError("this model already has its weights", fix="use .to(device), or initialise() to start again")
         check_place(device)
         if dtype is not None:
             check_dtype(dtype)
-        # Not to_empty: empty_like on the meta device imports the compiler's algebra, half a second of each command.
+        # Not to_empty: empty_like on the meta device imports sympy, which would add half a second to each command.
         self._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))
         if dtype is not None:
             self.to(dtype)
         return self.initialise()
 
     def lower(self, dtype: torch.dtype, residual: torch.dtype = torch.float32) -> dict[nn.Parameter, Tensor]:
-        """Hold matrices and tables in `dtype`, so that products are computed in it; return what was changed as it was.
+        """Convert matrices and embedding tables to `dtype`, in which products are then computed.
 
-        residual: the dtype of the states between layers, and so of norms and scales. Routers and heads stay as they are.
+        residual: the dtype of the states between layers, and so of norms and scales. Routers and heads are not changed.
+        Returns the original values of all parameters that were converted.
         """
         check_dtype(dtype)
         check_dtype(residual)
         return lower(self, dtype, residual)
 
     def stacks(self) -> list[Stack]:
-        """The stacks in the order of the forward."""
+        """The stacks, in the order in which they run."""
         return [module for module in self.children() if isinstance(module, Stack)]
 
     def _warn_uncalibrated(self) -> None:
-        """Say once that training begins with residual scales that no batch has set: all are as they start."""
+        """Warn once if training begins with residual scales that were never calibrated."""
         self.may_lack_calibration = False
         scales = [stack.sublayers()[-1].skip for stack in self.stacks()]
         if all(isinstance(scale, LearnedScale) and bool((scale.weight == scale.start).all()) for scale in scales):
@@ -146,7 +147,7 @@ class Model(nn.Module):
         return ScoreBias(size) if size is not None and self.config.output_bias else None
 
     def _finish_scores(self, scores: Tensor) -> Tensor:
-        """Scores [..., vocabulary] of a table, with their bias; tokens that are never predicted get no probability."""
+        """Add the output bias to the logits [..., vocabulary], and rule out tokens that are never predicted."""
         if self.output_bias is not None:
             scores = self.output_bias(scores)
         if self.config.first_predicted:
@@ -161,7 +162,7 @@ class Model(nn.Module):
         mask: Tensor | None,
         segments: Tensor | None,
     ) -> Sequences:
-        """The embedded batch with its padding; exactly one of `ids` and `embeddings` is given."""
+        """Check and embed a batch; exactly one of `ids` and `embeddings` must be given."""
         if self.may_lack_calibration and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._warn_uncalibrated()
         if (ids is None) == (embeddings is None):
@@ -197,7 +198,7 @@ class Model(nn.Module):
 
 
 def lower(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -> dict[nn.Parameter, Tensor]:
-    """As `Model.lower`, of any part of a model."""
+    """As `Model.lower`, for any part of a model."""
     precise = {}
     for module in layers.modules():
         if isinstance(module, Router | PreciseProjection):

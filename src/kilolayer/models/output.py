@@ -1,4 +1,4 @@
-"""What stands between the states of a model and the scores of its vocabulary, besides the table."""
+"""Optional modules around the output table: BERT's transform of the states, and a bias on the logits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kilolayer.layers.projection import Projection
 from kilolayer.recipes.base import Plan, Role
 
 NEVER = -1e4
-"""The score of a token that is never predicted: its probability is 0 in every precision, and fp16 holds the number."""
+"""The logit of a token that is never predicted: its probability is 0 in every dtype, and fp16 can represent it."""
 
 
 class OutputTransform(nn.Module):
-    """norm(phi(W x + b)), before a masked language model's scores (Devlin et al. 2019); W is Xavier's at the start."""
+    """norm(phi(W x + b)) before the output table of a masked language model (Devlin et al. 2019); W [dim, dim], Xavier."""
 
     def __init__(self, options: LayerOptions) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class OutputTransform(nn.Module):
         self.norm = make_norm(True, options.dim, options)
 
     def forward(self, states: Tensor) -> Tensor:
-        """[batch, length, dim] to the same."""
+        """[batch, length, dim] to the same shape."""
         return self.norm(self.activation(self.dense(states)))
 
 
 class ScoreBias(nn.Module):
-    """A number for each token of the vocabulary, 0 at the start."""
+    """A learned bias on the logits, [vocabulary], initialized to 0."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -41,5 +41,5 @@ class ScoreBias(nn.Module):
         self.weight.zero_()
 
     def forward(self, scores: Tensor) -> Tensor:
-        """[..., vocabulary] to the same, in its dtype."""
+        """[..., vocabulary] to the same shape and dtype."""
         return scores + self.weight.to(scores.dtype)

@@ -1,6 +1,6 @@
-"""What models return.
+"""The outputs of the three model shapes.
 
-Logits have the dtype of the output table; where that is 16 bits and no gradient is asked, they are fp32.
+Logits have the dtype of the output table, except that a 16-bit table gives fp32 logits while gradients are disabled.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from kilolayer.layers.stack import AttentionWeights
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """states [batch, length, dim]; logits [batch, length, vocabulary], or of the places that were asked for alone; None without
-    a vocabulary. With a head, logits are [batch, outputs].
+    """The output of an Encoder.
 
-    hidden_states, on request: the embedded input and the output of each layer. router_loss: to be added to the loss, 0 in a
-    dense model. routing: what each layer with experts tells, from the input on; None in a dense model. attention, on request:
-    the weights of each layer, [batch, heads, length, length].
+    states: [batch, length, dim].
+    logits: [batch, length, vocabulary], or [batch, k, vocabulary] at k requested places; with a head, [batch, outputs]; None
+    without a vocabulary.
+    router_loss: to be added to the loss; 0 in a dense model.
+    hidden_states: the embedded input and the output of each layer; on request.
+    routing: the routing statistics of each layer with experts, in order; None in a dense model.
+    attention: the weights of each layer, [batch, heads, length, length]; on request.
     """
 
     states: Tensor
@@ -35,12 +38,14 @@ class EncoderOutput:
 
 @dataclass(frozen=True)
 class DecoderOutput:
-    """states [batch, length, dim]; logits [batch, length, vocabulary].
+    """The output of a Decoder, or of the decoder of an EncoderDecoder.
 
-    hidden_states, on request: the embedded input and the output of each layer. router_loss: to be added to the loss, 0 in a
-    dense model. routing: what each layer with experts tells, from the input on; None in a dense model. attention, on request:
-    the weights of each layer, [batch, heads, length, all that was read]; cross_attention, of a decoder that reads a source:
-    [batch, heads, length, source].
+    states: [batch, length, dim]. logits: [batch, length, vocabulary].
+    router_loss: to be added to the loss; 0 in a dense model.
+    hidden_states: the embedded input and the output of each layer; on request.
+    routing: the routing statistics of each layer with experts, in order; None in a dense model.
+    attention: the weights of each layer, [batch, heads, length, past and new positions]; on request.
+    cross_attention: in an EncoderDecoder, the weights over the source, [batch, heads, length, source]; on request.
     """
 
     states: Tensor
@@ -54,12 +59,15 @@ class DecoderOutput:
 
 @dataclass(frozen=True)
 class EncoderDecoderOutput:
-    """states [batch, target, dim]; logits [batch, target, vocabulary]; memory [batch, source, dim], the encoder's states.
+    """The output of an EncoderDecoder.
 
-    encoder_hidden_states and hidden_states (the decoder's), on request. router_loss: to be added to the loss, 0 in a dense
-    model. routing: what each layer with experts tells, the encoder's first; None in a dense model. On request, the weights of
-    each layer: attention and cross_attention (the decoder's), [batch, heads, target, target] and [batch, heads, target,
-    source], and encoder_attention, [batch, heads, source, source].
+    states: the decoder's, [batch, target, dim]. logits: [batch, target, vocabulary]. memory: the encoder's states,
+    [batch, source, dim].
+    router_loss: of both stacks, to be added to the loss; 0 in a dense model.
+    hidden_states (the decoder's) and encoder_hidden_states: the embedded input and the output of each layer; on request.
+    routing: the routing statistics of each layer with experts, the encoder's first; None in a dense model.
+    attention [batch, heads, target, target], cross_attention [batch, heads, target, source] and encoder_attention
+    [batch, heads, source, source]: the weights of each layer; on request.
     """
 
     states: Tensor
@@ -75,5 +83,5 @@ class EncoderDecoderOutput:
 
 
 for _output in (EncoderOutput, DecoderOutput, EncoderDecoderOutput):
-    # What walks over a model's output, as torch.export and FSDP do, sees its tensors.
+    # Lets code that traverses a model's output, such as torch.export and FSDP, find its tensors.
     torch.export.register_dataclass(_output, serialized_type_name=f"kilolayer.{_output.__name__}")

@@ -1,4 +1,4 @@
-"""Where a model is put, and in which dtype: checked before anything is read."""
+"""Checks of the device and the dtype of a model, made before anything is allocated or read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_place(device: Any) -> torch.device:
-    """The device that is named; one that this machine does not have is refused."""
+    """Return the device as a torch.device; raise if it is invalid, or if CUDA is not available."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
@@ -23,7 +23,7 @@ def check_place(device: Any) -> torch.device:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse what weights cannot be held in: the name of a dtype, whole numbers, 8 bits."""
+    """Raise unless `dtype` is a torch dtype that weights can have: fp64, fp32, bf16 or fp16."""
     if not isinstance(dtype, torch.dtype):
         raise OptionError(f"dtype is {shown(dtype)}", fix="give a torch dtype, such as torch.bfloat16")
     if dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""A bare model in a folder: config.toml with its table [model], and model.safetensors with its weights."""
+"""Save and load a model without a run: a folder with config.toml (the table [model]) and model.safetensors (the weights)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 DRAFTS = f".*{WEIGHTS}.*{PART}"
-"""What an interrupted `save` leaves."""
+"""Pattern of the temporary files that an interrupted `save` leaves behind."""
 
 
 def save(model: Model, folder: str | PathLike[str]) -> Path:
@@ -44,7 +44,7 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
     draft = folder / f".{WEIGHTS}.{secrets.token_hex(4)}{PART}"
     save_tensors(draft, _tensors_of(model))
     if kind_of(folder / CONFIG) != "file" or read_text(folder / CONFIG) != config:
-        # Weights of one model beside the configuration of another could fit it, and be read.
+        # Old weights could fit the new configuration and be loaded with it, so they are removed first.
         remove(folder / WEIGHTS)
         write(folder / CONFIG, config)
     move(draft, folder / WEIGHTS)
@@ -56,7 +56,7 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
 def load_model(
     folder: str | PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Encoder | Decoder | EncoderDecoder:
-    """Load the model that `save` wrote, bit for bit, in evaluation mode. dtype: of all its weights, if not as saved."""
+    """Load a model that `save` wrote, bit for bit, in evaluation mode. dtype: converts all weights; by default as saved."""
     folder, place = as_path(folder, "the folder of the model"), check_place(device or "cpu")
     if dtype is not None:
         check_dtype(dtype)
@@ -86,13 +86,13 @@ def load_model(
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder holds a bare model, and not a run."""
+    """Whether a folder holds a model that `save` wrote, rather than a run."""
     path = folder / CONFIG
     return kind_of(path) == "file" and set(configuration.load(path)) <= {"model", "states_dtype"}
 
 
 def _table_of(model: Model) -> configuration.Table:
-    """What config.toml holds; a model that could not be made of it again is refused."""
+    """The contents of config.toml; raises if the model could not be rebuilt from them."""
     if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
             f"{type(model).__name__} is not a Kilolayer model",
@@ -114,7 +114,7 @@ def _table_of(model: Model) -> configuration.Table:
 
 
 def _tensors_of(model: Model) -> dict[str, Tensor]:
-    """All parameters and buffers, each once; also those that are in no state dict, such as the constants of single layers."""
+    """All parameters and buffers, each once, including buffers that are not in the state dict, such as per-layer constants."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -128,14 +128,14 @@ def _put(model: Model, name: str, tensor: Tensor) -> None:
 
 
 def _set_states_dtype(model: Model, dtype: torch.dtype | None) -> None:
-    """The dtype of the states between layers, where a lowered model has its tables in another one."""
+    """Set the dtype of the states between layers, which in a lowered model differs from that of the embedding table."""
     for module in model.modules():
         if isinstance(module, Embedding):
             module.states_dtype = dtype
 
 
 def _check_place(folder: Path) -> None:
-    """Refuse a folder that holds anything but a saved model."""
+    """Raise if the folder holds anything but a saved model."""
     kind = kind_of(folder)
     if kind is None:
         return
@@ -153,7 +153,7 @@ def _check_place(folder: Path) -> None:
 
 
 def _read_config(folder: Path) -> tuple[ModelConfig, torch.dtype | None]:
-    """The model's configuration, and the dtype of a lowered one's states."""
+    """Read the model's configuration, and the dtype of the states between layers if the model was lowered."""
     path = folder / CONFIG
     if kind_of(path) != "file":
         absent = f"the folder does not exist{did_you_mean(folder)}" if kind_of(folder) is None else f"there is no {CONFIG}"

@@ -1,1 +1,1 @@
-"""Feed-forward networks of many experts, of which each token uses few."""
+"""Mixture of experts: feed-forward networks of which each token uses only a few."""

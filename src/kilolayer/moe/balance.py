@@ -1,4 +1,4 @@
-"""How experts are kept evenly loaded: the balance loss, the z-loss, and biases that need no loss."""
+"""Load balancing of experts: the balance loss, the router z-loss, and the biases of loss-free balancing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kilolayer.parallel.group import ExpertGroup
 
 
 class Statistics(NamedTuple):
-    """Over real tokens, of which there are `tokens`. first [experts]: the share of them whose first choice it is; all else: [].
+    """Statistics over real tokens, as `statistics` defines them. first: [experts]; all others: [].
 
-    Of several processes, tokens, first and entropy are those of all; balance and z are what the tokens of this process add to
-    them: their sum over the processes is that of all tokens.
+    If processes share the experts, tokens, first and entropy are over the tokens of all processes; balance and z are the
+    contributions of this process, whose sum over the processes is the value for all tokens.
     """
 
     tokens: Tensor
@@ -29,11 +29,13 @@ class Statistics(NamedTuple):
 
 
 def statistics(choice: Choice, real: Tensor | None, group: ExpertGroup | None = None) -> Statistics:
-    """What the losses of a router are made from; real: bool [tokens], False at padding.
+    """Compute the terms of a router's losses, and its statistics; real: bool [tokens], False at padding.
 
-    balance = E * sum_e m_e c_e, m_e the mean share of expert e and c_e the share of first choices that fall on it (GShard,
-    X-MoE); z = mean(logsumexp(logits)^2) (ST-MoE); entropy: of the gates, in nats. All means are over the tokens of all
-    processes of `group`.
+        balance = E * sum_e m_e c_e    (GShard, X-MoE)
+        z = mean(logsumexp(logits)^2)    (ST-MoE)
+
+    E is the number of experts, m_e the mean of `choice.shares` for expert e, and c_e (`first`) the share of tokens whose first
+    choice it is. entropy: of the gates, in nats. Means are over the real tokens of all processes of `group`.
     """
     tokens, experts = choice.logits.shape
     counted = choice.logits.new_ones(tokens, 1) if real is None else real.to(choice.logits.dtype)[:, None]
@@ -52,7 +54,7 @@ def statistics(choice: Choice, real: Tensor | None, group: ExpertGroup | None = 
 
 
 def balanced_routers(model: nn.Module) -> list[Router]:
-    """The routers whose loads are evened out without a loss, in the order of the model's layers."""
+    """The routers that use loss-free balancing, in the order of the model's layers."""
     return [module for module in model.modules() if isinstance(module, Router) and module.selection_bias is not None]
 
 
@@ -60,8 +62,8 @@ def balanced_routers(model: nn.Module) -> list[Router]:
 def update_balance(model: nn.Module, loads: Sequence[Tensor]) -> None:
     """Move the biases of loss-free balancing one step: b += rate * sign(mean load - load) (Wang et al. 2024).
 
-    Call it once after each step. loads: int [experts] of each sparse layer in the model's order, as the step's forwards
-    returned them in `routing`, summed over its batches.
+    Call it once after each step. loads: int [experts] for each sparse layer, in the model's order: `load` from the `routing`
+    of the model's output, summed over the batches of the step.
     """
     routers = balanced_routers(model)
     if not isinstance(loads, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, in which experts may count for less (SparseClip)."""
+"""Gradient clipping by global norm, in which the gradients of experts can be down-weighted (SparseClip)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Clipping = Literal["auto", "plain", "sparse"]
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """Norms before clipping, scalars. total: as compared with the limit; dense (routers included) and expert: unweighted."""
+    """Gradient norms before clipping, [] each.
+
+    total: the norm that is compared with the limit. dense (routers included) and expert: of each part, unweighted.
+    """
 
     total: Tensor
     dense: Tensor
@@ -30,12 +33,12 @@ class GradientNorm:
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") -> GradientNorm:
-    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), as torch's function of this name does, and return the norms.
+    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), like torch's function of the same name, and return the norms.
 
-    kind: "plain" takes the norm of all gradients; "sparse" is SparseClip, for which experts count as `clipping_norm` says;
-    "auto" is "sparse" where there are experts. Gradients of which the norm is not finite are scaled by it too, without an
-    error. Where processes share the experts, call it on all of them after `reduce_gradients`: all find the same norm. Of a
-    model that `fully_shard` has sharded it is the norm of the whole gradient too: call it on all processes.
+    kind: "plain" uses the norm of all gradients; "sparse" is SparseClip, which weights experts as in `clipping_norm`;
+    "auto" is "sparse" for a model with experts. A norm that is not finite raises no error and makes the gradients non-finite
+    or 0. If processes share the experts, call it on all of them after `reduce_gradients`: all compute the same norm. It also
+    supports models sharded by `fully_shard`; call it on all processes.
     """
     if not isinstance(model, nn.Module):
         raise InputError("clip_grad_norm_ needs a model", fix="give the model, not its parameters: clip_grad_norm_(model, 1.0)")
@@ -49,16 +52,16 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") 
     if kind == "sparse" and not experts:
         warnings.warn("this model has no experts: its gradients are clipped by their plain norm", stacklevel=2)
     norm = _measure(model, experts if experts and kind != "plain" else 1)
-    for sharded in (False, True):  # torch's function takes no mixture
+    for sharded in (False, True):  # torch's function does not accept a mixture of both
         weights = [weight for weight in model.parameters() if weight.grad is not None and _is_sharded(weight.grad) is sharded]
         clip_grads_with_norm_(weights, max_norm, norm.total)
     return norm
 
 
 def clipping_norm(dense: Tensor, expert: Tensor, experts: int) -> Tensor:
-    """||(g_dense, g_expert / sqrt(experts))||, of the norms of both parts (SparseClip, TorchScale).
+    """||(g_dense, g_expert / sqrt(experts))|| from the norms of both parts (SparseClip, TorchScale).
 
-    A token meets few of the experts, so that each expert's gradient is large and noisy beside a dense one.
+    Each expert sees few of the tokens, so its gradient is large and noisy compared with that of a dense weight.
     """
     return torch.hypot(dense, expert / math.sqrt(experts))
 
@@ -77,27 +80,28 @@ def _measure(model: nn.Module, experts: int) -> GradientNorm:
     if group is not None:
         expert = sum_over(expert.double().square(), group).sqrt().to(expert.dtype)
     elif experts == 1:
-        # Bit by bit what torch finds.
+        # Bitwise equal to what torch computes.
         return GradientNorm(get_total_norm([gradient for _, gradient in present]), dense, expert)
     return GradientNorm(clipping_norm(dense, expert, experts), dense, expert)
 
 
 def _is_sharded(gradient: Tensor) -> bool:
-    """Whether it is a DTensor, whose module takes long to import."""
+    """Whether it is a DTensor; not tested by isinstance, because importing the class is slow."""
     return hasattr(gradient, "full_tensor")
 
 
 def _norm_of_shards(gradients: Sequence[Any]) -> Tensor:
-    """The norm of gradients of which processes hold shards (FSDP2), and of others that each process has whole."""
+    """The joint norm of gradients, some sharded over processes (FSDP2), others whole on each process."""
     whole = get_total_norm([gradient for gradient in gradients if not _is_sharded(gradient)])
     shards: Any = get_total_norm([gradient for gradient in gradients if _is_sharded(gradient)])
     return torch.hypot(whole, shards.full_tensor() if _is_sharded(shards) else shards)
 
 
 def exact_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The norm of all numbers, [], row by row first.
+    """The norm over all tensors, [], computed row by row first.
 
-    In one go torch adds up fp32 on the CPU so that 16 million numbers are wrong by 7e-4, and their parts on processes by less.
+    On the CPU, torch's fp32 norm of 16 million numbers in one call has a relative error of 7e-4, and a smaller one for the
+    parts held by several processes, so the results would differ.
     """
     if not tensors:
         return torch.zeros(())

@@ -1,4 +1,4 @@
-"""Experts as data: what `moe=` takes, and what `[model.moe]` in a configuration holds."""
+"""The configuration of experts: the option `moe=`, and the table [model.moe] of a configuration file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kilolayer.config import bounded, check, strict_class
 from kilolayer.errors import IdleOptionError, OptionError
 
 STARTING_TEMPERATURE = {"softmax": 0.3, "sigmoid": 0.07}  # X-MoE (Chi et al. 2022)
-SMALLEST_TEMPERATURE = 0.01  # a learned temperature stays above it, as in Tutel's cosine gate
+SMALLEST_TEMPERATURE = 0.01  # lower bound of the learned temperature, as in Tutel's cosine gate
 BALANCE = 0.01
 
 
@@ -58,7 +58,7 @@ class MoE:
 
     @property
     def starting_temperature(self) -> float:
-        """What X-MoE's temperature starts at."""
+        """The initial value of X-MoE's temperature."""
         return self.temperature or STARTING_TEMPERATURE[self.gate]
 
     @property

@@ -1,4 +1,7 @@
-"""Tokens to the experts that they chose, and back. Shapes depend on the number of tokens alone, never on their choices."""
+"""Dispatch of tokens to their experts, and the combination of the experts' outputs.
+
+Shapes depend only on the number of tokens, never on their choices, so no size is read back from the device here.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from kilolayer.moe.groups import Groups
 
 
 class Dispatch(NamedTuple):
-    """Choices as rows that lie sorted by expert; within an expert first choices before second ones, each in tokens' order.
+    """The choices of all tokens as rows sorted by expert; within an expert, first choices precede second ones, in token order.
 
-    Row r is the choice order[r], and choice c is the row place[c]; the j-th choice of token t is c = j * tokens + t. Choices
-    that are sent nowhere lie behind the last group.
+    The j-th choice of token t has the number c = j * tokens + t. order: int64 [tokens * k], the choice in each row;
+    place: int64 [k, tokens], the row of each choice. Choices that are not sent to any expert come after the last group.
     """
 
     groups: Groups
@@ -23,7 +26,7 @@ class Dispatch(NamedTuple):
 
     @classmethod
     def of(cls, chosen: Tensor, experts: int) -> Dispatch:
-        """chosen: int64 [tokens, k]; `experts`, the number of them, where a token is sent nowhere."""
+        """chosen: int64 [tokens, k], the expert of each choice; the number of experts means that it is not sent anywhere."""
         sorted_experts, order = chosen.mT.flatten().sort(stable=True)
         numbers = torch.arange(experts, device=chosen.device)
         ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
@@ -32,12 +35,12 @@ class Dispatch(NamedTuple):
 
     @property
     def load(self) -> Tensor:
-        """The choices that fell on each expert: int64 [experts]."""
+        """The number of choices of each expert: int64 [experts]."""
         ends = self.groups.ends.long()
         return ends.diff(prepend=ends.new_zeros(1))
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """[tokens, dim] to rows [tokens * k, dim]."""
+        """Copy each token to the rows of its choices: [tokens, dim] to [tokens * k, dim]."""
         return _Taken.apply(tokens, self.order % tokens.shape[0], self.place)
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
@@ -46,30 +49,30 @@ class Dispatch(NamedTuple):
         return (choices * weights.mT[..., None]).sum(dim=0).to(rows.dtype)
 
     def unsort(self, rows: Tensor) -> Tensor:
-        """Rows in the order of choices: [tokens * k, dim] to the same."""
+        """Put rows back into the order of choices: [tokens * k, dim] to the same shape."""
         return _Taken.apply(rows, self.place.flatten(), self.order[None])
 
     def queue(self) -> Tensor:
-        """How many choices of the same expert come before each: int64 [tokens, k]."""
+        """The number of choices of the same expert that precede each choice: int64 [tokens, k]."""
         ends, of_row = self.groups
         starts = ends.long() - self.load
         return (torch.arange(len(of_row), device=of_row.device) - starts[of_row])[self.place].mT
 
 
 def capacity_of(experts: int, top_k: int, factor: float, tokens: Tensor) -> Tensor:
-    """The most choices that an expert takes: k * ceil(tokens / experts) * factor, rounded down, at least 1.
+    """The capacity of an expert: max(1, floor(k * ceil(tokens / experts) * factor)) choices.
 
-    tokens: int64 [], how many there are, padding left out.
+    tokens: int64 [], the number of tokens without padding.
     """
     share = -(-tokens // experts)
-    # A hair more: 0.29 * 100 is 28.999999999999996.
+    # 1e-6 compensates for rounding: 0.29 * 100 is 28.999999999999996.
     return (share.double() * (top_k * factor) + 1e-6).floor().clamp(min=1)
 
 
 class _Taken(torch.autograd.Function):
-    """x[index]. Backwards each row of x gathers from where it went, so that nothing is added up in a chance order.
+    """x[index] with a deterministic backward, which gathers the gradients of each row instead of scattering them.
 
-    readers [copies, rows of x]: the places in the output that hold each row.
+    readers [copies, rows of x]: the output rows that hold each row of x.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The experts of one layer: feed-forward networks side by side, each applied to the rows that are sent to it."""
+"""The experts of one layer: feed-forward networks with stacked weights, each applied to the rows that are sent to it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kilolayer.recipes.base import Plan, Role
 
 
 class ExpertProjection(nn.Module):
-    """A projection for each expert, all of one role: each has the Xavier fan and the gain of a dense one.
+    """One projection per expert, each initialized like a dense `Projection` with the same parts.
 
-    Shapes: weight [experts, parts * outputs, inputs]; bias [experts, parts * outputs], absent where the plan has none.
-    first: the number of the first expert that is held here; other processes may hold those before and behind.
+    Shapes: weight [experts, sum of rows, inputs]; bias [experts, sum of rows], absent if the plan has no biases.
+    first: the number of the first expert held here; other processes may hold the others.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ExpertProjection(nn.Module):
             self.bias.zero_()
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
-        """[rows, inputs] to [rows, parts * outputs], in the dtype of the weights."""
+        """[rows, inputs] to [rows, outputs], in the dtype of the weights; groups: which rows belong to which expert."""
         product = multiply_groups(rows.to(self.weight.dtype), self.weight, groups)
         return product if self.bias is None else product + spread(self.bias, groups)
 
@@ -54,7 +54,7 @@ class ExpertProjection(nn.Module):
 
 
 class ExpertNorm(nn.Module):
-    """A norm for each expert, over the last axis: weight [experts, size], and bias unless it is RMSNorm."""
+    """One norm per expert, over the last axis: weight [experts, size]; bias [experts, size], absent for RMSNorm."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ExpertNorm(nn.Module):
             self.bias.zero_()
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
-        """[rows, size] to the same, in the dtype of the weights."""
+        """[rows, size] to the same shape, in the dtype of the weights."""
         return self.normalise(rows, spread(self.weight, groups), None if self.bias is None else spread(self.bias, groups))
 
     def normalise(self, rows: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
@@ -86,14 +86,17 @@ class ExpertNorm(nn.Module):
 
 
 class Unnormed(nn.Module):
-    """The rows as they are, where the recipe has no norm inside."""
+    """Returns the rows unchanged, for recipes without an inner norm."""
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         return rows
 
 
 class Experts(nn.Module):
-    """W_2e N_e( phi(W_1e x) ) for the rows x of expert e, with the inner norm N_e and the shifts of the plan."""
+    """W_2e N_e(phi(W_1e x)) for the rows x of expert e: [rows, dim] to [rows, dim].
+
+    The inner norm N_e and the scalar shifts, which all experts share, are identities unless the plan has them.
+    """
 
     def __init__(
         self,
@@ -114,10 +117,10 @@ class Experts(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the matrix products."""
+        """The dtype of the matrix products."""
         return self.input.weight.dtype
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
-        """[rows, dim] to the same."""
+        """[rows, dim] to the same shape; groups: which rows belong to which expert."""
         hidden = self.activation(self.activation_shift(self.input(self.input_shift(rows), groups)))
         return self.output(self.output_shift(self.inner_norm(self.dropout(hidden), groups)), groups)

@@ -1,4 +1,4 @@
-"""The state of a whole model, by its names and in its shapes, whatever the number of processes that hold it."""
+"""State dicts of a whole model, with the same names and shapes for any number of processes that share its experts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kilolayer.parallel.group import ExpertGroup
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the whole model, on the CPU. Call it on all processes; it is empty on all but the first."""
+    """The state dict of the whole model, on the CPU. Call it on all processes; all but the first get an empty dict."""
     return {name: tensor.cpu() for name, tensor in join_state(model, model.state_dict()).items()}
 
 
 def join_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the whole model from those of each process; called on all, it is empty on all but the first.
+    """Assemble tensors of the whole model from those of each process. Call it on all processes; all but the first get {}.
 
-    state: by the names of parameters and buffers, or of what belongs to one: NAME/mean. Tensors of experts are put together one
-    after the other, on the CPU, so that a device never holds the experts of all.
+    state: tensors by the name of a parameter or buffer, or by NAME/mean and the like for the optimizer's state of one.
+    Experts' tensors are gathered one at a time and moved to the CPU, so that a device never holds all experts.
     """
     group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
     if group is None:
@@ -37,7 +37,7 @@ def join_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def own_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What this process holds of the tensors that `join_state` gave."""
+    """This process's part of the tensors that `join_state` returned."""
     group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
     if group is None:
         return dict(state)
@@ -70,17 +70,17 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _owner(name: str) -> str:
-    """Of NAME/mean, NAME."""
+    """The parameter's name: NAME for NAME/mean."""
     return name.partition("/")[0]
 
 
 def join_experts(own: Tensor, group: ExpertGroup) -> Tensor | None:
-    """A tensor of the experts of all processes, for the first of them: [experts held, ...] to [experts, ...]; else None."""
+    """Gather a tensor of experts on the first process: [experts held, ...] to [experts, ...]; None on the others."""
     parts = gather_first(own, group)
     return None if parts is None else parts.flatten(0, 1)
 
 
 def own_experts(whole: Tensor, group: ExpertGroup) -> Tensor:
-    """The part of this process: [experts, ...] to [experts held, ...]."""
+    """This process's part of a tensor of experts: [experts, ...] to [experts held, ...]."""
     part = group.part(len(whole))
     return whole[part.start : part.stop]

@@ -1,4 +1,4 @@
-"""Rows that lie sorted by group, and what each group does to its own rows."""
+"""Rows sorted by group, and the products of each group's rows with the group's own matrix."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Groups(NamedTuple):
-    """Group e holds the rows ends[e - 1] to ends[e], possibly none; rows behind the last group belong to none.
+    """Group e consists of the rows ends[e - 1] to ends[e] - 1, possibly none; rows after the last group belong to no group.
 
-    ends: int32 [groups]; of_row: int64 [rows], the group of each row; rows behind the last group name any.
+    ends: int32 [groups]; of_row: int64 [rows], the group of each row; any valid index for rows after the last group.
     """
 
     ends: Tensor
@@ -19,7 +19,10 @@ class Groups(NamedTuple):
 
 
 def multiply_groups(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
-    """x W_e^T for the rows x of group e: rows [rows, inputs], weight [groups, outputs, inputs]. 0 behind the last group."""
+    """x W_e^T for the rows x of group e, and 0 after the last group: [rows, outputs].
+
+    rows: [rows, inputs]; weight: [groups, outputs, inputs].
+    """
     ends = groups.ends.tolist()
     starts = [0, *ends[:-1]]
     products = [rows[start:end] @ matrix.mT for start, end, matrix in zip(starts, ends, weight, strict=True)]
@@ -27,5 +30,5 @@ def multiply_groups(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
 
 
 def spread(table: Tensor, groups: Groups) -> Tensor:
-    """The entry of each row's group: [groups, width] to [rows, width]."""
+    """Look up the entry of each row's group: [groups, width] to [rows, width]."""
     return table[groups.of_row]

@@ -1,4 +1,4 @@
-"""The sparse feed-forward function, and what a model has of it."""
+"""The sparse feed-forward function, a mixture of experts, and functions to find and freeze the experts of a model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from kilolayer.recipes.base import Plan
 
 
 class SparseFeedForward(nn.Module):
-    """sum_e g_e(x) FFN_e(x) over the experts e that x is sent to. [batch, length, dim] to the same, and how it was done.
+    """sum_e g_e(x) FFN_e(x) over the k experts e that x is sent to: [batch, length, dim] to the same shape, and the routing.
 
-    group: the processes that share the experts, each with its own x; None where all experts are here (shard.py).
-    joint: the processes whose x are one batch to the losses, the capacity and the statistics; None where this one's is.
+    group: the processes that share the experts, each with its own x; None if all experts are here (shard.py).
+    joint: the processes whose tokens count as one batch for losses, capacity and statistics; None if each counts its own.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class SparseFeedForward(nn.Module):
         self.experts = Experts(moe.experts, options, plan)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Routing]:
-        """real: bool [batch, length], False at padding, which no expert reads and whose output is 0."""
+        """real: bool [batch, length], False at padding, which is not sent to any expert and whose output is 0."""
         return self.dispatch(x, real, self.experts)
 
     def dispatch(self, x: Tensor, real: Tensor | None, experts: Callable[[Tensor, Groups], Tensor]) -> tuple[Tensor, Routing]:
-        """As `forward`, the rows of all experts computed by `experts`: [rows, dim] to the same."""
+        """As `forward`, but with `experts` to compute the rows of all experts, [rows, dim] to the same shape."""
         tokens = x.flatten(0, 1)
         if real is not None:
             real = real.flatten()
@@ -68,7 +68,7 @@ class SparseFeedForward(nn.Module):
     def _within_capacity(
         self, dispatch: Dispatch | SharedDispatch, weights: Tensor, real: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The weights, 0 where an expert was full before, and the share of choices for which it was."""
+        """The weights [tokens, k], set to 0 for choices over an expert's capacity, and the share of such choices, []."""
         if self.moe.capacity is None or not self.training:
             return weights, weights.new_zeros(())
         counted = weights.new_ones(weights.shape[0], dtype=torch.bool) if real is None else real
@@ -85,19 +85,19 @@ def make_sparsity(moe: MoE | None) -> Sparsity | None:
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseFeedForward]:
-    """The layers with experts by name, in the order of the records that a forward returns."""
+    """The layers with experts by name, in the same order as `routing` in the model's output."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SparseFeedForward)}
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of which each expert has its own, by name: their first axis counts experts. The router has none."""
+    """The parameters of the experts by name, without the routers; their first axis is the expert."""
     for name, module in model.named_modules():
         if isinstance(module, ExpertProjection | ExpertNorm):
             yield from module.named_parameters(prefix=name)
 
 
 def idle_parameters(model: nn.Module, moe: MoE | None) -> int:
-    """The parameters of the experts that a token is not sent to, on whatever process they lie."""
+    """The number of expert parameters that a token does not use, counted over all processes."""
     if moe is None:
         return 0
     return sum(parameter[0].numel() for _, parameter in expert_parameters(model)) * (moe.experts - moe.top_k)
@@ -113,7 +113,7 @@ def freeze_experts(model: nn.Module) -> None:
 
 
 def need_sparse_layers(model: nn.Module) -> dict[str, SparseFeedForward]:
-    """As `sparse_layers`, where there must be some."""
+    """As `sparse_layers`, but raise if the model has none."""
     layers = sparse_layers(model)
     if not layers:
         raise InputError("this model has no experts", fix="build it with moe=kilolayer.MoE(...)")

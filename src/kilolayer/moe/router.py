@@ -1,4 +1,7 @@
-"""Which experts serve a token, and with what weights. All arithmetic is in fp32 or more, whatever the rest of a model is in."""
+"""Routers: which experts each token is sent to, and with which weights.
+
+All arithmetic is in fp32 or higher precision, whatever the dtype of the rest of the model.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from kilolayer.layers.initialise import Noise
 from kilolayer.moe.config import SMALLEST_TEMPERATURE, MoE
 from kilolayer.recipes.base import Plan, Role
 
-SMALLEST_NORM = 1e-6  # below it a vector has no direction
+SMALLEST_NORM = 1e-6  # a lower bound for the norm that a vector is divided by
 
 
 class Choice(NamedTuple):
-    """experts: int64 [tokens, k], the best first; the number of experts where a token is sent nowhere. weights: [tokens, k].
+    """The experts that each token is sent to.
 
-    logits: [tokens, experts], the scores at the learned temperature. gates: [tokens, experts], what weights are taken from.
-    shares: [tokens, experts], the distribution that the balance loss evens out.
+    experts: int64 [tokens, k], best first; the number of experts marks a choice that is not sent anywhere.
+    weights: [tokens, k], the factor of each chosen expert's output.
+    logits: [tokens, experts], the scores divided by the learned temperature.
+    gates: [tokens, experts], softmax or sigmoid of the logits, from which the weights are derived.
+    shares: [tokens, experts], the distribution that the balance loss makes even.
     """
 
     experts: Tensor
@@ -33,9 +39,10 @@ class Choice(NamedTuple):
 
 
 class Router(nn.Module):
-    """The experts of each token by its scores. `selection_bias` [experts], for loss-free balancing, changes the choice alone.
+    """Chooses the k experts with the highest scores for each token.
 
-    Parameters stay in fp32 when a model is converted to less.
+    selection_bias: [experts], for loss-free balancing; it affects which experts are chosen, but not their weights.
+    Parameters stay in fp32 when the model is converted to lower precision.
     """
 
     weight: nn.Parameter
@@ -52,16 +59,16 @@ class Router(nn.Module):
             self.selection_bias.zero_()
 
     def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[tokens, dim] to logits [tokens, experts], as the gate reads them and as the balance loss does."""
+        """[tokens, dim] to two tensors of logits [tokens, experts]: for the gate, and for the balance loss."""
         raise NotImplementedError
 
     @property
     def temperature(self) -> Tensor:
-        """What the scores are divided by: a scalar."""
+        """The number that scores are divided by: []."""
         raise NotImplementedError
 
     def forward(self, tokens: Tensor, real: Tensor | None) -> Choice:
-        """The choice of [tokens, dim]; real: bool [tokens], False at padding, which is sent nowhere."""
+        """Choose experts for tokens [tokens, dim]; real: bool [tokens], False at padding, which is not sent anywhere."""
         with _without_autocast(tokens.device):
             logits, even_logits = self.score(tokens.to(self.weight.dtype))
             gates = logits.sigmoid() if self.moe.gate == "sigmoid" else logits.softmax(dim=-1)
@@ -73,8 +80,8 @@ class Router(nn.Module):
             return Choice(experts, weights, logits, gates, even_logits.softmax(dim=-1))
 
     def _select(self, logits: Tensor, gates: Tensor) -> Tensor:
-        """Int64 [tokens, k], the best first."""
-        # Gates grow with logits, but far apart they are all 0 in fp32.
+        """The chosen experts: int64 [tokens, k], best first."""
+        # Gates are monotonic in the logits, but can underflow to 0 in fp32.
         preferred = (logits if self.selection_bias is None else gates + self.selection_bias).detach()
         if not self.training or self.moe.second != "sampling":
             return preferred.topk(self.moe.top_k, dim=-1).indices
@@ -84,18 +91,18 @@ class Router(nn.Module):
         return torch.cat([first, second], dim=1)
 
     def _weights(self, logits: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        """g_1 of one expert; of several, each gate over the sum of those chosen: [tokens, k]."""
+        """[tokens, k]: the gate itself if k = 1; otherwise each gate divided by the sum of the chosen gates."""
         if self.moe.top_k == 1:
             return gates.gather(1, experts)
-        # By their logarithms, but for a constant: the gates themselves may all be 0 in fp32.
+        # Computed from logarithms (up to a constant), because the gates themselves can underflow to 0 in fp32.
         logarithms = F.logsigmoid(logits) if self.moe.gate == "sigmoid" else logits
         return logarithms.gather(1, experts).softmax(dim=1)
 
     def _sent(self, weights: Tensor, real: Tensor | None) -> Tensor | None:
-        """Which choices count: bool [tokens, k]; None where all do."""
+        """Which choices are sent to their experts: bool [tokens, k]; None if all are."""
         sent = None if real is None else real[:, None].expand_as(weights)
         if self.training and self.moe.second == "random":
-            # GShard (Lepikhin et al. 2020), algorithm 1: with probability 2 g_2.
+            # GShard (Lepikhin et al. 2020), algorithm 1: the second choice is kept with probability 2 g_2.
             drawn = 2 * weights[:, 1:] > torch.rand_like(weights[:, 1:])
             kept = torch.cat([torch.ones_like(drawn), drawn], dim=1)
             sent = kept if sent is None else sent & kept
@@ -110,9 +117,10 @@ class Router(nn.Module):
 
 
 class CosineRouter(Router):
-    """X-MoE (Chi et al. 2022): s_i = cos(W h, e_i), the logits s / t, t learned.
+    """X-MoE (Chi et al. 2022): scores s_i = cos(W h, e_i), and logits s / t with a learned temperature t.
 
-    The balance loss reads s / t_0, t_0 the starting temperature. weight: [compared, dim]; embeddings: [experts, compared].
+    The balance loss uses s / t_0, with the initial temperature t_0. W (weight): [compared_dim, dim]; e_i (embeddings):
+    [experts, compared_dim].
     """
 
     def __init__(self, moe: MoE, dim: int, plan: Plan) -> None:
@@ -137,7 +145,7 @@ class CosineRouter(Router):
 
 
 class LinearRouter(Router):
-    """The logits W h. weight: [experts, dim]."""
+    """A linear router: logits W h, with W (weight) [experts, dim]."""
 
     def __init__(self, moe: MoE, dim: int, plan: Plan) -> None:
         super().__init__(moe, plan)
@@ -157,7 +165,7 @@ class LinearRouter(Router):
 
 
 def _directions(vectors: Tensor) -> Tensor:
-    """Each divided by its norm; one of padding may be 0, where the norm itself could not be differentiated twice."""
+    """Vectors [..., size] divided by their norms; clamped before the root, so that a zero vector has finite gradients."""
     return vectors / vectors.square().sum(dim=-1, keepdim=True).clamp_min(SMALLEST_NORM**2).sqrt()
 
 
@@ -170,5 +178,5 @@ def _precise(dtype: torch.dtype | None = None) -> torch.dtype:
 
 
 def make_router(moe: MoE, dim: int, plan: Plan) -> Router:
-    """The router that the options ask for."""
+    """Build the router that the options specify."""
     return {"xmoe": CosineRouter, "linear": LinearRouter}[moe.router](moe, dim, plan)

@@ -1,8 +1,8 @@
-"""Experts shared by several processes, each of which holds some of them and has tokens of its own.
+"""Expert parallelism: several processes share the experts; each holds some of them and has its own tokens.
 
-The loss of a process is its share of the loss of all: the sum over its tokens, divided by the tokens of all processes, and the
-router_loss that its forward returned. Losses are summed over the processes, and so are the gradients of what all hold
-(`reduce_gradients`). The gradients of experts are complete where the experts are.
+The loss of a process must be its share of the total loss: the sum over its tokens divided by the number of tokens of all
+processes, plus the router_loss of its forward pass. Losses add up over processes, and so do the gradients of the parameters
+that every process holds (`reduce_gradients`). The gradients of experts are complete on the process that holds them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from kilolayer.parallel.group import ExpertGroup
 
 @torch.no_grad()
 def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, *, one_batch: bool = True) -> None:
-    """Keep the experts of this process and forget the others; the processes share them from now on.
+    """Divide the experts of `model` among processes: this one keeps its part and discards the others.
 
-    processes: all processes where it is None. Call it on each of them, with the same model, before an optimizer is made. A
-    model on the meta device takes no memory for the experts of others, and its own start as in the whole model.
-    one_batch: the batches of all processes count as one batch in router losses, capacity and `routing`. Otherwise each
-    counts its own, as one process does that takes their batches one after the other; losses and loads are to be summed then.
+    processes: the group that shares the experts; None: all processes. Call it on each of them, with the same model, before the
+    optimizer is created. A model on the meta device never allocates the experts of other processes, and its own experts get
+    the same initial weights as in the whole model.
+    one_batch: the batches of all processes count as one batch in router losses, capacity and `routing`. If False, each process
+    counts only its own, like gradient accumulation on one process; losses and loads must then be summed by the caller.
     """
     group, layers = ExpertGroup.of(processes), need_sparse_layers(model)
     if expert_group(model) is not None:
@@ -45,12 +46,12 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, 
 
 
 def expert_group(model: nn.Module) -> ExpertGroup | None:
-    """The processes that share the experts of `model`; None where all experts are here, or there are none."""
+    """The processes that share the experts of `model`; None if the experts are not shared or there are none."""
     return next((module.group for module in modules_of(model) if isinstance(module, SparseFeedForward)), None)
 
 
 def refuse_part(model: nn.Module) -> None:
-    """Refuse a model of which this process has only its own experts, where the whole is wanted."""
+    """Raise if this process holds only a part of the experts; for functions that need the whole model."""
     if expert_group(model) is not None:
         raise InputError(
             "this process has only its own part of the experts",
@@ -59,8 +60,10 @@ def refuse_part(model: nn.Module) -> None:
 
 
 def reduce_gradients(model: nn.Module) -> None:
-    """Sum the gradients of everything but the experts over the processes that share them; call it after the last backward of a
-    step."""
+    """Sum the gradients of all other parameters over the processes that share the experts.
+
+    Call it after the last backward pass of a step.
+    """
     group = expert_group(model)
     if group is None:
         raise InputError("no other process shares the experts of this model", fix="call kilolayer.shard_experts first")
@@ -69,7 +72,7 @@ def reduce_gradients(model: nn.Module) -> None:
 
 
 def _check_equal(model: nn.Module, group: ExpertGroup) -> None:
-    """Raise where the processes have different weights, or, without weights, would start with different ones."""
+    """Raise if the weights, or on the meta device the seeds, differ between processes."""
     weights = list(model.parameters())
     if any(weight.is_meta for weight in weights):
         seed = torch.tensor(getattr(model, "seed", 0), device=group.device)

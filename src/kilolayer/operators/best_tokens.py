@@ -1,7 +1,7 @@
-"""The most probable tokens of each hypothesis: all that a beam search needs of a vocabulary's scores.
+"""The most probable tokens of each hypothesis, which is all that a beam search needs from the logits.
 
-On a GPU one pass over the logits finds the sum of their powers and the maximum of each block; the best tokens lie in the blocks
-with the largest maxima. No log-probability is computed for any other token.
+On a GPU, one pass over the logits computes the sum of their exponentials and the maximum of each block; the best tokens are in
+the blocks with the largest maxima. Log-probabilities are computed for these tokens only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MOST_TOKENS = 64
 
 
 def best_tokens(logits: Tensor, count: int, barred: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities, best first, and tokens: [rows, hypotheses, vocabulary] to two times [rows, hypotheses, count].
+    """The best log-probabilities and their tokens, best first: [rows, hypotheses, vocabulary] to two [rows, hypotheses, count].
 
-    The two `barred` tokens are not among them, but keep their share of the sum.
+    The two `barred` tokens are never returned, but count in the normalization.
     """
     if not can_pick_best_tokens(logits, count):
         precise = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
@@ -35,7 +35,7 @@ def best_tokens(logits: Tensor, count: int, barred: tuple[int, int]) -> tuple[Te
 
 
 def can_pick_best_tokens(logits: Tensor, count: int) -> bool:
-    """Whether the kernels can find so many tokens."""
+    """Whether the kernels support these logits and this many tokens."""
     known = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
     fits = SMALLEST_VOCABULARY <= logits.shape[-1] <= LARGEST_VOCABULARY and count <= MOST_TOKENS
     return known and fits and kernels.run_on(logits.device, "best_tokens")

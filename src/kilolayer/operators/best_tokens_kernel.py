@@ -14,7 +14,7 @@ BLOCKS_OF_A_CHUNK = 64
 
 
 def pick(logits: Tensor, found: Tensor, tokens: Tensor, barred: tuple[int, int]) -> None:
-    """Write the largest log-probabilities of each row, and their tokens; the two barred tokens are not among them.
+    """Write the largest log-probabilities of each row, and their tokens, without the two barred tokens.
 
     logits [rows, vocabulary], contiguous; found fp32 and tokens int64 [rows, count].
     """
@@ -71,7 +71,7 @@ def _scan(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of one chunk of a row: its maximum, the sum of exp(logit - maximum), and the maximum of each block."""
+    """Write, for one chunk of a row, its maximum, the sum of exp(logit - maximum), and the maximum of each block."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     block = chunk * BLOCKS + tl.arange(0, BLOCKS)
     token = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -103,7 +103,7 @@ def _pick(
     BLOCK: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """Of one row: the `count` blocks with the largest maxima, and of these the `count` largest logits, one after the other."""
+    """Find, for one row, the `count` blocks with the largest maxima, and in these the `count` largest logits, one by one."""
     row = tl.program_id(0).to(tl.int64)
     chunk, block, rank, place = tl.arange(0, CHUNKS), tl.arange(0, BLOCKS), tl.arange(0, COUNT), tl.arange(0, COUNT * BLOCK)
     highs = tl.load(highest_at + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))

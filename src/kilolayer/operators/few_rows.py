@@ -1,9 +1,9 @@
-"""Products of few rows in fp32 on a GPU, as a step of decoding has them.
+"""fp32 matrix products with few rows on a GPU, as in a decoding step.
 
-A library computes them without tensor cores, in tiles made for large products. Here tensor cores multiply: each number is the
-sum of two of TF32, 11 bits each and rounded, and of their four products the three largest are added in fp32, the small ones
-first. The error is that of a plain sum in fp32; the tests allow twice as much. Tiles are small, and long sums are cut into
-parts, so that all of the GPU works. On the CPU the same function is `F.linear`.
+cuBLAS computes them without tensor cores, in tiles made for large products. Here tensor cores are used: each fp32 number is
+split into two TF32 numbers of 11 bits, and of their four products the three largest are summed in fp32, the small ones first.
+The error is that of a plain fp32 sum (tests allow twice as much). Tiles are small and long sums are split, so that the whole
+GPU is used. On the CPU the function is `F.linear`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kilolayer.operators import kernels
 
 MOST_ROWS = 512
 MULTIPLE = 64
-"""Inputs come in whole steps of the sum."""
+"""The number of inputs must be a multiple of this, the step of the kernel's sum."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b: [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]. By the kernel where it can run."""
+    """x W^T + b: [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]. Uses the kernel if it can run."""
     return few_rows_product(x, weight, bias) if can_run_few_rows(x, weight) else F.linear(x, weight, bias)
 
 
 def can_run_few_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether this product, of which no gradient is asked, is one of few rows."""
+    """Whether the kernel supports this product: few rows, and no gradient needed."""
     if torch.is_grad_enabled() or weight.dtype != torch.float32 or not kernels.run_on(x.device, "few_rows"):
         return False
     inputs = weight.shape[1]

@@ -9,11 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, STEP = 64, 32
-"""A warp group of Hopper multiplies 64 rows at once; of fewer, only the older and slower instructions."""
+"""A Hopper warp group multiplies 64 rows at once; with fewer rows, only older and slower instructions are available."""
 
 NARROW, WIDE = 32, 128
 MOST_NARROW = 1024
-"""More narrow tiles than these are two wide ones and more a multiprocessor; wide ones read and split each number less often."""
+"""With more narrow tiles than this, there are at least two wide ones per multiprocessor; wide ones split numbers less often."""
 
 PART, FULL = 256, 320
 """Where tiles are few, the inputs are cut into parts of at least this many until so many programs run, and a second kernel adds
@@ -61,12 +61,12 @@ def _multiply(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    # Tiles of the same columns are neighbours: one of them brings the weights, the others find them in the cache.
+    # Tiles of the same columns run side by side: one of them loads the weights, and the others find them in the cache.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(2) * part
     step = first + tl.arange(0, STEP)
-    # What lies outside reads the last row or column, and is not stored.
+    # Indices out of range read the last row or column, and are not stored.
     x_at += tl.minimum(row, rows - 1)[:, None] * inputs + step[None, :]
     weight_at += tl.minimum(column, outputs - 1).to(tl.int64)[None, :] * inputs + step[:, None]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)

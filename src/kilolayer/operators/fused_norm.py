@@ -1,11 +1,11 @@
-"""Norms on a GPU in one pass over their rows, forward and backward, with what stands around them.
+"""Norms on a GPU in one pass over their rows, forward and backward, fused with the operations around them.
 
-`residual_norm` is the end of a sublayer: scales, addition and norm. It writes two outputs, precise for the next residual and
-rounded for the next product: neither the rounding nor the sum of the two gradients is then a pass of its own. Both are the norm
-where it is the sublayer's own (Post-LN); where the next sublayer begins with it (Pre-LN), the precise one is the sum. It also
-adds the bias of the product before it, so that the bias's gradient comes with the norm's. `inner_norm` stands between two
-products. Both compute in fp32 and keep two numbers a row. On the CPU the same operators run plain formulas, which the kernels
-are tested against.
+`residual_norm` is the end of a sublayer: scales, dropout, addition and norm. It writes two outputs, a precise one for the next
+residual and a rounded one for the next product, so that neither the rounding nor the sum of their gradients is a separate pass.
+If the norm is the sublayer's own (Post-LN), both outputs are the norm; if it belongs to the next sublayer (Pre-LN), the precise
+one is the sum. It also adds the bias of the product before it, whose gradient is then computed together with the norm's.
+`inner_norm` is the norm between two products. Both compute in fp32 and keep two numbers per row for the backward pass. On the
+CPU the same operators run plain formulas, which the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilolayer.operators.random_bits import draw_of
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 8192
 PARTS = 264
-"""Into how many parts the sums over rows are split: two for each multiprocessor, the same for any number of rows."""
+"""Number of parts into which sums over rows are split: two per multiprocessor, for any number of rows."""
 
 
 def can_fuse_residual_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
@@ -55,12 +55,13 @@ def residual_norm(
     dropout: float = 0.0,
     samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """N(s) or, with keeps_sum, s itself in the dtype of x, N(s) in that of y, and the statistics of the rows of s.
+    """The norm of s = skip * omega * x + branch * samples * drop(y + shift).
 
-    s = skip * omega * x + branch * samples * drop(y + shift). x and y [batch, ..., width]; shift, omega, gain and bias [width];
-    without bias the norm is RMSNorm. drop is dropout by `seed`, int64 of one element, as random_bits.py draws it; without one
-    nothing is dropped. samples: fp32 [batch], a factor for each sample, as drop path has it. Statistics: mean (LayerNorm alone)
-    and 1 / deviation of each row, [1 or 2, rows].
+    Returns N(s) in the dtype of x (with keeps_sum: s itself), N(s) in the dtype of y, and the statistics of the rows of s: mean
+    (LayerNorm only) and 1 / standard deviation, [1 or 2, rows].
+    x and y: [batch, ..., width]; shift, omega, gain and bias: [width]; without bias the norm is RMSNorm. drop is dropout drawn
+    by random_bits.py from `seed`, int64 with one element; without a seed there is no dropout. samples: fp32 [batch], a factor
+    for each sample, for drop path.
     """
     from kilolayer.operators.fused_norm_kernel import add_and_normalise
 
@@ -90,10 +91,10 @@ def residual_norm_backward(
     dropout: float = 0.0,
     samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x and y, and those of gain, LayerNorm's bias, the shift where there is one and, where learned, omega.
+    """The gradients of x and y, and those of gain, LayerNorm's bias, shift (if present) and omega (if learned).
 
-    of_precise and of_rounded: the gradients of the two outputs, at least one of them. added: the sum s where it was kept; then
-    x is given where omega is learned, and y is not. rounded: the dtype of y.
+    of_precise, of_rounded: the gradients of the two outputs; at least one is given. added: the sum s, if it was kept; then y is
+    not needed, and x only if omega is learned. rounded: the dtype of y.
     """
     from kilolayer.operators.fused_norm_kernel import add_and_normalise_backward
     from kilolayer.operators.partial_sums_kernel import add_up
@@ -113,7 +114,7 @@ def residual_norm_backward(
 def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """N(x), computed in the dtype of the gain and rounded to that of x, and the statistics of its rows.
 
-    x [..., width]; gain and bias [width]; without bias the norm is RMSNorm. Statistics as `residual_norm` has them.
+    x: [..., width]; gain and bias: [width]; without bias the norm is RMSNorm. Statistics as in `residual_norm`.
     """
     from kilolayer.operators.fused_norm_kernel import normalise
 
@@ -129,8 +130,8 @@ def inner_norm_backward(
 ) -> tuple[Tensor, list[Tensor]]:
     """The gradient of x, and those of gain and LayerNorm's bias.
 
-    rectified: x came out of a ReLU, whose output was multiplied by `scale` where dropout kept it; then the gradient is that of
-    the ReLU's input, and its sum over rows is the last of the others.
+    rectified: x is the output of a ReLU, multiplied by `scale` where dropout kept it; the gradient is then that of the ReLU's
+    input, and its sum over rows is returned last.
     """
     from kilolayer.operators.fused_norm_kernel import normalise_backward
     from kilolayer.operators.partial_sums_kernel import add_up
@@ -148,19 +149,19 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def empty_statistics(x: Tensor, dtype: torch.dtype, centred: bool) -> Tensor:
-    """Of the rows of x: mean, where they are centred, and 1 / deviation."""
+    """An empty tensor for the statistics of the rows of x: mean (if centred) and 1 / standard deviation."""
     return x.new_empty(2 if centred else 1, x.numel() // x.shape[-1], dtype=dtype)
 
 
 def _empty_terms(added: Tensor | None, x: Tensor | None, rounded: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of x, and of y in its dtype; both have the shape of the sum."""
+    """Empty gradients of x, and of y in its dtype; both have the shape of the sum."""
     like = x if added is None else added
     assert like is not None
     return empty_contiguous(like), empty_contiguous(like, rounded)
 
 
 def empty_totals(statistics: Tensor, gain: Tensor, shift: Tensor | None, learned: bool = False) -> list[Tensor]:
-    """Of gain, LayerNorm's bias, a shift of the dtype of that given, and a learned factor."""
+    """Empty gradients of gain, LayerNorm's bias, shift (in its dtype), and a learned omega."""
     dtypes = [gain.dtype] * statistics.shape[0] + ([] if shift is None else [shift.dtype]) + [gain.dtype] * learned
     return [gain.new_empty(gain.shape, dtype=dtype) for dtype in dtypes]
 
@@ -269,13 +270,13 @@ def _added(
 
 
 def _scaled_branch(y: Tensor, branch: float, seed: Tensor | None, dropout: float, samples: Tensor | None) -> Tensor:
-    """branch * samples * drop(y); linear in y, so that it also takes the gradient of its output to that of y."""
+    """branch * samples * drop(y); linear in y, so it also maps the gradient of its output to that of y."""
     y = branch * random_bits.dropout(y, seed, dropout)
     return y if samples is None else y * samples.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
 
 
 def normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """N(x), and the statistics of its rows. gain and bias: of all rows, or of each."""
+    """N(x), and the statistics of its rows. gain and bias: [width], or [rows, width]."""
     means = [] if bias is None else [x.mean(dim=-1, keepdim=True)]
     centred = x - means[0] if means else x
     inverse = (centred.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
@@ -284,7 +285,7 @@ def normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
 
 
 def of_normalised(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The gradient of x from that of N(x), and what each row adds to those of gain and, for LayerNorm, bias."""
+    """The gradient of x from that of N(x), and each row's contribution to those of gain and, for LayerNorm, bias."""
     *means, inverse = statistics.view(-1, *x.shape[:-1], 1)
     standard = (x - means[0] if means else x) * inverse
     weighted = gradient * gain
@@ -351,7 +352,7 @@ def _(
 
 
 def empty_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Of the shape of x, contiguous whatever x is."""
+    """An empty contiguous tensor with the shape of x."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -359,10 +360,10 @@ def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum, seed, ctx.dropout, samples = inputs
     precise, _, statistics = output
     ctx.rounded, ctx.learned = y.dtype, ctx.needs_input_grad[3]
-    # The sum, where it is written, is the next residual and kept anyway; then omega's gradient alone reads x, and none reads y.
+    # If the sum is written, it is kept anyway as the next residual; then x is needed only for omega's gradient, and y is not.
     terms = (precise, x if ctx.learned else None, None) if keeps_sum else (None, x, y)
     ctx.save_for_backward(*terms, shift, omega, gain, statistics, seed, samples)
-    ctx.set_materialize_grads(False)  # an unused output has no gradient, and none is read
+    ctx.set_materialize_grads(False)  # no zero gradients for unused outputs
 
 
 def _residual_backward(

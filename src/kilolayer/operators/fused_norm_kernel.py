@@ -1,6 +1,6 @@
-"""The kernels of fused_norm.py: a program reads whole rows, and each of them once.
+"""The kernels of fused_norm.py: each program reads whole rows, and each row once.
 
-The threads of a program lie side by side along a row, so that each sums up columns of its own in registers.
+The threads of a program are arranged along a row, so that each sums its own columns in registers.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -17,16 +17,16 @@ from kilolayer.operators.random_bits import Draw
 from kilolayer.operators.random_bits_kernel import is_kept
 
 VECTOR: tl.constexpr = tl.constexpr(4)
-"""Elements that a thread reads at once, fp32 or half: with one layout for both, threads exchange nothing but sums."""
-FORWARD = {"per_warp": 512, "fewest": 1, "per_thread": 16}  # few warps on a row: they need not wait for each other's sums
-INNER_FORWARD = {**FORWARD, "per_thread": 32}  # half is half as much to hold
-BACKWARD = {"per_warp": 256, "fewest": 4}  # more: each thread holds the sums of few columns
+"""Elements that a thread reads at once, in fp32 and half precision alike: with one layout, threads exchange only sums."""
+FORWARD = {"per_warp": 512, "fewest": 1, "per_thread": 16}  # few warps per row: less waiting for each other's sums
+INNER_FORWARD = {**FORWARD, "per_thread": 32}  # half precision needs half the registers
+BACKWARD = {"per_warp": 256, "fewest": 4}  # more warps, so that each thread holds the sums of few columns
 RESIDUAL_BACKWARD = {**BACKWARD, "per_thread": 8}
 INNER_BACKWARD = {**BACKWARD, "per_thread": 16}
 STAGES = 3
-"""Of a backward program's loop: while it computes with some rows, those of the next STAGES - 1 steps are on their way."""
+"""Pipeline stages of a backward program's loop: while it processes some rows, those of the next STAGES - 1 steps are loaded."""
 WIDEST_IN_STAGES = 2048
-"""Columns up to which the rows on their way fit into shared memory on every GPU that can fetch them so."""
+"""Largest width for which the prefetched rows fit into shared memory on every GPU that supports such loads."""
 
 
 def add_and_normalise(
@@ -46,9 +46,9 @@ def add_and_normalise(
     draw: Draw,
     samples: Tensor | None,
 ) -> None:
-    """Write N(skip * omega * x + branch * samples * drop(y + shift)) into `precise` and `rounded`, and what it was divided by.
+    """Write N(skip * omega * x + branch * samples * drop(y + shift)) to `precise` and `rounded`, and the statistics.
 
-    keeps_sum: into `precise` goes the sum itself. samples: a factor for each of the equal parts that the rows fall into.
+    keeps_sum: write the sum itself to `precise`. samples: one factor per sample; each sample has the same number of rows.
     """
     rows, width = x.shape
     shape = tile(width, **FORWARD)
@@ -96,9 +96,9 @@ def add_and_normalise_backward(
     draw: Draw,
     samples: Tensor | None,
 ) -> None:
-    """Write the gradients of x and y, and each program's sums for the gradients of gain, bias, shift and omega.
+    """Write the gradients of x and y, and each program's partial sums for the gradients of gain, bias, shift and omega.
 
-    added: the sum, where it was kept; `of_precise` is then its gradient, x is read where omega is learned, and y is not read.
+    added: the sum, if it was kept; `of_precise` is then its gradient, x is read only if omega is learned, and y is not read.
     """
     (kinds, rows), (width,) = statistics.shape, gain.shape
     _add_and_normalise_backward[(sums.shape[0],)](
@@ -135,7 +135,7 @@ def _rows_of_sample(rows: int, samples: Tensor | None) -> int:
 
 
 def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: Tensor, statistics: Tensor) -> None:
-    """Write N(x) into `normed`, and what each row was shifted and scaled by."""
+    """Write N(x) to `normed`, and the mean and 1 / standard deviation of each row to `statistics`."""
     rows, width = x.shape
     shape = tile(width, **INNER_FORWARD)
     _normalise[(triton.cdiv(rows, shape["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **shape)
@@ -144,9 +144,9 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: 
 def normalise_backward(
     gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor, rectified: bool, scale: float
 ) -> None:
-    """Write the gradient of x, and each program's sums for those of gain and bias.
+    """Write the gradient of x, and each program's partial sums for those of gain and bias.
 
-    rectified: the gradient is that of what a ReLU made x from, times `scale`, and its own sums follow.
+    rectified: write the gradient of the ReLU's input instead, times `scale`, and also its sums over rows.
     """
     rows, width = x.shape
     centred = statistics.shape[0] == 2
@@ -169,10 +169,9 @@ def normalise_backward(
 
 
 def tile(width: int, per_warp: int, fewest: int, per_thread: int, most: int = 8) -> dict[str, Any]:
-    """Rows that a program reads at once, their width rounded up to a power of two, and the warps that lie along a row.
+    """The number of rows that a program reads at once, the width rounded up to a power of two, and the warps along a row.
 
-    per_warp: columns of a row for each warp; fewest and most: warps of a narrow and of a wide row; per_thread: elements of
-    each tensor.
+    per_warp: columns per warp; fewest and most: limits for the number of warps; per_thread: elements of each tensor.
     """
     columns = triton.next_power_of_2(width)
     warps = min(max(columns // per_warp, fewest), most)
@@ -372,7 +371,7 @@ def row_columns(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def tile_rows(start, rows, column, column_inside, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """The rows of a tile, which of them come before `rows`, where their elements lie, and which of those are inside."""
+    """The rows of a tile, which of them are below `rows`, the offsets of their elements, and which of those are inside."""
     row = start + tl.arange(0, ROWS)
     row_inside = row < rows
     place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
@@ -381,7 +380,7 @@ def tile_rows(start, rows, column, column_inside, WIDTH: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def _vectors(skip, omega_at, shift_at, column, column_inside):
-    """What x is multiplied by, and what is added to y: numbers, or one for each column."""
+    """The factor of x, and the shift of y: numbers, or vectors over columns."""
     factor, shift = skip, 0.0
     if omega_at is not None:
         factor *= tl.load(omega_at + column, mask=column_inside, other=0.0)[None, :]
@@ -392,7 +391,7 @@ def _vectors(skip, omega_at, shift_at, column, column_inside):
 
 @triton.jit
 def _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, place):
-    """What the branch is multiplied by: a number, or one for each row, or for each element, 0 where it is dropped."""
+    """The factor of the branch: a number, or one per row (drop path), or one per element (dropout)."""
     if samples_at is not None:
         branch *= tl.load(samples_at + row // rows_of_sample, mask=row_inside, other=0.0)[:, None]
     if seed_at is not None:
@@ -402,7 +401,7 @@ def _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, r
 
 @triton.jit
 def _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH: tl.constexpr):
-    """The norm of each row; its mean (LayerNorm alone) and 1 over its deviation are written down."""
+    """The norm of each row; stores its mean (LayerNorm only) and 1 / standard deviation."""
     gain = tl.load(gain_at + column, mask=column_inside, other=0.0)[None, :]
     CENTRED: tl.constexpr = bias_at is not None
     normed = standardise(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH) * gain
@@ -413,7 +412,7 @@ def _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, 
 
 @triton.jit
 def standardise(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
-    """The rows before gain and bias; their means (LayerNorm alone) and 1 over their deviations are written down."""
+    """The standardized rows, before gain and bias; stores their means (LayerNorm only) and 1 / standard deviations."""
     centred = added
     if CENTRED:
         mean = tl.sum(added, axis=1) / WIDTH
@@ -427,7 +426,7 @@ def standardise(added, eps, statistics_at, row, row_inside, rows, column_inside,
 
 @triton.jit
 def standard_rows(added, statistics_at, row, row_inside, rows, CENTRED: tl.constexpr):
-    """The rows before gain and bias, and 1 over their deviations."""
+    """The standardized rows, before gain and bias, from stored statistics, and 1 / standard deviations."""
     if CENTRED:
         added -= tl.load(statistics_at + row, mask=row_inside, other=0.0)[:, None]
         statistics_at += rows
@@ -437,7 +436,7 @@ def standard_rows(added, statistics_at, row, row_inside, rows, CENTRED: tl.const
 
 @triton.jit
 def of_normalised(gradient, standard, inverse, gain, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
-    """The gradient of what was normalised: (w - mean(w) - n mean(w n)) / deviation, w = gain * gradient, n the standard row."""
+    """The gradient of a norm's input: (w - mean(w) - n mean(w n)) / deviation, w = gain * gradient, n the standardized row."""
     weighted = gradient * gain[None, :]
     if CENTRED:
         along, total = tl.reduce((weighted * standard, weighted), 1, _add_pairs)

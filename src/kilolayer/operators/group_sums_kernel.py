@@ -1,8 +1,8 @@
-"""Sums over the rows of each group in two launches, as fast however the rows fall into groups.
+"""Sums over the rows of each group in two launches, with a run time that does not depend on the sizes of the groups.
 
-The rows are cut into parts of equal size, one for each program. The rows of a part that belong to one group are a segment. A
-program sums up segment by segment and writes each sum to the line part + group of a buffer: from segment to segment the part
-or the group grows and neither shrinks, so no two share a line. Then the lines of each group are added up, always in the same
+The rows are divided into parts of equal size, one per program. The rows of a part that belong to one group are a segment. A
+program sums its segments and writes each sum to line part + group of a buffer. From one segment to the next the part or the
+group increases and neither decreases, so no two segments share a line. A second kernel adds the lines of each group in a fixed
 order.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from kilolayer.operators.partial_sums_kernel import write_total
 
 PARTS = 264
-"""Two for each multiprocessor, the same for any number of rows."""
+"""Number of parts: two per multiprocessor, for any number of rows."""
 ROWS = 8
 COLUMNS = 512
 """Of the rows that a program sums up: its threads lie side by side along a row, each with columns of its own."""
@@ -31,7 +31,7 @@ WARPS = 4
 
 
 def empty_sums(totals: Sequence[Tensor]) -> Tensor:
-    """The buffer that segments write to: fp32 [parts + groups, vectors, width] for totals [groups, width] of each vector."""
+    """The buffer for the sums of segments: fp32 [parts + groups, vectors, width] for totals [groups, width] of each vector."""
     groups, width = totals[0].shape
     return totals[0].new_empty(PARTS + groups, len(totals), width, dtype=torch.float32)
 
@@ -66,7 +66,7 @@ def add_up_segments(sums: Tensor, ends: Tensor, totals: Sequence[Tensor]) -> Non
 
 @triton.jit
 def part_rows(part, parts, ends_at, groups):
-    """The first row of a part, the one behind its last, and the one behind the last group."""
+    """The first row of a part, the row after its last, and the row after the last group."""
     total = tl.load(ends_at + groups - 1)
     size = tl.cdiv(total, parts)
     start = tl.minimum(part * size, total)
@@ -75,7 +75,7 @@ def part_rows(part, parts, ends_at, groups):
 
 @triton.jit
 def segment_at(row, stop, ends_at, of_row_at):
-    """The group of the segment that begins at `row`, and the row behind its last, in a part that ends at `stop`."""
+    """The group of the segment that begins at `row`, and the row after its last, in a part that ends at `stop`."""
     group = tl.load(of_row_at + row)
     return group, tl.minimum(tl.load(ends_at + group), stop)
 

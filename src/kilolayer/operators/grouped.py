@@ -1,8 +1,8 @@
-"""Products of groups of rows, each group with a matrix of its own, in one launch and without reading the groups' sizes back.
+"""Grouped matrix products: each group of rows has its own matrix; one launch, without reading group sizes from the device.
 
-Rows lie sorted by group: group e holds the rows ends[e - 1] to ends[e], possibly none. Rows behind the last group belong to
-none. Two ways lead to the same products: `torch.nn.functional.grouped_mm` where it is served without waiting for the device,
-and elsewhere blocks of equal size.
+Rows are sorted by group: group e has the rows ends[e - 1] to ends[e] - 1, possibly none; rows after the last group belong to
+none. The products use `torch.nn.functional.grouped_mm` where it does not wait for the device, and otherwise a batched product
+over blocks of equal size.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor
 from kilolayer.moe.groups import Groups
 from kilolayer.operators import kernels
 
-WIDTH = 16  # bytes: the kernels load this much at once, so rows and matrices must start at multiples of it
-MOST_GROUPS = 1023  # of one launch
+WIDTH = 16  # bytes that the kernels load at once; rows and matrices must start at multiples of it
+MOST_GROUPS = 1023  # per launch
 
 
 def multiply_groups(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
-    """x W_e^T for the rows x of group e: rows [rows, inputs], weight [groups, outputs, inputs]. 0 behind the last group."""
+    """x W_e^T for the rows x of group e, 0 after the last group; rows [rows, inputs], weight [groups, outputs, inputs]."""
     return cut(grouped_product(rows, weight, groups.ends, True), groups.ends)
 
 
 def spread(table: Tensor, groups: Groups) -> Tensor:
-    """The entry of each row's group: [groups, width] to [rows, width]."""
+    """Look up the entry of each row's group: [groups, width] to [rows, width]."""
     return _Spread.apply(table, groups.ends, groups.of_row)
 
 
 def cut(rows: Tensor, ends: Tensor) -> Tensor:
-    """0 behind the last group, whatever stood there: NaN times 0 would be NaN."""
+    """Set rows after the last group to 0; not by multiplication, because NaN times 0 is NaN."""
     inside = torch.arange(rows.shape[0], device=rows.device) < ends[-1]
     return torch.where(inside[:, None], rows, 0)
 
 
 class _Spread(torch.autograd.Function):
-    """Looks up forwards, sums by group backwards: rows of a group are neighbours, so nothing has to be scattered."""
+    """A look-up whose backward sums by group: the rows of a group are adjacent, so nothing has to be scattered."""
 
     @staticmethod
     def forward(table: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class _Spread(torch.autograd.Function):
 
 @torch.library.custom_op("kilolayer::grouped_product", mutates_args=())
 def grouped_product(rows: Tensor, weight: Tensor, ends: Tensor, transposed: bool) -> Tensor:
-    """x W_e^T (transposed) or x W_e for the rows x of group e; what stands behind the last group is undefined."""
+    """x W_e^T (transposed) or x W_e for the rows x of group e; rows after the last group are undefined."""
     matrices, rows = weight.mT if transposed else weight, rows.contiguous()
     if _is_served(ends, rows, weight):
         return F.grouped_mm(rows, matrices, offs=ends)
@@ -75,7 +75,7 @@ def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("kilolayer::group_sums", mutates_args=())
 def group_sums(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
-    """The sum of the rows of each group, added up in fp32 or more: [rows, width] to [groups, width]."""
+    """The sum of the rows of each group, in fp32 or higher precision: [rows, width] to [groups, width]."""
     rows = rows.contiguous()
     ones = rows.new_ones(len(rows), WIDTH // rows.element_size())
     if rows.is_cuda and _is_served(ends, ones, rows):
@@ -131,7 +131,7 @@ def _sums_of_parts(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
 
 
 def _is_served(ends: Tensor, *operands: Tensor) -> bool:
-    """Whether grouped_mm takes these and does not wait for the device to tell it the groups' sizes."""
+    """Whether grouped_mm supports these groups without reading their sizes back from the device."""
     dtype = operands[0].dtype
     if operands[0].is_cuda:
         served = dtype == torch.bfloat16 and torch.cuda.get_device_capability(operands[0].device)[0] in (9, 10)
@@ -147,10 +147,10 @@ def _is_aligned(operand: Tensor) -> bool:
 
 
 class _Blocks:
-    """Rows in blocks of one size, each block of one group, so that a batched product serves all groups.
+    """Rows in blocks of equal size, each with rows of one group, so that one batched product computes all groups.
 
-    Blocks of rows / groups, rounded up: one for each of these, and one more for each group that does not fill its last, hold
-    every way in which rows can fall into groups. So there are at most twice as many blocks as groups, and twice the rows.
+    Blocks have ceil(rows / groups) rows. At most `groups` blocks are full, and each group has at most one that is not, so
+    2 * groups blocks are enough for any distribution of rows; they have at most about twice the rows.
     """
 
     def __init__(self, rows: int, ends: Tensor) -> None:
@@ -166,7 +166,7 @@ class _Blocks:
         self.rows = rows
 
     def fill(self, rows: Tensor) -> Tensor:
-        """[rows, width] to [blocks, size, width], 0 where a block is not full."""
+        """[rows, width] to [blocks, size, width], filled up with 0."""
         block = torch.arange(len(self.group), device=rows.device) - self.first[self.group]
         place = torch.arange(self.size, device=rows.device)
         source = self.starts[self.group, None] + block[:, None] * self.size + place

@@ -1,4 +1,4 @@
-"""Whether kernels of our own, and compiled layers, can be built on this machine."""
+"""Checks whether Triton kernels and compiled layers can be built on this machine."""
 
 from __future__ import annotations
 

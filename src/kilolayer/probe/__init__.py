@@ -1,1 +1,1 @@
-"""What happens inside a deep model: gradients, updates and their change over depth."""
+"""Measurements inside a deep model: gradients, updates and states by layer, loss surfaces, and a diagnosis from them."""

@@ -1,4 +1,4 @@
-"""How far training has moved a model's output from where it began: DeepNet's equation 1, step by step or over checkpoints."""
+"""The accumulated model update, DeepNet's equation 1: how far training has moved a model's output from its initial value."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kilolayer.probe.trial import Trial
 from kilolayer.training.schedule import learning_rate
 
 SHOWN = 10
-"""Measurements along the first steps of a training, at most."""
+"""Maximum number of measurements during the first steps of training."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """||F(x, step) - F(x, 0)|| / ||F(x, 0)||; update_loss: the loss of the step that led there, NaN at a checkpoint."""
+    """||F(x, step) - F(x, 0)|| / ||F(x, 0)||; update_loss: the loss of the last step before it, NaN for a checkpoint."""
 
     step: int
     size: float
@@ -28,7 +28,7 @@ class Change:
 
 
 def change_over_checkpoints(start: Model, loss: Loss, later: Iterable[tuple[int, Mapping[str, Tensor]]]) -> list[Change]:
-    """Of the weights at each step against those of `start`, which has its own again afterwards."""
+    """Compare the output with later weights to that of `start`, whose own weights are restored afterwards."""
     output = top_states(loss)
     own = {name: tensor.clone() for name, tensor in start.state_dict().items()}
     before = output(start)
@@ -43,7 +43,7 @@ def change_over_checkpoints(start: Model, loss: Loss, later: Iterable[tuple[int,
 
 
 def change_over_steps(trial: Trial, loss: Loss, steps: int) -> list[Change]:
-    """Take the first steps of a run, at the rates of its schedule, and measure the output at most ten times in between."""
+    """Take the first steps of a run, with its learning-rate schedule, and measure the output at most ten times."""
     output = top_states(loss)
     before = output(trial.model)
     measured = {round(steps * (place + 1) / SHOWN) for place in range(SHOWN)}

@@ -1,4 +1,4 @@
-"""How widely each layer's attention looks: 1 where it spreads over all that it may see, 0 where it looks at one place."""
+"""The entropy of each layer's attention, relative to uniform attention: 1 is uniform, 0 attends to a single position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kilolayer.probe.propagation import Loss
 
 
 def attention_entropy(model: Model, loss: Loss) -> ByKind:
-    """-sum p log p over the logarithm of the visible places, the mean over heads and over places that see two or more."""
+    """-sum p log p / log(visible positions), by stack and layer: the mean over heads and over queries that see two or more."""
     found: dict[str, dict[tuple[int | None, str], float]] = {stack.side: {} for stack in model.stacks()}
     with looking(model) as look:
         for stack in look.stacks:
@@ -37,7 +37,7 @@ def attention_entropy(model: Model, loss: Loss) -> ByKind:
 
 
 def _weights(attention: Attention, inputs: tuple[Any, ...]) -> tuple[Tensor, Mask]:
-    """Of what an attention is called with: its weights, [batch, heads, queries, keys], and the mask that they are under."""
+    """The weights [batch, heads, queries, keys] and the mask of an attention, from the arguments of its forward."""
     if isinstance(attention, SelfAttention):
         x, mask, rotation, *_ = inputs
         query, key, _ = attention.project(x)

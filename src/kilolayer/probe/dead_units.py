@@ -1,4 +1,4 @@
-"""The share of a feed-forward network's ReLUs that are 0 on all of a batch, and so get no gradient from it."""
+"""Dead units: the share of a feed-forward network's ReLUs that are 0 on a whole batch, and so get no gradient from it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kilolayer.probe.propagation import Loss
 
 
 def dead_units(model: Model, loss: Loss) -> ByLayer:
-    """By stack and layer; empty where the activation is no ReLU, NaN in a layer with a network of a user's own.
+    """The share by stack and layer; empty if the activation is not ReLU, NaN for a layer with a user's own network.
 
-    Of experts those count that were sent a token.
+    Only experts that received a token are counted.
     """
     found: dict[str, dict[int, float]] = {stack.side: {} for stack in model.stacks()}
     groups: list[Groups] = []
@@ -48,7 +48,7 @@ def dead_units(model: Model, loss: Loss) -> ByLayer:
 
 
 def _dead_of_experts(rows: Tensor, groups: Groups) -> Tensor:
-    """For each unit of each expert that has rows whether it is 0 on all of them: [experts with rows, units]."""
+    """Which units of each expert are 0 on all of its rows: bool [experts with rows, units]."""
     ends = groups.ends.tolist()
     parts = [rows[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
     return torch.stack([~(part > 0).any(dim=0) for part in parts])

@@ -33,7 +33,7 @@ from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 
 class HasFolder(Protocol):
-    """A trained run, as far as it matters here."""
+    """The part of a trained run that is needed here."""
 
     @property
     def folder(self) -> Path:
@@ -87,7 +87,7 @@ def diagnose(
 
 
 def _folder_of(source: object) -> Path:
-    """That of a trained run, which is known by its folder here."""
+    """The folder of a trained run."""
     folder = getattr(source, "folder", None)
     if not isinstance(folder, Path):
         fix = "give a model with a loss, a run or its folder, or a configuration's file"
@@ -136,7 +136,7 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
 
 
 def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.device) -> list[Change]:
-    """Over the checkpoints; none where the run that this one started from is gone."""
+    """The change over the run's checkpoints; empty if the run that this one started from no longer exists."""
     try:
         start = starting_model(run.config, task, device)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What depth does to a model, measured on one batch, with a verdict."""
+"""The diagnosis of a model: everything that the probes measure on one batch, and the findings that follow from it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from kilolayer.training.schedule import learning_rate
 
 @dataclass(frozen=True)
 class Settings:
-    """The part of training that a verdict depends on. step: that of the weights, 0 before training.
+    """The training options that the findings depend on. step: the step of the weights, 0 before training.
 
-    schedule, steps, min_lr, decay_steps: how the learning rate falls after the warm-up, as TrainConfig has them.
+    schedule, steps, min_lr, decay_steps: the decay of the learning rate after warm-up, as in TrainConfig.
     """
 
     lr: float = 1e-3
@@ -52,7 +52,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Death:
-    """A stack that training found dead, as its metrics tell."""
+    """A stack that was found dead during training, as recorded in its metrics."""
 
     side: str
     step: int
@@ -61,10 +61,10 @@ class Death:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that was measured. title: the model in words; changes: over checkpoints or first steps, where asked for.
+    """Everything that was measured. title: the model in words; changes: over checkpoints or first steps, if requested.
 
-    norms_residual: whether norms stand on the residual itself, as in Post-LN. output_at_zero: whether the output table is 0, as
-    R-Fixup starts it: the first step moves the table alone, and the next one the layers.
+    norms_residual: whether norms are applied to the residual itself, as in Post-LN. output_at_zero: whether the output table is
+    0, as R-Fixup initializes it: the first step then changes only the table, and the layers change from the second step on.
     """
 
     title: str
@@ -85,15 +85,15 @@ class Measurements:
     deaths: tuple[Death, ...] = ()
 
     def table(self) -> dict[str, Any]:
-        """As JSON holds it: what is not finite is None."""
+        """The measurements as JSON values; numbers that are not finite become None."""
         return _plain(asdict(self))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, in words, with the options to change.
+    """A problem in words, with the options to change.
 
-    value: the number that tells it, beyond `limit`; NaN where only the run's log tells it.
+    value: the measured number, which is beyond `limit`; NaN if the finding comes from the run's log alone.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The measurements, and the findings that follow from them; healthy if there are none."""
+    """The measurements and the findings that follow from them; the model is healthy if there are none."""
 
     measured: Measurements
     findings: tuple[Finding, ...] = field(default=())
@@ -116,18 +116,18 @@ class Diagnosis:
         return not self.findings
 
     def options(self, most: int = 3) -> list[str]:
-        """The options to change, the most telling first."""
+        """The options to change, the most important first."""
         return list(dict.fromkeys(option for finding in self.findings for option in finding.options))[:most]
 
     def verdict(self) -> list[str]:
-        """In sentences."""
+        """The findings in sentences."""
         if self.healthy:
             return [f"Healthy: {_praise(self.measured)}"]
         tried = self.options()
         return [*(finding.text for finding in self.findings), *([f"Try: {'; or '.join(tried)}."] if tried else [])]
 
     def table(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The diagnosis as JSON values."""
         findings = _plain([asdict(finding) for finding in self.findings])
         said = {"healthy": self.healthy, "verdict": self.verdict(), "options": self.options(), "findings": findings}
         return {**said, "measured": self.measured.table()}
@@ -140,7 +140,7 @@ def measure(
     changes: tuple[Change, ...] = (),
     deaths: tuple[Death, ...] = (),
 ) -> Measurements:
-    """All probes on one batch, in fp32 at least. loss: computes that of the batch from a model."""
+    """Run all probes on one batch, in fp32 or higher precision. loss: computes the loss of the batch from a model."""
     model, config = _precise(model), model.config
     with looking(model):
         value = compute(model, loss)
@@ -166,7 +166,7 @@ def measure(
 
 
 def _precise(model: Model) -> Model:
-    """The model; where some of its weights have fewer digits than fp32, a copy in fp32."""
+    """The model itself, or a copy in fp32 if some of its weights have lower precision."""
     return copy.deepcopy(model).float() if any(weight.dtype.itemsize < 4 for weight in model.parameters()) else model
 
 
@@ -185,7 +185,7 @@ def _praise(measured: Measurements) -> str:
 
 
 def first_share(norms: tuple[float, ...]) -> float:
-    """The mean gradient of a stack's first tenth of layers over its largest layer's; NaN where there is no gradient."""
+    """The mean gradient norm of a stack's first tenth of layers over that of its largest layer; NaN without a gradient."""
     return first_layers(norms) / max(norms) if max(norms) else math.nan
 
 

@@ -1,4 +1,4 @@
-"""From at most 60 steps, the largest learning rate and the shortest warm-up that a configuration survives."""
+"""Forecasts the largest learning rate and the shortest warm-up with which a configuration trains, from at most 60 steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 STEPS = 60
 LEVEL = 0.01
-"""A stack has faded where less than this part reaches its first layers of what reached them before."""
+"""A stack has faded when the share of the gradient that reaches its first layers falls below this fraction of its maximum."""
 TURN, FADE = 1.0, 0.5
-"""The largest rate that lives, over the rate at which the loss turns, and over that at which a stack fades, with a warm-up of
-100 steps. Set by hand on the runs of benchmarks/forecast/cpu.json, as POWER is, and tested on those of results.json beside
-it, which other values would fit no better."""
+"""The largest stable learning rate, relative to the rate at which the loss turns, and to the rate at which a stack fades, with
+a warm-up of 100 steps. These values and POWER were set by hand on the runs of benchmarks/forecast/cpu.json and tested on those
+of results.json beside it; other values would not fit the latter better."""
 POWER, USUAL_WARMUP = 0.5, 100
-"""A warm-up n times as long lets a stack live at a rate n^POWER times as large. Where the loss turns, no warm-up helps."""
+"""With a warm-up n times as long, a stack survives an n^POWER times larger rate. No warm-up helps once the loss turns."""
 RATES = tuple(digit * 10.0**exponent for exponent in range(-6, 0) for digit in (1, 1.5, 2, 3, 4, 6, 8))
 WARMUPS = tuple(digit * 10**exponent for exponent in range(1, 6) for digit in (1, 2, 4, 7))
 SURENESS = "right for 43 of 49 small runs of 36 and 100 layers, and for 63 of 74 of 6 and 18"
@@ -32,10 +32,10 @@ SURENESS = "right for 43 of 49 small runs of 36 and 100 layers, and for 63 of 74
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What the steps with a rising rate showed.
+    """The results of a learning-rate range test.
 
-    turned: the rate of the lowest loss. faded: the rate at which hardly any gradient reached the first layers of a stack any
-    more; None where it always did. Steps that are not finite do not tell it.
+    turned: the rate at which the loss was lowest. faded: the rate at which the gradient no longer reached the first layers of a
+    stack; None if it always did. Steps that are not finite are ignored for `faded`.
     """
 
     steps: tuple[Measured, ...]
@@ -44,14 +44,14 @@ class RangeTest:
 
     @classmethod
     def of(cls, steps: Sequence[Measured]) -> RangeTest:
-        """Read off the steps what a forecast needs."""
+        """Compute `turned` and `faded` from the measured steps."""
         rates = [step.lr for step in steps]
         finite = [step for step in steps if step.finite]
         faded = fading_rate([step.lr for step in finite], [step.reached for step in finite], LEVEL)
         return cls(tuple(steps), turning_rate(rates, [step.nll for step in steps]), faded)
 
     def limit(self, warmup: int) -> float:
-        """The largest rate that lives with a warm-up of so many steps: min(TURN turned, FADE faded (warmup / 100)^POWER)."""
+        """The largest stable rate with a warm-up of this many steps: min(TURN turned, FADE faded (warmup / 100)^POWER)."""
         if self.faded is None:
             return TURN * self.turned
         return min(TURN * self.turned, FADE * self.faded * (max(1, warmup) / USUAL_WARMUP) ** POWER)
@@ -59,10 +59,11 @@ class RangeTest:
 
 @dataclass(frozen=True)
 class Forecast:
-    """largest_lr: of the rates that were asked for, the largest that lives with the configuration's warm-up.
+    """The forecast for a configuration.
 
-    shortest_warmup: of the warm-ups, in steps, the shortest with which the configuration's rate lives. None: not one of them.
-    why: what decided, in words. measured: the steps, and what they showed. sure: what the forecast rests on.
+    largest_lr: the largest of the candidate rates that is stable with the configuration's warm-up; None if none is.
+    shortest_warmup: the shortest of the candidate warm-ups, in steps, with which the configuration's rate is stable; or None.
+    why: the reason in words. measured: the steps and their results. sure: what the forecast is based on.
     """
 
     largest_lr: float | None
@@ -75,7 +76,7 @@ class Forecast:
 
     @property
     def lives(self) -> bool:
-        """Whether the configuration as it is should live."""
+        """Whether the configuration should train without breaking as it is."""
         return self.lr <= self.measured.limit(self.warmup)
 
 
@@ -85,11 +86,11 @@ def forecast(
     rates: Sequence[float] = RATES,
     warmups: Sequence[int] | None = None,
 ) -> Forecast:
-    """Take 60 steps of the run that a configuration describes, at rates that rise until the model breaks, and judge by them.
+    """Take up to 60 steps of a run with a rising learning rate, until the model breaks, and make a forecast from them.
 
-    config: of a run, or the file that it stands in. task: its data, where they are prepared already; the configuration is then
-    the one that the task resolved. rates, warmups: what to choose from; warmups: of at most the steps of the run, in its place.
-    Nothing is written, and the model is thrown away.
+    config: the configuration of a run, or its file. task: the data, if already prepared; config must then be the configuration
+    that the task resolved. rates, warmups: the candidates; warm-ups that are longer than the run are ignored.
+    Nothing is written to disk, and the model is discarded.
     """
     for name, given in (("rates", rates), ("warmups", warmups)):
         if given is not None and not all(isinstance(value, int | float) and value >= 0 for value in given):
@@ -103,14 +104,14 @@ def forecast(
     if task is None:
         task = prepare(whole, cache_folder(), vocabulary_of(start_of(whole), whole))
         whole = task.resolve(whole)
-    # So few steps are over before layers would have been compiled, and before fp16 has found the scale of its loss.
+    # Compiling layers would take longer than so few steps, and fp16 would not have found its loss scale by then.
     precision = "fp32" if whole.train.precision == "fp16" else whole.train.precision
     trial = Trial(replace(whole, train=replace(whole.train, eager=True, precision=precision)), task)
     return judge(RangeTest.of(rise(trial, STEPS)), trial.config.train, rates, warmups)
 
 
 def judge(test: RangeTest, train: TrainConfig, rates: Sequence[float], warmups: Sequence[int] | None) -> Forecast:
-    """The forecast for these options, by what the range test showed."""
+    """Make the forecast for these options from the results of the range test."""
     chosen = [0, *WARMUPS] if warmups is None else warmups
     lived = [rate for rate in rates if rate <= test.limit(train.warmup_steps)]
     enough = [steps for steps in chosen if steps <= train.steps and train.lr <= test.limit(steps)]

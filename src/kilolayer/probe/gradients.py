@@ -1,4 +1,4 @@
-"""The gradient by layer, by kind of sublayer and by stack, and how it stands to Adam's eps."""
+"""Gradient norms by layer, by kind of sublayer and by stack, and their size relative to Adam's eps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from kilolayer.training.recipe_rates import recipe_rates
 
 @dataclass(frozen=True)
 class Gradients:
-    """Norms of the gradient: of all weights of each sublayer and of each layer, and of all of the model. NaN where none of the
-    weights is trained.
+    """Gradient norms of each sublayer, of each layer and of the whole model; NaN where no weight is trained.
 
-    per_parameter: the root mean square of a layer's gradient. over_factor: the same, each weight's gradient over what the
-    model's recipe multiplies the weight's eps by.
+    per_parameter: the root mean square of a layer's gradient. over_factor: the same, with each weight's gradient divided by the
+    factor that the recipe applies to the weight's eps.
     """
 
     kinds: ByKind
@@ -33,25 +32,25 @@ class Gradients:
 
     @property
     def trained(self) -> ByLayer:
-        """Of the layers that have weights to train, the others left out; of stacks with such layers alone."""
+        """The norms of the layers that have trainable weights, by stack; stacks without such layers are left out."""
         kept = {side: tuple(norm for norm in norms if not math.isnan(norm)) for side, norms in self.layers.items()}
         return {side: norms for side, norms in kept.items() if norms}
 
     @property
     def largest(self) -> float:
-        """Of the layer with the largest; 0 where none is trained."""
+        """The largest norm of any layer; 0 if none is trained."""
         return max((norm for norms in self.trained.values() for norm in norms), default=0.0)
 
     def over_eps(self, eps: float) -> ByLayer:
-        """The gradient a parameter over the eps that the weights of a layer have: far below 1, Adam's update vanishes.
+        """The root-mean-square gradient of each layer, divided by the eps of its weights; far below 1, Adam's update vanishes.
 
-        eps: Adam's own, before the recipe's factors.
+        eps: Adam's eps, before the recipe's factors.
         """
         return {side: tuple(norm / eps for norm in norms) for side, norms in self.over_factor.items()}
 
 
 def measure_gradients(model: Model, loss: Loss) -> Gradients:
-    """The gradient of `loss` at the model's present weights, without dropout; .grad is left as it is."""
+    """Measure the gradient of `loss` at the current weights, without dropout; .grad is not changed."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     with in_mode(model, training=False):
         found = torch.autograd.grad(loss(model), trained, allow_unused=True)

@@ -1,6 +1,6 @@
-"""What enters each norm, before it is normalised: the root mean square, which divides the gradient that passes through.
+"""The root mean square of each norm's input, by which the norm divides the gradient that passes through it.
 
-DeepNet, section 3.2 and Figure 3b and c: as the input of Post-LN's norms grows, the gradient of the layers below them vanishes.
+DeepNet, section 3.2 and Figure 3b and c: as the inputs of Post-LN's norms grow, the gradient of the layers below vanishes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kilolayer.probe.propagation import Loss
 
 
 def norm_inputs(model: Model, loss: Loss) -> ByKind:
-    """By stack and place of the norm, such as `self_attention.out_norm`, layer by layer."""
+    """The root mean square by stack and by name of the norm, such as `self_attention.out_norm`, for each layer."""
     found: dict[str, dict[tuple[int | None, str], float]] = {stack.side: {} for stack in model.stacks()}
     with looking(model) as look:
         for stack in look.stacks:
@@ -29,7 +29,7 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
                         key: tuple[int | None, str] = key,
                         side: str = stack.side,
                     ) -> None:
-                        # An expert's norm reads rows of tokens, those of padding behind the last expert's.
+                        # An expert's norm reads rows of tokens; padding comes after the rows of the last expert.
                         x = inputs[0][: inputs[1].ends[-1]] if len(inputs) > 1 else look.places(side, inputs[0])
                         found[side][key] = root_mean_square(x)
 

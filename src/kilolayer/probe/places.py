@@ -1,4 +1,4 @@
-"""A look into a model while it computes a loss: hooks on its plain modules, of real positions alone."""
+"""Hooks on the plain modules of a model while it computes a loss, restricted to real positions (no padding)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kilolayer.models.model import Model
 from kilolayer.probe.propagation import Loss
 
 ByLayer = dict[str, tuple[float, ...]]
-"""A number for each layer from the input on, by stack."""
+"""One number per layer, from the input on, by stack."""
 ByKind = dict[str, dict[str, tuple[float, ...]]]
-"""The same by stack and by kind of sublayer, or by place inside a layer; NaN where a layer has none."""
+"""The same by stack and by kind of sublayer, or by module name within a layer; NaN if a layer has none."""
 
 
 class Look:
-    """Hooks that are gone afterwards, and which positions of what a stack reads are real."""
+    """Registers temporary hooks, and knows which positions of each stack's input are real."""
 
     def __init__(self, model: Model) -> None:
         self.stacks = model.stacks()
@@ -41,7 +41,7 @@ class Look:
         self.handles.append(module.register_forward_hook(hook))
 
     def places(self, side: str, x_BLD: Tensor) -> Tensor:
-        """The states [batch, length, width] of a stack at its real positions: [places, width]."""
+        """Select the real positions of a stack's states: [batch, length, width] to [places, width]."""
         real = self.real.get(side)
         return x_BLD.detach().flatten(0, 1) if real is None else x_BLD.detach()[real]
 
@@ -55,7 +55,7 @@ class Look:
 
 @contextmanager
 def looking(model: Model) -> Iterator[Look]:
-    """A look at the model, which is evaluated inside: without dropout, and without capacity limits of experts."""
+    """A context that yields a Look; the model is in evaluation mode inside: no dropout, no capacity limits of experts."""
     look = Look(model)
     try:
         with in_mode(model, training=False):
@@ -65,13 +65,13 @@ def looking(model: Model) -> Iterator[Look]:
 
 
 def compute(model: Model, loss: Loss) -> float:
-    """The loss alone, for the hooks on its way."""
+    """Compute the loss for the sake of the hooks, without gradients."""
     with torch.no_grad():
         return float(loss(model))
 
 
 def top_states(loss: Loss) -> Callable[[Model], Tensor]:
-    """F(x): what computes the output of a model's last stack for the batch of `loss`, at its real positions: [places, dim]."""
+    """A function F(x) of a model: the output of its last stack for the batch of `loss`, at real positions: [places, dim]."""
 
     def output(model: Model) -> Tensor:
         found: list[Tensor] = []
@@ -85,12 +85,12 @@ def top_states(loss: Loss) -> Callable[[Model], Tensor]:
 
 
 def root_mean_square(x: Tensor) -> float:
-    """Of all elements; NaN where there is none."""
+    """The root mean square of all elements; NaN if there are none."""
     return float(x.double().square().mean().sqrt())
 
 
 def layer_and_place(name: str) -> tuple[int | None, str]:
-    """`blocks.3.self_attention.pre_norm` of a stack is layer 3 and the place `self_attention.pre_norm`."""
+    """Split a module's name: `blocks.3.self_attention.pre_norm` is layer 3 and the place `self_attention.pre_norm`."""
     parts = name.split(".")
     index = next((place for place, part in enumerate(parts) if part.isdigit()), None)
     if index is None:
@@ -100,7 +100,7 @@ def layer_and_place(name: str) -> tuple[int | None, str]:
 
 
 def table_by_place(found: dict[tuple[int | None, str], float], layers: int) -> dict[str, tuple[float, ...]]:
-    """Values by layer and place as a row a place; a place outside of the layers has one value."""
+    """Values by layer and place as one row per place; a place outside the layers has a single value."""
     rows: dict[str, Any] = {}
     for (layer, place), value in found.items():
         if layer is None:

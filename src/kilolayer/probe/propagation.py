@@ -1,4 +1,4 @@
-"""How signals travel through a model's depth: the gradient of each layer, and the size of one update."""
+"""Signal propagation through depth: the gradient of each layer, and the size of one update."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Loss = Callable[[Model], Tensor]
 
 @dataclass(frozen=True)
 class GradientProfile:
-    """The norm of the feed-forward weights' gradient, layer by layer from the input, of each stack."""
+    """The gradient norm of the feed-forward weights of each layer, from the input on, for each stack."""
 
     encoder: tuple[float, ...] = ()
     decoder: tuple[float, ...] = ()
 
 
 def gradient_profile(model: Model, loss: Loss) -> GradientProfile:
-    """The gradient of each layer's feed-forward matrices at the model's present weights; the model's own .grad is cleared."""
+    """Measure the gradient of each layer's feed-forward matrices at the current weights; the model's .grad is cleared."""
     model.zero_grad(set_to_none=True)
     loss(model).backward()
     profile = GradientProfile(**{stack.side: tuple(_layer_norms(stack)) for stack in model.stacks()})
@@ -37,9 +37,9 @@ def gradient_profile(model: Model, loss: Loss) -> GradientProfile:
 
 
 def first_over_last(norms: tuple[float, ...], share: float = 0.1) -> float:
-    """The mean norm of the first `share` of the layers over that of the last: 1 where depth does not change gradients.
+    """The mean norm of the first `share` of the layers over that of the last; 1 if gradients do not change with depth.
 
-    NaN where the last layers have no gradient, as in a recipe whose branches start switched off.
+    NaN if the last layers have no gradient, as in a recipe whose branches are initialized to 0.
     """
     count = max(1, round(share * len(norms)))
     last = sum(norms[-count:])
@@ -53,11 +53,11 @@ def relative_update(
     optimizer: Callable[..., torch.optim.Optimizer],
     moving: Literal["all", "matrices"] = "all",
 ) -> float:
-    """||F(x, one step later) - F(x)|| / ||F(x)||, DeepNet's model update (its equation 1), of a copy without dropout.
+    """||F(x, after one step) - F(x)|| / ||F(x)||: DeepNet's model update (equation 1), of a copy of the model without dropout.
 
-    output: computes F(x); optimizer: makes the optimizer from the parameters, learning rate included. moving: what it changes,
-    all parameters, or the matrices of the sublayers alone, of which DeepNet's Theorems 2 and 3 speak. Adam's learning rate and
-    eps have the factors that the model's recipe asks for.
+    output: computes F(x). optimizer: creates the optimizer from the parameters, with its learning rate. moving: the parameters
+    that are updated: all, or only the matrices of the sublayers, as in DeepNet's Theorems 2 and 3. Adam's learning rate and eps
+    are multiplied by the factors of the model's recipe.
     """
     start, trained = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
     weights = _matrices(trained) if moving == "matrices" else list(trained.parameters())
@@ -79,7 +79,7 @@ def _matrices(model: Model) -> list[nn.Parameter]:
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """The matrices of projections, those in modules of a user's own among them."""
+    """The matrices of projections, including those in a user's own modules."""
     found = (part.weight for part in module.modules() if isinstance(part, nn.Linear | ExpertProjection))
     return [weight for weight in found if isinstance(weight, nn.Parameter)]
 

@@ -1,4 +1,4 @@
-"""A learning-rate range test: the rate rises step by step until the model breaks, and where it breaks is read off the steps."""
+"""A learning-rate range test: the rate increases at every step, and the steps show at which rate the model breaks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kilolayer.probe.trial import Measured, Trial
 
 LOWEST, HIGHEST = 1e-5, 1.0
 SMALLEST = 1e-12
-"""Of a share of the gradient: what is less is as good as none."""
+"""Smaller shares of the gradient count as this value."""
 
 
 def rise(trial: Trial, steps: int, lowest: float = LOWEST, highest: float = HIGHEST) -> list[Measured]:
-    """Steps whose rate rises geometrically from `lowest` to `highest`; it ends with the first that is not finite."""
+    """Take steps with a rate that rises geometrically from `lowest` to `highest`; stop after the first that is not finite."""
     found: list[Measured] = []
     for index in range(steps):
         found.append(trial.step(lowest * (highest / lowest) ** (index / max(1, steps - 1)), layers=True))
@@ -29,9 +29,9 @@ def turning_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
 
 
 def fading_rate(rates: Sequence[float], shares: Sequence[float], level: float) -> float | None:
-    """The first rate at which a share of the gradient, smoothed in its logarithm, is below `level` of its largest before.
+    """The first rate at which a share of the gradient, smoothed in log space, is below `level` times its maximum so far.
 
-    None where it never is. A share that begins near 0 and rises, as where branches start switched off, has not faded.
+    None if there is no such rate. A share that begins near 0 and rises, as with branches initialized to 0, has not faded.
     """
     largest = -math.inf
     for rate, mean in zip(rates, smoothed([math.log(max(share, SMALLEST)) for share in shares]), strict=True):
@@ -42,8 +42,7 @@ def fading_rate(rates: Sequence[float], shares: Sequence[float], level: float) -
 
 
 def smoothed(values: Sequence[float], weight: float = 0.7) -> list[float]:
-    """The running mean with this weight on what was before, corrected for its start; infinite from the first value on that is
-    not finite."""
+    """The exponential moving average with this weight on the past, bias-corrected; infinite from the first non-finite value."""
     mean, means = 0.0, []
     for count, value in enumerate(values, 1):
         mean = weight * mean + (1 - weight) * value

@@ -1,4 +1,4 @@
-"""How many directions the states of a layer fill, and how alike they are: collapsed states tell nothing of their input."""
+"""The effective rank of each layer's states, and their cosine similarity: collapsed states carry little information."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kilolayer.probe.propagation import Loss
 
 @dataclass(frozen=True)
 class StateRank:
-    """effective: exp of the entropy of the states' singular values, 1 to the width, over all places of the batch.
+    """effective: the effective rank, from 1 to the width, over all positions of the batch.
 
-    cosine: between two places of the same sequence, the mean over all pairs; 1 where all places have one direction.
+    cosine: the mean cosine between two positions of the same sequence; 1 if all have the same direction.
     """
 
     effective: ByLayer
@@ -26,7 +26,7 @@ class StateRank:
 
 
 def state_rank(model: Model, loss: Loss) -> StateRank:
-    """Of the output of each layer."""
+    """Measure the output of each layer, by stack."""
     effective: dict[str, list[float]] = {stack.side: [] for stack in model.stacks()}
     cosine: dict[str, list[float]] = {stack.side: [] for stack in model.stacks()}
     with looking(model) as look:
@@ -45,7 +45,7 @@ def state_rank(model: Model, loss: Loss) -> StateRank:
 
 def effective_rank(states: Tensor) -> float:
     """exp(-sum p log p) with p the singular values of [places, dim], divided by their sum (Roy and Vetterli 2007)."""
-    # The eigenvalues of the dim x dim products are their squares, and take no memory for the places.
+    # The eigenvalues of the [dim, dim] Gram matrix are the squared singular values; this saves memory for many places.
     states = states.double()
     gram = states.mT @ states
     if not gram.isfinite().all():
@@ -56,13 +56,13 @@ def effective_rank(states: Tensor) -> float:
 
 
 def mean_cosine(states_BLD: Tensor, real: Tensor | None) -> float:
-    """Over all pairs of places of a sequence, and over the sequences that have a pair; real: bool [batch, length]."""
+    """The mean cosine over all pairs of positions in a sequence, averaged over sequences; real: bool [batch, length]."""
     directions = torch.nn.functional.normalize(states_BLD.double(), dim=-1)
     if real is not None:
         directions = directions * real[..., None]
     count = torch.full(directions.shape[:1], directions.shape[1]) if real is None else real.sum(dim=1)
     count = count.to(directions)
-    # |sum of n unit vectors|^2 is n and twice the sum over pairs.
+    # |sum of n unit vectors|^2 = n + 2 * (sum of cosines over pairs).
     pairs = directions.sum(dim=1).square().sum(dim=-1) - directions.square().sum(dim=(1, 2))
     some = count > 1
     return float((pairs[some] / (count * (count - 1))[some]).mean())

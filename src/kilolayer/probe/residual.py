@@ -1,4 +1,4 @@
-"""How the residual stream grows from layer to layer."""
+"""The size of the residual stream after each layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kilolayer.probe.propagation import Loss
 
 
 def residual_sizes(model: Model, loss: Loss) -> ByLayer:
-    """The root mean square of what enters the first layer of each stack, and of what each layer gives."""
+    """The root mean square of the input of each stack's first layer, and of the output of each layer."""
     found: dict[str, list[float]] = {stack.side: [] for stack in model.stacks()}
     with looking(model) as look:
         for stack in look.stacks:

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a loss's Hessian, and of the Hessian as Adam sees it: by power iteration, never as a matrix."""
+"""Sharpness: the largest eigenvalue of the loss's Hessian, plain or preconditioned by Adam, found by power iteration."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kilolayer.operators.kernels import left_out
 from kilolayer.probe.propagation import Loss
 
 Vector = list[Tensor]
-"""Of all parameters: a tensor for each."""
+"""A vector over all parameters: one tensor for each."""
 SETTLED = 0.1
-"""A vector whose residual is larger is a mixture of a positive and a negative eigenvector of about the same size."""
+"""A vector with a larger residual is a mixture of two eigenvectors with eigenvalues of opposite sign and similar size."""
 
 
 @dataclass(frozen=True)
 class Sharpness:
-    """value: the largest eigenvalue. products: Hessian-vector products that it took.
+    """value: the largest eigenvalue. products: the number of Hessian-vector products used.
 
-    residual: ||A v - value v|| / |value| of the unit vector v found. An eigenvalue lies no further from `value` than this
-    share of it.
+    residual: ||A v - value v|| / |value| for the unit vector v that was found; some eigenvalue of A differs from `value` by at
+    most this relative error.
     """
 
     value: float
@@ -45,18 +45,18 @@ def sharpness(
 ) -> Sharpness:
     """The largest eigenvalue of the Hessian H of `loss` in the parameters that are trained, without dropout.
 
-    denominators: what an optimizer divides each gradient by, a tensor for each such parameter in the model's order, as
-    `adam_denominators` gives them. The eigenvalue is then that of D^-1/2 H D^-1/2, which is also one of D^-1 H. Adam is
-    unstable where it exceeds (2 + 2 beta1) / ((1 - beta1) lr), with beta1 = 0.9 38 / lr (Cohen et al. 2022).
-    most: Hessian-vector products, each of about two backward passes; it ends before, where another one changes the value by
-    less than `tolerance` of it. The weights, their gradients and the random state stay as they are.
+    denominators: the numbers D by which the optimizer divides gradients, one tensor per trained parameter in the model's order,
+    as from `adam_denominators`. The result is then the largest eigenvalue of D^-1/2 H D^-1/2, which is also one of D^-1 H. Adam
+    is unstable if it exceeds (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr for beta1 = 0.9 (Cohen et al. 2022).
+    most: the maximum number of Hessian-vector products, each about two backward passes; iteration ends earlier if one of them
+    changes the value by less than `tolerance`, relatively. Weights, gradients and the random state are not changed.
     """
     parameters = trained_parameters(model)
     roots = None if denominators is None else [each.to(p).sqrt() for each, p in zip(denominators, parameters, strict=True)]
     # The fused forms of attention and of the loss cannot be differentiated twice.
     with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), left_out("loss"), torch.enable_grad():
         gradients = torch.autograd.grad(loss(model), parameters, create_graph=True, materialize_grads=True)
-        # A constant gradient, as of a weight that enters linearly, has no graph to go back through.
+        # A constant gradient, as of a weight that enters linearly, has no graph to differentiate again.
         bent = [place for place, gradient in enumerate(gradients) if gradient.requires_grad]
 
         def product(vector: Vector) -> Vector:
@@ -76,10 +76,10 @@ def sharpness(
 
 
 def largest_eigenvalue(product: Callable[[Vector], Vector], start: Vector, most: int, tolerance: float) -> Sharpness:
-    """Of the symmetric A that `product` multiplies a vector by; start: of norm 1.
+    """The largest eigenvalue of the symmetric matrix A; product: computes A v; start: a vector of norm 1.
 
-    Power iteration finds the eigenvalue that is largest in size, r. Where it is negative, or a positive one is about as large,
-    it goes on with A + r I, which has none below 0.
+    Power iteration finds the eigenvalue of largest absolute value r. If it is negative, or a positive one is about as large,
+    iteration continues with A + r I, which has no negative eigenvalues.
     """
     found = _iterate(product, start, 0.0, max(1, most // 2), tolerance)
     positive = found.value > 0 and found.residual < SETTLED
@@ -93,8 +93,7 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], start: Vector, most:
 
 @dataclass(frozen=True)
 class _Iterated:
-    """What power iteration with A + shift I found of A. size: of its largest eigenvalue with the shift; settled: it no longer
-    changes."""
+    """The result of power iteration with A + shift I. size: the largest absolute eigenvalue of it; settled: it converged."""
 
     value: float
     residual: float
@@ -120,7 +119,7 @@ def _iterate(product: Callable[[Vector], Vector], start: Vector, shift: float, m
 
 
 def adam_denominators(squares: Sequence[Tensor], updates: int, *, beta2: float, eps: float) -> list[Tensor]:
-    """sqrt(square / (1 - beta2^t)) + eps of each running mean of squared gradients after t >= 1 updates."""
+    """Adam's denominators sqrt(v / (1 - beta2^t)) + eps, from the running means v of squared gradients after t >= 1 updates."""
     left = 1 - beta2**updates
     return [(square / left).sqrt() + eps for square in squares]
 
@@ -128,14 +127,14 @@ def adam_denominators(squares: Sequence[Tensor], updates: int, *, beta2: float, 
 def saved_squares(model: Model, tensors: Mapping[str, Tensor]) -> tuple[list[Tensor], int]:
     """The running means of squared gradients and the number of updates, from the optimizer's part of a checkpoint.
 
-    In the order that `sharpness` wants of their denominators.
+    They are in the order of parameters that `sharpness` expects.
     """
     named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [tensors[f"{name}/square"] for name in named], int(tensors["updates"])
 
 
 def first_denominators(model: Model, loss: Loss, *, eps: float) -> list[Tensor]:
-    """|g| + eps: what Adam divides by in its first step, from the gradient g of `loss` without dropout."""
+    """|g| + eps: Adam's denominators in its first step, from the gradient g of `loss` without dropout."""
     parameters = trained_parameters(model)
     with in_mode(model, training=False), torch.enable_grad():
         gradients = torch.autograd.grad(loss(model), parameters, materialize_grads=True)
@@ -143,12 +142,12 @@ def first_denominators(model: Model, loss: Loss, *, eps: float) -> list[Tensor]:
 
 
 def trained_parameters(model: Model) -> list[Tensor]:
-    """In the model's order."""
+    """The parameters that are trained, in the model's order."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _random_vector(parameters: Sequence[Tensor], seed: int) -> Vector:
-    """Of norm 1; drawn on the CPU, so that it is the same on every device."""
+    """A random vector of norm 1, drawn on the CPU, so that it is the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(each.shape, generator=generator).to(each) for each in parameters]
     size = float(_norm(drawn))

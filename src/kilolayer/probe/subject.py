@@ -1,4 +1,4 @@
-"""What is probed: the model of a run, or the one that a configuration would start with, and the loss on its own data."""
+"""What is probed: a run's model, or the initial model of a configuration, and the loss on the run's own data."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kilolayer.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class BatchLoss:
-    """The mean loss of a label over a few batches: what the probes call with a model.
+    """The mean loss per label over a few batches, as a function of the model.
 
-    of: "nll", the negative log-likelihood in nats (of numbers, the squared error), or "total", what training minimises:
-    smoothed, and with the loss of the routers.
+    of: "nll", the negative log-likelihood in nats (for predicted numbers, the squared error), or "total", the training
+    objective, with label smoothing and router losses.
     """
 
     task: Task
@@ -31,13 +31,13 @@ class BatchLoss:
     of: Literal["nll", "total"] = "nll"
 
     def __call__(self, model: Model) -> Tensor:
-        """[], in fp64."""
+        """The mean loss: fp64 []."""
         sums = [self._sum(model, batch) for batch in self.batches]
         return torch.stack([total for total, _ in sums]).sum() / torch.stack([count for _, count in sums]).sum()
 
     @torch.no_grad()
     def standard_error(self, model: Model) -> float:
-        """Of the mean, from how the batches differ; NaN of a single one."""
+        """The standard error of the mean, from the variation between batches; NaN for a single batch."""
         totals, counts = (torch.stack(each).cpu() for each in zip(*(self._sum(model, b) for b in self.batches), strict=True))
         if len(totals) < 2:
             return math.nan
@@ -46,7 +46,7 @@ class BatchLoss:
 
     @property
     def labels(self) -> int:
-        """How many it is the mean of."""
+        """The number of labels."""
         return sum(batch.tokens for batch in self.batches)
 
     def _sum(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -58,19 +58,19 @@ class BatchLoss:
 
 
 def training_loss(task: Task, seed: int, batches: int, of: Literal["nll", "total"] = "nll") -> BatchLoss:
-    """On the first `batches` batches that a run with this seed trains on."""
+    """The loss on the first `batches` training batches of a run with this seed."""
     endless = task.training_batches(seed)
     return BatchLoss(task, [next(endless) for _ in range(batches)], of)
 
 
 def starting_model(config: RunConfig, task: Task, device: torch.device) -> Model:
-    """The model before its first step, in fp32, as training would have it. torch's random state is left as it was.
+    """The model before the first training step, in fp32. torch's random state is not changed.
 
-    config: as `task.resolve` gives it.
+    config: as returned by `task.resolve`.
     """
     train = replace(config.train, device=device.type, threads=0)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # No file of the folder is read or written: the trainer asks it for checkpoints alone.
+        # No file in the folder is read or written: the trainer uses it only for checkpoints.
         trainer = Trainer(Run(Path(), replace(config, train=train)), task)
         trainer.start_weights()
     return trainer.model.eval()

@@ -21,14 +21,14 @@ from kilolayer.moe.experts import ExpertNorm
 from kilolayer.probe.propagation import Loss
 
 Direction = Mapping[str, Tensor]
-"""Of some of a model's parameters, by name: what a step of 1 adds to them."""
+"""A direction in weight space: by name, the tensors that a step of 1 adds to some of a model's parameters."""
 NO_FILTERS = (ExpertNorm, HeadScale, LayerCombination, RelativeBias)
-"""Modules whose weights have two axes or more, and are yet those of norms, scales or biases."""
+"""Modules whose weights are norms, scales or biases although they have two or more axes."""
 
 
 @dataclass(frozen=True)
 class Surface:
-    """The mean loss at weights + x first + y second: loss [y, x], NaN or infinite where the model's is."""
+    """The mean loss at weights + x * first + y * second: loss [y, x]; it can be NaN or infinite."""
 
     x: np.ndarray
     y: np.ndarray
@@ -36,15 +36,15 @@ class Surface:
 
     @property
     def centre(self) -> float:
-        """The loss at the point that is nearest to the weights themselves."""
+        """The loss at the grid point nearest to the model's own weights."""
         return float(self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()])
 
 
 def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """A random direction, each of whose filters is as long as the model's own (Li et al. 2018, section 4).
+    """A random filter-normalized direction (Li et al. 2018, section 4): d_i ||w_i|| / ||d_i|| with d_i ~ N(0, I).
 
-    A filter is what makes one output: a row of a matrix, a token's vector. d_i <- d_i ||w_i|| / ||d_i||, d_i ~ N(0, I). Biases,
-    gains and scales stay as they are: the direction does not have them. Drawn on the CPU: a seed gives it on every device.
+    A filter w_i is what produces one output: a row of a matrix, or the vector of a token. Biases, gains and scales are not part
+    of the direction. It is drawn on the CPU, so a seed gives the same direction on every device.
     """
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, Tensor] = {}
@@ -56,14 +56,14 @@ def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def filters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The matrices and tables of a model, by name; the last axis of each is a filter."""
+    """The matrices and embedding tables of a model by name; the last axis of each is a filter."""
     without = {parameter for part in model.modules() if isinstance(part, NO_FILTERS) for parameter in part.parameters(False)}
     named = model.named_parameters()
     return {name: p for name, p in named if p.dim() >= 2 and p not in without and not name.endswith("bias")}
 
 
 def grid(size: int, span: float) -> np.ndarray:
-    """`size` even steps from -span to span; of an odd size, one is 0."""
+    """`size` evenly spaced values from -span to span; they include 0 if `size` is odd."""
     half = (size - 1) / 2
     return span * (np.arange(size) - half) / half if size > 1 else np.zeros(1)
 
@@ -77,10 +77,10 @@ def loss_surface(
     y: Sequence[float] | np.ndarray = (0.0,),
     after_row: Callable[[int], None] | None = None,
 ) -> Surface:
-    """The loss, without dropout, of the model moved by x along the first direction and by y along the second.
+    """Compute the loss, without dropout, at weights + x * first + y * second for all x and y.
 
-    One direction gives a line: y is then 0. A copy of the model is moved, so that the model itself is never changed.
-    after_row: is told how many rows are done.
+    With a single direction, the surface is a line with y = 0. A copy of the model is moved; the model itself is not changed.
+    after_row: called with the number of finished rows.
     """
     across, upwards = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if len(directions) not in (1, 2) or (len(directions) == 1 and upwards.any()):

@@ -1,4 +1,4 @@
-"""The path of a training, seen in the plane in which it moves most: the first two principal components of its weights."""
+"""The path of training in the plane of its largest movement: the first two principal components of the weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kilolayer.probe.surface import Surface, loss_surface
 from kilolayer.training import checkpoint
 
 FEWEST = 3
-"""Points that a plane needs."""
+"""Minimum number of points for a plane."""
 AT_ONCE = 1 << 20
-"""Numbers of each point that are held in fp64 at a time."""
+"""Number of weights per point that are converted to fp64 at a time."""
 
 
 class Trajectory(Protocol):
@@ -30,24 +30,24 @@ class Trajectory(Protocol):
 
     @property
     def steps(self) -> Sequence[int]:
-        """Of the points, rising."""
+        """The steps of the points, in increasing order."""
         ...
 
     def read(self, name: str) -> list[Tensor]:
-        """A parameter at each step."""
+        """The values of one parameter at each step."""
         ...
 
 
 @dataclass
 class Recorded:
-    """Weights that a loop of one's own notes as it trains; they are held in memory, on the CPU."""
+    """Weights recorded by a custom training loop; held in CPU memory."""
 
     steps: list[int] = field(default_factory=list)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
 
     def note(self, step: int, model: nn.Module) -> None:
         """Keep a copy of the model's parameters."""
-        # Not .cpu(), which is the parameter itself where it is there already.
+        # Not .cpu(), which makes no copy of a parameter that is already on the CPU.
         copies = {name: torch.empty_like(p, device="cpu").copy_(p.detach()) for name, p in model.named_parameters()}
         self.steps.append(step)
         self.weights.append(copies)
@@ -57,9 +57,9 @@ class Recorded:
 
 
 class Saved:
-    """Checkpoints of a run; a tensor is read when it is asked for, so that one parameter alone is in memory.
+    """The checkpoints of a run; tensors are read on demand, so that only one parameter at a time is in memory.
 
-    start: the weights before the first step, where they are known.
+    start: the weights before the first step, if known.
     """
 
     def __init__(self, paths: Sequence[Path], start: Mapping[str, Tensor] | None = None) -> None:
@@ -68,7 +68,7 @@ class Saved:
 
     @classmethod
     def of(cls, folder: Path, start: Mapping[str, Tensor] | None = None) -> Saved:
-        """All whole checkpoints in a run's folder of them."""
+        """All complete checkpoints in a run's checkpoint folder."""
         return cls([path for path in checkpoint.steps(folder) if checkpoint.find_fault(path) is None], start)
 
     @property
@@ -94,8 +94,11 @@ def _opened(path: Path) -> safetensors.safe_open:
 
 @dataclass(frozen=True)
 class Plane:
-    """directions: orthogonal, each of norm 1, of the parameters by name. path [points, 2]: where the points lie in them, the
-    last one at the origin. explained: the share of the variance of all points that lies in each direction."""
+    """A plane in weight space and a path in it.
+
+    directions: two orthogonal directions of norm 1. path: [points, 2], the coordinates of the points; the last one is the
+    origin. explained: the share of the variance of all points along each direction.
+    """
 
     steps: tuple[int, ...]
     directions: tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -104,11 +107,11 @@ class Plane:
 
 
 def principal_plane(trajectory: Trajectory, names: Sequence[str]) -> Plane:
-    """The plane of the two principal components of the points' weights, of the parameters `names`.
+    """The plane of the first two principal components of the weights `names` over the points.
 
-    They are found from the points' inner products, [points, points], so that no matrix is larger than the weights themselves:
-    with X the points less their mean, X X^T u = s^2 u, and X^T u / s is a component. Signs are such that the path begins at
-    the lower left of its end.
+    They are computed from the inner products of the points, [points, points], so that no matrix is larger than the weights:
+    with X the points minus their mean, X X^T u = s^2 u, and X^T u / s is a component. Signs are chosen so that the path begins
+    to the lower left of its end.
     """
     count = len(trajectory.steps)
     if count < FEWEST:
@@ -121,7 +124,7 @@ def principal_plane(trajectory: Trajectory, names: Sequence[str]) -> Plane:
         raise InputError("the weights are not finite at every point of the path")
     values, vectors = torch.linalg.eigh(gram)
     total = float(values.sum())
-    # What is below the rounding of the sums is no direction.
+    # A singular value below the rounding error of the sums is not a direction.
     if values[-2] <= 1e-12 * total:
         raise InputError("the path does not span a plane: its points are on one line")
     sizes, vectors = values[[-1, -2]].sqrt(), vectors[:, [-1, -2]]
@@ -135,7 +138,7 @@ def principal_plane(trajectory: Trajectory, names: Sequence[str]) -> Plane:
 
 
 def _centred(points: list[Tensor]) -> Iterator[Tensor]:
-    """The points less their mean, as rows in fp64, a stretch of each at a time."""
+    """The points minus their mean, as rows in fp64, one chunk of columns at a time."""
     flat = [point.detach().flatten() for point in points]
     stretches = range(0, max(1, flat[0].numel()), AT_ONCE)
     return (_less_mean(torch.stack([each[start : start + AT_ONCE].double() for each in flat])) for start in stretches)
@@ -153,7 +156,7 @@ def _combined(points: list[Tensor], shares: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def around(path: np.ndarray, size: int, margin: float = 0.25) -> tuple[np.ndarray, np.ndarray]:
-    """x and y of a grid that holds a path [points, 2], with `margin` of its extent on each side; size: points of each."""
+    """The x and y of a grid around a path [points, 2], with `margin` times its extent on each side; size: points per axis."""
     low, high = path.min(axis=0), path.max(axis=0)
     room = margin * (high - low)
     across, upwards = (np.linspace(low[axis] - room[axis], high[axis] + room[axis], size) for axis in (0, 1))
@@ -163,6 +166,6 @@ def around(path: np.ndarray, size: int, margin: float = 0.25) -> tuple[np.ndarra
 def trajectory_surface(
     model: Model, loss: Loss, plane: Plane, size: int, after_row: Callable[[int], None] | None = None
 ) -> Surface:
-    """The loss in the plane around the path; model: with the weights of the path's last point."""
+    """Compute the loss in the plane around the path; model: with the weights of the path's last point."""
     across, upwards = around(plane.path, size)
     return loss_surface(model, loss, plane.directions, across, upwards, after_row)

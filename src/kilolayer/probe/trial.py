@@ -1,4 +1,4 @@
-"""A few steps of a run that leave no folder behind: its own model, data, optimizer and clipping, at given rates."""
+"""A few steps of a run in memory, without a run folder: its model, data, optimizer and clipping, at given learning rates."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kilolayer.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class Measured:
-    """One step: the mean loss of a label before it, and the gradient. Not finite where the step was not made.
+    """One step: the mean loss per label before it, and the gradient norm; if these are not finite, no update was made.
 
-    stacks: the norm of a layer's gradient by stack, layer by layer from the input; empty where it was not asked for.
+    stacks: the gradient norm of each layer by stack, from the input on; empty if not requested.
     """
 
     lr: float
@@ -34,7 +34,7 @@ class Measured:
 
     @property
     def reached(self) -> float:
-        """What reaches the first tenth of the weakest stack's layers, over the largest layer's; 0 of a step not finite."""
+        """The gradient of the weakest stack's first tenth of layers over that of its largest layer; 0 if not finite."""
         largest = max((norm for norms in self.stacks.values() for norm in norms), default=0.0)
         if not (self.finite and largest > 0):
             return 0.0
@@ -45,11 +45,11 @@ class Trial:
     """A run in memory, from its first step on."""
 
     def __init__(self, config: RunConfig, task: Task) -> None:
-        """config: as the task resolves it."""
+        """config: as returned by `task.resolve`."""
         config = in_steps(config, task)
         train = config.train.in_steps(0)
         self.config = replace(config, train=replace(train, precision=choose_precision(train)))
-        # No file of the folder is read or written: the trainer asks it for checkpoints alone.
+        # No file in the folder is read or written: the trainer uses it only for checkpoints.
         self.trainer = Trainer(Run(Path(), self.config), task)
         self.trainer.begin(None)
         trainer = self.trainer
@@ -67,11 +67,11 @@ class Trial:
 
     @property
     def model(self) -> Model:
-        """As the steps so far have left it."""
+        """The model after the steps so far."""
         return self.trainer.model
 
     def step(self, lr: float, layers: bool = False) -> Measured:
-        """One update at this rate; layers: measure each layer's gradient too. A step that is not finite changes nothing."""
+        """Make one update with this learning rate, unless it is not finite; layers: also measure each layer's gradient."""
         trainer = self.trainer
         trainer.step += 1
         trainer.processes.seed_noise(trainer.config.seed, trainer.step)

@@ -1,4 +1,4 @@
-"""How far one step moves a model's output: by SGD and by Adam, of the matrices of the sublayers and of all weights."""
+"""How far one step of SGD or Adam moves a model's output, if it updates the sublayers' matrices only, or all weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ START_LR = 1e-5
 
 @dataclass(frozen=True)
 class UpdateSizes:
-    """||F(x, one step later) - F(x)|| / ||F(x)||, at the learning rate `sgd_lr` or `adam_lr`.
+    """||F(x, after one step) - F(x)|| / ||F(x)||, with the learning rate `sgd_lr` or `adam_lr`.
 
-    DeepNet's Theorems 2 and 3 are of SGD on the matrices: there its update does not grow with depth. adam_start: of all weights
-    at `start_lr`, which is so small that the output still moves in proportion.
+    DeepNet's Theorems 2 and 3 are about SGD on the matrices, whose update does not grow with depth. adam_start: Adam on all
+    weights at `start_lr`, which is small enough for the output to change linearly.
     """
 
     sgd_lr: float
@@ -35,7 +35,7 @@ class UpdateSizes:
 def update_sizes(
     model: Model, loss: Loss, *, lr: float, sgd_lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.98), eps: float = 1e-8
 ) -> UpdateSizes:
-    """Of the output of the last stack, at real positions. lr: Adam's, whose first step this is; the model is left as it is."""
+    """Measure the output of the last stack at real positions. lr: of Adam's first step. The model is not changed."""
     output = top_states(loss)
     sgd = partial(torch.optim.SGD, lr=sgd_lr)
     adam = partial(torch.optim.Adam, lr=lr, betas=betas, eps=eps)

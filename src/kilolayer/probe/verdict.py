@@ -1,4 +1,4 @@
-"""The rules that turn measurements into words, each with its limit and the options that change what it finds."""
+"""The rules that turn measurements into findings, each with its limit and the options to change."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ VANISHED, EXPLODED = 1 / 30, 100.0
 """Of a stack's largest gradient of a layer, before training: DeepNorm has 0.8 and more at every depth, Post-LN of 6 layers 0.1.
 The first layers over the last: the most that any recipe has, at up to 1,000 layers, is 18 (benchmarks/propagation/table.md)."""
 EARLY = 30
-"""First steps of a run, over whose learning rates Adam's first step is summed up."""
+"""Number of first steps over whose learning rates the effect of Adam's first step is summed."""
 MOVES, MOVES_SOFTENED, SOFT = 2.5, 5.0, 1e-5
 """Of the output, moved in these steps, where norms stand on the residual; the second with an eps of at least SOFT. Models
 without such norms live through thirty times as much. docs/diagnose.md lists the runs behind these limits."""
 GROWN = 100.0
-"""What the last layer gives over what enters the first."""
+"""Limit for the size of the last layer's output relative to the first layer's input."""
 ALIKE, FLAT = 0.99, 5.0
 """Mean cosine of the places of a sequence after the last layer of a stack, and the effective rank of all states there: Post-LN
 of 6 layers, which learns, starts at 1.00 and 7, of 18 layers at 1.00 and 4; all other recipes above 18."""
 NARROW = 0.05
-"""Entropy of a layer's attention, relative to an even one."""
+"""Limit for the entropy of a layer's attention, relative to uniform attention."""
 IDLE = 0.5
-"""Share of a layer's ReLUs that no token of the batch opens."""
+"""Limit for the share of a layer's ReLUs that are 0 for all tokens of the batch."""
 
 Rule = Callable[[Measurements], Iterator[Finding]]
 
 
 def judge(measured: Measurements) -> Diagnosis:
-    """All rules, those that name the cause first."""
+    """Apply all rules; those that identify a cause come first."""
     found = [finding for rule in RULES for finding in rule(measured)]
     if any(finding.kind == "not finite" for finding in found):
-        found = found[:1]  # what else was measured means nothing
+        found = found[:1]  # other measurements are then meaningless
     return Diagnosis(measured, tuple(found))
 
 
@@ -48,7 +48,7 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
 
 
 def dead_stack(measured: Measurements) -> Iterator[Finding]:
-    """A stack of a trained model whose first layers no gradient reaches; or one that training has found dead."""
+    """No gradient reaches the first layers of a stack of a trained model, or training has found the stack dead."""
     known = {death.side: death for death in measured.deaths}
     for side, norms in measured.gradients.trained.items():
         first, largest = first_layers(norms), measured.gradients.largest
@@ -68,7 +68,7 @@ def dead_stack(measured: Measurements) -> Iterator[Finding]:
 
 
 def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
-    """Before training: the first layers of a stack get far less of the gradient than others, or far more; or none gets any."""
+    """Before training, the first layers of a stack get far less gradient than others, or far more; or no layer gets any."""
     if measured.settings.step:
         return
     trained = measured.gradients.trained
@@ -94,7 +94,7 @@ def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
 
 
 def steep_start(measured: Measurements) -> Iterator[Finding]:
-    """The learning rate rises faster than the output can follow: Adam's first step, summed up over the early warm-up."""
+    """The learning rate rises too fast: Adam's first step, summed over the early warm-up, moves the output too far."""
     settings, step = measured.settings, measured.updates
     if settings.step or not measured.norms_residual or settings.optimizer == "radam":  # whose first steps are not Adam's
         return
@@ -114,7 +114,7 @@ def steep_start(measured: Measurements) -> Iterator[Finding]:
 
 
 def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
-    """The gradient a parameter is so small against Adam's eps that nothing moves."""
+    """The gradient per parameter is so small relative to Adam's eps that nothing moves."""
     typed = measured.settings.eps
     for side, ratios in measured.gradients.over_eps(typed).items():
         ratio = min(_numbers(ratios), default=math.nan)
@@ -165,7 +165,7 @@ def narrow_attention(measured: Measurements) -> Iterator[Finding]:
 
 
 def idle_units(measured: Measurements) -> Iterator[Finding]:
-    """ReLUs that no token opens."""
+    """ReLUs that are 0 for all tokens."""
     for side, shares in measured.dead_units.items():
         known = _numbers(shares)
         idle = [share for share in known if share > IDLE]
@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _reason(death: Death) -> str:
-    """Why a stack is dead, as training wrote it: "step 60: the encoder is dead: REASON"."""
+    """The reason in the message that training wrote: "step 60: the encoder is dead: REASON"."""
     return (death.text.partition(" is dead: ")[2] or death.text).rstrip(".")
 
 
@@ -199,14 +199,14 @@ def _read(measured: Measurements, side: str) -> bool:
 
 
 def _other_recipe(measured: Measurements) -> tuple[str, ...]:
-    """A recipe made for depth, where it is not the model's own; else a slower start."""
+    """Suggest a recipe made for depth, or a slower start if the model already has one."""
     return (f"--model.recipe {recipes.DEFAULT}",) if measured.recipe != recipes.DEFAULT else _calmer(measured)
 
 
 def _calmer(measured: Measurements) -> tuple[str, ...]:
-    """A slower start: what kept alive the encoders that died (docs/experiments.md, A thousand layers).
+    """Suggest a slower start, which saved encoders that had died (docs/experiments.md, A thousand layers).
 
-    A larger eps is no advice where eps hides a gradient already.
+    A larger eps is not suggested if eps already hides the gradient.
     """
     settings = measured.settings
     hidden = any(0 < ratio < MOVED for ratios in measured.gradients.over_eps(settings.eps).values() for ratio in ratios)
@@ -217,12 +217,12 @@ def _calmer(measured: Measurements) -> tuple[str, ...]:
 
 
 def _numbers(values: Sequence[float]) -> list[float]:
-    """What was measured: NaN, of layers without such a part, left out."""
+    """The measured numbers, without the NaN of layers that have no such part."""
     return [value for value in values if not math.isnan(value)]
 
 
 def _ratio(share: float) -> str:
-    """0.0033 as 1/300; a share that is not small as itself."""
+    """Show a small share as a fraction, 0.0033 as 1/300, and others as a decimal."""
     if not share:
         return "none"
     return f"1/{float(f'{1 / share:.2g}'):,.0f}" if share < 0.1 else f"{share:.2g}"

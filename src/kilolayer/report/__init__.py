@@ -1,1 +1,1 @@
-"""What a run looks like: plots, and one HTML page that holds them."""
+"""Reports: plots of runs, comparisons, diagnoses and loss surfaces, and the self-contained HTML pages that show them."""

@@ -1,4 +1,4 @@
-"""How the values of an axis are told apart: a colour and a kind of line for each."""
+"""Colours and line styles that distinguish the values of an axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
 
 @dataclass(frozen=True)
 class Appearance:
-    """One value as it is shown. dash: lengths in pixels of line and gap, in turn; empty for a solid line."""
+    """How one value is drawn. dash: alternating lengths of line and gap in pixels; empty for a solid line."""
 
     label: str
     colour: str
@@ -23,7 +23,7 @@ class Appearance:
 
 
 def appearances(values: Sequence[Value]) -> list[Appearance]:
-    """Numbers from dark to light in the order of their size; names in colours, and then in kinds of lines, that differ."""
+    """One appearance per value: numbers from dark to light in increasing order; names in distinct colours, then line styles."""
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == len(values) and len(values) > 2:
         order = sorted(set(numbers))
@@ -36,7 +36,7 @@ def appearances(values: Sequence[Value]) -> list[Appearance]:
 
 
 def show_value(value: Value) -> str:
-    """An option's value as a configuration has it."""
+    """An option's value as it is written in a configuration."""
     if value is None:
         return "none"
     if isinstance(value, bool):

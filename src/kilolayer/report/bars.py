@@ -1,4 +1,4 @@
-"""Bars as inline SVG: one of each label, or several side by side."""
+"""Bar plots as inline SVG: one bar per label, or several side by side."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from markupsafe import Markup
 
 from kilolayer.report.figure import LEGEND, PALETTE, STYLE, new_axes, shortened, to_svg
 
-WIDTH = 0.7  # of the room that a label has
-NUMBERED = 16  # bars, of which each has room for its number
+WIDTH = 0.7  # share of the space of a label
+NUMBERED = 16  # up to this many bars, there is room for the number above each
 
 
 def bar_plot(
     name: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, y_label: str, description: str
 ) -> Markup | None:
-    """A bar with its number for each label as SVG; None where no value is finite, a gap where one is not."""
+    """A bar with its number for each label, as SVG; a gap where a value is not finite, None if no value is."""
     texts = {"x_label": x_label, "y_label": y_label, "description": description}
     return grouped_bar_plot(name, labels, {"": values}, **texts)
 
@@ -31,7 +31,7 @@ def grouped_bar_plot(
     y_label: str,
     description: str,
 ) -> Markup | None:
-    """For each label a bar of every group side by side; groups: [labels] for each. None where no value is finite."""
+    """For each label, one bar per group side by side; groups: one value per label for each. None if no value is finite."""
     heights = {group: np.array(values, dtype=float) for group, values in groups.items()}
     if not any(np.isfinite(each).any() for each in heights.values()):
         return None

@@ -1,4 +1,4 @@
-"""Numbers as colours, dark where they are low: at equal steps or, over many powers of ten, at equal ratios."""
+"""Colour scales, dark for low values: linear or, for values over many powers of ten, logarithmic."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-DECADES = 6  # that colours tell apart, below the largest value
+DECADES = 6  # powers of ten below the largest value that colours distinguish
 ABSENT, BELOW = "#cccccc", "#000000"
 
 
 @dataclass(frozen=True)
 class ColourScale:
-    """From `low` to `high`, which are powers of ten where `is_log`; what has no value is grey, what lies below is black."""
+    """A scale from `low` to `high`, which are exponents of ten if `is_log`; missing values are grey, those below are black."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class ColourScale:
 
     @classmethod
     def of(cls, images: Iterable[np.ndarray], *, log: bool) -> ColourScale | None:
-        """A scale for all of the images; None where no value is finite, or with `log` none is positive."""
+        """A scale for all of the images; None if no value is finite, or with `log` none is positive."""
         values = np.concatenate([image[np.isfinite(image)] for image in images] or [np.empty(0)])
         values = np.log10(values[values > 0]) if log else values
         if not values.size:

@@ -1,4 +1,4 @@
-"""The curves of a comparison as the page's script reads them: metrics, axes with their colours, runs, thinned points."""
+"""The data of a comparison for the page's script: metrics, axes with their colours, runs, and downsampled curves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEWEST, MOST = 200, 4000  # points of one curve
 
 
 class Axis:
-    """Values that runs are told apart by, as they look, and which of them each run has."""
+    """An option by which runs can be coloured: its values, how they are drawn, and which of them each run has."""
 
     def __init__(self, name: str, title: str, values: Sequence[Value], of_runs: Sequence[Value]) -> None:
         order = [*dict.fromkeys(map(_key, [*values, *of_runs]))]
@@ -36,7 +36,7 @@ class Axis:
 
 
 def axes_of(view: ComparisonView) -> list[Axis]:
-    """The axes that have more than one value, what became of the runs where that differs, and each run as itself."""
+    """The axes with more than one value, the outcome of the runs if it differs, and the run itself."""
     last = [axis.name.rsplit(".", 1)[-1] for axis in view.axes]
     found: list[Axis] = []
     for axis, short in zip(view.axes, last, strict=True):
@@ -47,7 +47,7 @@ def axes_of(view: ComparisonView) -> list[Axis]:
 
 
 def series_of_runs(runs: Sequence[ViewRun]) -> list[dict[str, Series]]:
-    """The curves of each run by metric, as far as any point of them can be drawn."""
+    """The curves of each run by metric; curves without a finite point are left out."""
     every = [{key: _as_series(key, points) for key, points in run.curves.items()} for run in runs]
     return [{key: series for key, series in curves.items() if np.isfinite(series.y).any()} for curves in every]
 
@@ -58,14 +58,14 @@ def metrics_of(curves: Sequence[Mapping[str, Series]]) -> list[str]:
 
 
 def title_of(metric: str) -> str:
-    """A metric as a reader calls it."""
+    """The display name of a metric."""
     return TITLES.get(metric, metric.replace("_", " "))
 
 
 def comparison_data(
     view: ComparisonView, axes: Sequence[Axis], metrics: Sequence[str], curves: Sequence[Mapping[str, Series]]
 ) -> dict[str, Any]:
-    """Everything that the script needs, as JSON can hold it. thinned: to how many points, or None where all are there."""
+    """Everything that the script needs, as JSON values. thinned: the number of points per curve, None if all are kept."""
     most = min(max(BUDGET // max(sum(map(len, curves)), 1), FEWEST), MOST)
     longest = max((len(series.x) for of_run in curves for series in of_run.values()), default=0)
     return {
@@ -92,7 +92,7 @@ def comparison_data(
 
 
 def _as_series(name: str, points: Points) -> Series:
-    """The points in the order of their steps, NaN for what no plot can draw."""
+    """The points in the order of their steps; values that cannot be drawn become NaN."""
     both = np.array(points, dtype=float).reshape(-1, 2)
     both = both[np.isfinite(both[:, 0])]
     both = both[np.argsort(both[:, 0], kind="stable")]
@@ -100,7 +100,7 @@ def _as_series(name: str, points: Points) -> Series:
 
 
 def _points(series: Series | None, most: int) -> list[list[float | None]]:
-    """Steps and values, apart; of a curve that is thinned also the middle and the mean of each stretch, to smooth by."""
+    """Steps and values; for a downsampled curve also the middle and the mean of each interval, for smoothing."""
     if series is None:
         return [[], []]
     found = _listed(*thinned(series, most))
@@ -113,11 +113,11 @@ def _points(series: Series | None, most: int) -> list[list[float | None]]:
 
 
 def _listed(x: np.ndarray, y: np.ndarray) -> list[list[float | None]]:
-    """None leaves a gap."""
+    """x and y as lists; None in y leaves a gap."""
     steps: list[float | None] = [int(step) if step == round(step) else float(f"{step:.10g}") for step in x.tolist()]
     return [steps, [float(f"{value:.5g}") if math.isfinite(value) else None for value in y.tolist()]]
 
 
 def _key(value: Value) -> tuple[str, Value]:
-    """True is not 1 here, though a dictionary thinks so; 1 and 1.0 are."""
+    """A dictionary key for which True and 1 differ, but 1 and 1.0 are the same."""
     return ("bool" if isinstance(value, bool) else "", value)

@@ -1,4 +1,4 @@
-"""One HTML page for a comparison: table, grid, and curves to zoom into and to read off; still pictures without a script."""
+"""The HTML page of a comparison: table, grid, and interactive curves; without scripts, static plots."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kilolayer.report.table import Table
 from kilolayer.report.templating import inert, script, template
 from kilolayer.terminal import counted
 
-STILL = 2  # pictures of curves without a script
-BIGGER = 1.5  # pixels of a screen for a point of the grid's picture
+STILL = 2  # number of static plots for readers without scripts
+BIGGER = 1.5  # screen pixels per point of the grid's plot
 
 
 def write_comparison_page(path: Path, view: ComparisonView) -> None:
     """Write the page, and its grid as grid.svg beside it where there is one."""
     grid = grid_plot("grid", view.grid) if view.grid is not None else None
-    # Half a character, which JSON and names of folders may hold, is none of UTF-8's.
+    # Unpaired surrogates, which JSON and folder names may contain, cannot be encoded as UTF-8.
     write(path, render_comparison(view, grid).encode("utf-8", "backslashreplace"))
     if grid is not None:
         write(path.with_name("grid.svg"), as_file(grid).encode("utf-8", "backslashreplace"))
 
 
 def render_comparison(view: ComparisonView, grid: Markup | None = None) -> str:
-    """The page of a comparison, with the picture of its grid."""
+    """The page of a comparison as HTML, with the plot of its grid."""
     axes, curves = axes_of(view), series_of_runs(view.runs)
     metrics = metrics_of(curves)
     text, digest = script("plot.js", "comparison.js")
@@ -70,7 +70,7 @@ def _stills(axis: Axis, metrics: Sequence[str], curves: Sequence[Mapping[str, Se
 
 
 def _runs_table(view: ComparisonView, curves: Sequence[Mapping[str, Series]]) -> Table:
-    """A row for each run: the options that differ, what became of it, its losses and its scores."""
+    """A row for each run: the options that differ, its outcome, losses and scores."""
     names = [axis.name for axis in view.axes]
     scores = list(dict.fromkeys(name for run in view.runs for name in run.scores))
     header = ["run", *names, "outcome", "last training loss", "best validation loss", *scores]
@@ -85,6 +85,6 @@ def _runs_table(view: ComparisonView, curves: Sequence[Mapping[str, Series]]) ->
 
 
 def _width(grid: Markup | None) -> int:
-    """Pixels that suffice for the picture: its letters need not grow with the screen."""
+    """The maximum width of the plot in pixels, so that its text does not grow with the screen."""
     box = re.search(r'viewBox="\S+ \S+ (\S+) ', grid or "")
     return round(BIGGER * float(box[1])) if box else 0

@@ -1,4 +1,4 @@
-"""What the page of a comparison shows, as plain data: whoever compares fills it in, and the page knows no more."""
+"""The contents of a comparison's page as plain data, so that the page does not depend on how runs are compared."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Value = str | int | float | bool | None
 Points = Sequence[tuple[float, float]]
 FINISHED = "finished"
 FATAL = ("diverged", "dead", "no_progress", "failed")
-"""Kinds of outcome that make a run's numbers none to compare by."""
+"""Outcomes after which a run's numbers must not be compared."""
 
 
 @dataclass(frozen=True)
 class ViewAxis:
-    """An option that differs between the runs: its dotted name, or "layers", and its values in the order to show them."""
+    """An option that differs between runs: its dotted name, or "layers", and its values in display order."""
 
     name: str
     values: Sequence[Value]
@@ -27,9 +27,9 @@ class ViewAxis:
 class ViewRun:
     """One run.
 
-    options: values by dotted name, at least of every axis. outcome: a kind, such as "finished" or "diverged"; outcome_text: as
-    a user reads it. curves: (step, value) by metric, in the order of steps; "loss" is of training, "valid" of validation, a
-    value that is not finite leaves a gap. scores: numbers of the test or of the best validation by name.
+    options: values by dotted name, at least those of every axis. outcome: a kind, such as "finished" or "diverged";
+    outcome_text: the same in words. curves: (step, value) by metric, in the order of steps; "loss" is the training loss and
+    "valid" the validation loss; a value that is not finite leaves a gap. scores: of the test or the best validation, by name.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ViewRun:
 
 @dataclass(frozen=True)
 class GridCell:
-    """The best of the runs that share a row and a column: its value where it has one, the text in the cell, its outcome."""
+    """The best run of a row and a column: its value, if it has one, the text in the cell, and its outcome."""
 
     value: float | None
     text: str
@@ -51,7 +51,7 @@ class GridCell:
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells by two axes: cells[row][column], None where there is no run."""
+    """Cells by two axes: cells[row][column], None if there is no run."""
 
     metric: str
     row_name: str
@@ -64,9 +64,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """The page's contents. table: cells as text, with spread and outcome in words; table_note says what is in them.
+    """The contents of the page. table: cells as text, with spread and outcome in words; table_note explains them.
 
-    facts: tiles at the top, without dates. commands: what made the comparison, a line each. notes: sentences.
+    facts: tiles at the top, without dates. commands: those that made the comparison, one per line. notes: sentences.
     """
 
     title: str

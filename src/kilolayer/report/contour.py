@@ -1,4 +1,4 @@
-"""A surface over two directions as inline SVG, with a path on it: the loss around a model, and the way that training took."""
+"""Contour plots as inline SVG, optionally with a path: the loss around a model, and the path of training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kilolayer.report.figure import PALETTE, STYLE, new_axes, to_svg
 
 SIZE = (4.8, 3.8)  # inches
 LEVELS = 14
-DOTS = 40  # of a path with more points the line alone is drawn
+DOTS = 40  # a path with more points is drawn as a line without dots
 
 
 def contour_plot(
@@ -33,7 +33,7 @@ def contour_plot(
     highest: float | None = None,
     log: bool = False,
 ) -> Markup | None:
-    """The picture of `contour_figure` as SVG; None where no value is finite."""
+    """The plot of `contour_figure` as SVG; None if no value is finite."""
     figure = contour_figure(
         x, y, z, x_label=x_label, y_label=y_label, scale_label=scale_label, path=path, highest=highest, log=log
     )
@@ -52,10 +52,10 @@ def contour_figure(
     highest: float | None = None,
     log: bool = False,
 ) -> Figure | None:
-    """Filled contours of z [len(y)][len(x)], dark where it is low; None where no value is finite.
+    """Filled contours of z [len(y)][len(x)], dark for low values; None if no value is finite.
 
-    x, y: rising. path: points of the plane, its start marked by a circle and its end by a cross. highest: what lies above has
-    the lightest colour, as what is +inf; NaN is grey. log: levels at equal ratios, where all values are positive.
+    x, y: increasing. path: points of the plane; its start is marked by a circle and its end by a cross. highest: values above
+    it, and +inf, have the lightest colour; NaN is grey. log: logarithmic levels, if all values are positive.
     """
     heights = np.array(z, dtype=float)
     if not np.isfinite(heights).any() or min(heights.shape) < 2:
@@ -71,7 +71,7 @@ def contour_figure(
         figure, axes = new_axes(x_label, y_label, SIZE)
         axes.set_facecolor("#cccccc")
         axes.grid(visible=False)
-        # Infinity has no place between two levels; a number above all of them is drawn alike.
+        # Infinity cannot be contoured, so it is replaced by a number above all levels.
         clipped = np.ma.masked_invalid(np.where(np.isposinf(heights), max(largest, high + abs(high) + 1), heights))
         norm = LogNorm(low, high) if is_log else Normalize(low, high)
         filled = axes.contourf(x, y, clipped, levels, norm=norm, cmap="viridis", extend="max" if beyond else "neither")

@@ -1,4 +1,4 @@
-"""The curves of many runs in one still picture, as inline SVG: what a page shows where no script runs."""
+"""The curves of many runs in one static plot, as inline SVG, for pages without scripts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from kilolayer.report.axis_colours import Appearance
 from kilolayer.report.figure import LEGEND, POINTS, STYLE, Series, new_axes, shortened, thinned, to_svg
 
-TOTAL = 10_000  # points of all lines together: the picture stays below 200 kB
+TOTAL = 10_000  # points of all lines together, so that the plot stays below 200 kB
 SIZE = (7.2, 3.8)  # inches
-LEGENDS, ROW, ENTRY = 24, 90, 0.2  # entries of the legend at most, letters of a row of it, inches of its height
-MANY = 12  # lines, beyond which they are thinner
-GOLDEN = 0.618034  # its multiples mix the order of drawing, so that no colour of neighbours lies above all others
+LEGENDS, ROW, ENTRY = 24, 90, 0.2  # legend: maximum number of entries, characters per row, height of a row in inches
+MANY = 12  # with more lines than this, they are drawn thinner
+GOLDEN = 0.618034  # its multiples shuffle the drawing order, so that no group of similar colours covers all others
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line, and how it looks; lines that look alike stand once in the legend."""
+    """A line and its appearance; lines with the same appearance have one entry in the legend."""
 
     series: Series
     appearance: Appearance
 
 
 def curves_plot(name: str, curves: Sequence[Curve], *, x_label: str, y_label: str, description: str) -> Markup | None:
-    """All of the curves as SVG; None where none has a finite value. The y axis leaves out what only a few points reach."""
+    """All curves as SVG; None if none has a finite value. The y axis omits a range that only a few points reach."""
     most = max(min(POINTS, TOTAL // max(len(curves), 1)), 20)
     lines = [(curve.appearance, *thinned(curve.series, most)) for curve in curves]
     lines = [(look, x, y) for look, x, y in lines if np.isfinite(y).any()]
@@ -57,7 +57,7 @@ def curves_plot(name: str, curves: Sequence[Curve], *, x_label: str, y_label: st
 
 
 def sensible_range(values: np.ndarray) -> tuple[float, float]:
-    """Of all values, unless the highest fiftieth of them would press the rest into the lower third of the picture."""
+    """The range of all values; without the highest 2% if these would squeeze the rest into the lower third of the plot."""
     low, high = float(values.min()), float(values.max())
     most = float(np.quantile(values, 0.98))
     if high - low > 3 * (most - low) > 0:

@@ -1,4 +1,4 @@
-"""The part of the page about depth: norms by layer and step as pictures, and in words how far the gradient reaches."""
+"""The section about depth: norms by layer and step as plots, and in words which layers the gradient does not reach."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ QUANTITIES = {
     "update": ("Update norm", "The norm of the change in each layer's weights in one step."),
     "residual": ("Residual stream RMS", "The root mean square of each layer's output."),
 }
-REACHED = 0.01  # of the largest gradient in a stack: with less, a layer does not learn
+REACHED = 0.01  # share of the largest gradient in a stack below which a layer does not learn
 
 
 def vanished_gradients(entries: Sequence[Entry]) -> list[str]:
-    """For each stack whose layers the gradient did not all reach when it was last measured: where, and what to do."""
+    """A message for each stack with layers that the gradient did not reach at the last measurement: which, and what to do."""
     found: list[str] = []
     for side in SIDES:
         measured = [entry for entry in entries if any(_gradient(entry, side).values())]
@@ -49,16 +49,16 @@ def vanished_gradients(entries: Sequence[Entry]) -> list[str]:
 
 @dataclass(frozen=True)
 class DepthSection:
-    """profiles: norms over depth. pictures: norms by layer and step."""
+    """profiles: plots of norms over depth. pictures: heat maps of norms by layer and step."""
 
     profiles: list[Panel]
     pictures: list[Panel]
 
 
 def depth_section(records: Sequence[Record], ends: Ends | None = None) -> DepthSection:
-    """Every quantity in every stack: of one run over depth at a few steps, of several when they were last measured.
+    """Plot every quantity in every stack over depth: for one run at a few steps, for several runs at the last measurement.
 
-    Pictures of one run, where there are at least two measurements. ends: the steps that they show.
+    Heat maps are added for a single run with at least two measurements. ends: the range of steps that they show.
     """
     entries = records[0].layers if len(records) == 1 else []
     profiles = [_profile(records, quantity, side) for side in SIDES for quantity in QUANTITIES]
@@ -107,19 +107,19 @@ def _profile(records: Sequence[Record], quantity: str, side: str) -> Panel:
 
 
 def _few(entries: Sequence[Entry]) -> list[Entry]:
-    """At most five, the first and the last among them."""
+    """At most five entries, including the first and the last."""
     places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
     return [entries[place] for place in places]
 
 
 def _vanished(entry: Entry, side: str) -> int:
-    """Layers with too little gradient."""
+    """The layers with too little gradient."""
     norms = _gradient(entry, side).values()
     return sum(norm < REACHED * max(norms) for norm in norms)
 
 
 def _gradient(entry: Entry, side: str) -> dict[int, float]:
-    """Its norm by layer, counted from 1, where it is a number."""
+    """The gradient norm by layer, counted from 1; layers without a number are left out."""
     return {layer: norm for layer, norm in enumerate(_norms(entry, "gradient", side), 1) if math.isfinite(norm)}
 
 
@@ -129,7 +129,7 @@ def _over_depth(name: str, entry: Entry, quantity: str, side: str) -> Series:
 
 
 def _norms(entry: Entry, quantity: str, side: str) -> list[float]:
-    """Of each layer, NaN where there is no number; empty where nothing was measured."""
+    """The norm of each layer, NaN if there is no number; empty if nothing was measured."""
     stacks = entry.get(quantity)
     norms = stacks.get(side) if isinstance(stacks, dict) else None
     return [number({"norm": norm}, "norm") for norm in norms[:DEEPEST]] if isinstance(norms, list) else []

@@ -1,4 +1,4 @@
-"""The page of a diagnosis: the verdict, and what was measured layer by layer, as pictures and numbers."""
+"""The page of a diagnosis: the verdict, and the measurements by layer as plots and numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ByLayer = Mapping[str, Sequence[float]]
 
 
 def write_diagnosis(path: Path, name: str, diagnosis: Diagnosis) -> None:
-    """One self-contained page without scripts. name: of the run or configuration."""
+    """Write one self-contained page without scripts. name: of the run or configuration."""
     write(path, render_diagnosis(name, diagnosis).encode("utf-8", "backslashreplace"))
 
 
@@ -38,13 +38,13 @@ def render_diagnosis(name: str, diagnosis: Diagnosis) -> str:
 
 
 def under(measured: Measurements) -> str:
-    """The model, and at which of its steps it was measured."""
+    """The subtitle: the model, and the step at which it was measured."""
     when = f"at step {measured.settings.step:,}" if measured.settings.step else "before training"
     return f"{measured.title}, {when}; loss {measured.loss:.4g} on one batch"
 
 
 def updates_table(measured: Measurements) -> Table:
-    """How far one step moves the output."""
+    """A table of how far one step moves the output."""
     step = measured.updates
     return Table(
         ["one step changes the output by", "matrices only", "all weights"],
@@ -56,7 +56,7 @@ def updates_table(measured: Measurements) -> Table:
 
 
 def stacks_table(measured: Measurements) -> Table:
-    """The first, the middle and the last layer of each stack."""
+    """A table of the first, the middle and the last layer of each stack."""
     header = ["layer", "gradient", "per parameter, over eps", "residual", "effective rank", "cosine", "attention", "dead ReLUs"]
     rows = []
     over_eps = measured.gradients.over_eps(measured.settings.eps)

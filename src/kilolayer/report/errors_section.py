@@ -1,4 +1,4 @@
-"""The part of the page about errors: word accuracy by training frequency, and BLEU by sentence length."""
+"""The section about errors: word accuracy by training frequency, and BLEU by sentence length."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class TitledTable:
 
 @dataclass(frozen=True)
 class ErrorsSection:
-    """Of one direction a plot each; of several a table each, with a row for every direction and a column for every bucket."""
+    """For one direction, a plot of each; for several, a table of each with a row per direction and a column per bucket."""
 
     panels: list[Panel] = field(default_factory=list)
     tables: list[TitledTable] = field(default_factory=list)
 
 
 def errors_section(scores: dict[str, Any], prefix: str = "") -> ErrorsSection:
-    """What scores.json says about errors; empty where it says nothing. prefix: of the plots' names."""
+    """Build the section from scores.json; empty if it has no such data. prefix: of the plots' names."""
     if isinstance(scores.get("frequency_buckets"), dict):
         found = [
             _by_direction(scores, "frequency_buckets", "f1", "Word accuracy (F1) by training frequency"),

@@ -1,4 +1,4 @@
-"""The part of the page about experts: how evenly they are loaded, in words and in plots."""
+"""The section about experts: how evenly they are loaded, in words and in plots."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from kilolayer.report.plots import heat_plot
 from kilolayer.report.record import Entry, Record, number
 from kilolayer.terminal import counted
 
-IDLE = 0.01  # of an even share: such an expert learns nothing
-ENOUGH = 100  # choices an expert, if shared evenly: with fewer, chance alone leaves some without any
+IDLE = 0.01  # share of an even load below which an expert learns nothing
+ENOUGH = 100  # choices per expert at an even load; with fewer, some experts get none by chance
 CROWDED = 0.9  # of the tokens
-OVERFULL = 0.2  # of the choices: so many tokens pass a layer by that it learns on what is left
+OVERFULL = 0.2  # share of dropped choices above which too many tokens bypass a layer
 NAMED = 8
 LINES = 6
 
 
 @dataclass(frozen=True)
 class ExpertsSection:
-    """What to say about the experts, and the plots below it."""
+    """Sentences about the experts, and the plots below them."""
 
     verdict: list[str]
     panels: list[Panel]
 
 
 def experts_section(record: Record, ends: Ends | None = None, prefix: str = "") -> ExpertsSection | None:
-    """Verdict, loads at the end, and entropy, loads and gradients by step; None for a dense run.
+    """Build the section: verdict, final loads, and entropy, loads and gradients by step; None for a dense run.
 
-    ends: the steps that plots show. prefix: of the plots' names, which are unique on a page.
+    ends: the range of steps that plots show. prefix: of the plots' names, which must be unique on a page.
     """
     if not (entries := _measured(record)):
         return None
@@ -42,7 +42,7 @@ def experts_section(record: Record, ends: Ends | None = None, prefix: str = "") 
 
 
 def expert_faults(record: Record) -> list[str]:
-    """What is wrong with the experts of each layer, and what to do; empty where nothing is."""
+    """Problems with the experts of each layer, and what to do; empty if there are none."""
     if not (entries := _measured(record)):
         return []
     recent = _recent_loads(entries, _top_k(record))
@@ -54,7 +54,7 @@ def expert_faults(record: Record) -> list[str]:
 
 
 def experts_summary(record: Record) -> tuple[str, str] | None:
-    """In a few words how the experts are loaded, and how many there are; None for a dense run."""
+    """A short summary of the number of experts and their load; None for a dense run."""
     if not (entries := _measured(record)):
         return None
     recent = _recent_loads(entries, _top_k(record))
@@ -81,9 +81,9 @@ def _top_k(record: Record) -> float:
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """The load of a layer's experts in the last lines of metrics.
+    """The load of a layer's experts in the last entries of the metrics.
 
-    load: choices by expert; tokens: that made them, `top_k` each at most; dropped: choices over an expert's capacity.
+    load: choices by expert; tokens: the number of tokens, with up to `top_k` choices each; dropped: choices over capacity.
     """
 
     name: str
@@ -94,12 +94,12 @@ class LayerLoad:
 
     @property
     def even(self) -> float:
-        """The choices of each expert if all had as many."""
+        """The number of choices per expert at an even load."""
         return sum(self.load) / len(self.load)
 
     @property
     def enough(self) -> bool:
-        """Whether an expert without choices is more than chance."""
+        """Whether there are enough choices that an unused expert is not just chance."""
         return self.even >= ENOUGH
 
     @property
@@ -114,7 +114,7 @@ class LayerLoad:
 
     @property
     def dropped_share(self) -> float:
-        """Of the choices."""
+        """The share of choices that were dropped."""
         return self.dropped / sum(self.load)
 
     def with_earlier(self, other: LayerLoad) -> LayerLoad:
@@ -175,7 +175,7 @@ def _frozen(config: Entry) -> bool:
 
 
 def _recent_loads(entries: Sequence[Entry], top_k: float) -> list[LayerLoad]:
-    """The sums of the last entries, as few of them as hold enough choices, by layer."""
+    """The load by layer, summed over the fewest last entries that have enough choices."""
     *before, last = (_layer_loads(entry, top_k) for entry in entries)
     for earlier in reversed(before):
         alike = [len(each.load) for each in earlier] == [len(each.load) for each in last]
@@ -186,7 +186,7 @@ def _recent_loads(entries: Sequence[Entry], top_k: float) -> list[LayerLoad]:
 
 
 def _layer_loads(entry: Entry, top_k: float) -> list[LayerLoad]:
-    """One entry; where it has no counts, it is taken to hold enough choices, `top_k` a token."""
+    """The loads of one entry; without counts, it is assumed to have enough choices, `top_k` per token."""
     found: list[LayerLoad] = []
     for place, (layer, shares) in enumerate(zip(_layers(entry), _loads(entry), strict=True)):
         choices, tokens = _value(entry, "choices", place), _value(entry, "tokens", place)
@@ -273,14 +273,14 @@ def _layers(entry: Entry) -> list[str]:
 
 
 def _loads(entry: Entry) -> list[list[float]]:
-    """The share of each expert by layer; empty where the entry does not hold them."""
+    """The share of each expert by layer; empty if the entry does not have them."""
     layers, load = entry.get("layers"), entry.get("load")
     if not isinstance(layers, list) or not isinstance(load, list) or len(layers) != len(load) or not load:
         return []
     if not all(isinstance(row, list) and len(row) == len(load[0]) for row in load):
         return []
     shares = [[number({"share": share}, "share") for share in row] for row in load]
-    # All shares are 0 where no step of an entry was finite.
+    # All shares are 0 if no step of an entry was finite.
     return shares if all(any(row) and all(share >= 0 for share in row) for row in shares) else []
 
 

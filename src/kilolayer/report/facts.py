@@ -1,4 +1,4 @@
-"""The tiles at the top of the page: what the model is, and how well it does."""
+"""The tiles at the top of the page: the model, its size, scores and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them."""
+"""Formatting of numbers, counts and durations for readers."""
 
 from __future__ import annotations
 

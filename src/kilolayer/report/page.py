@@ -1,4 +1,4 @@
-"""One HTML page for a run, or for several: self-contained, readable on a telephone and on paper, and without its script too."""
+"""The HTML page of one or several runs: self-contained, and readable on a phone, on paper, and without scripts."""
 
 from __future__ import annotations
 

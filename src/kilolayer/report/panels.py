@@ -1,4 +1,4 @@
-"""The plots of training: of one run, or of several laid over each other."""
+"""Plots of training, for one run or for several in the same plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run folder says of itself, read with patience: files may be absent, and the run may still be going on."""
+"""Reads the contents of a run folder leniently: files may be missing, and the run may still be in progress."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The papers' figures and tables at a size that fits: one file each."""
+"""Reproductions of the papers' figures and tables at a small scale: one file each."""

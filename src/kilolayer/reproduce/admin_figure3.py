@@ -67,7 +67,7 @@ class Figure3(Reproduction):
 
 
 def _pairs(found: Found) -> list[tuple[str, float, float]]:
-    """Each bucket with a score in both models."""
+    """The buckets that have a score for both models."""
     rows: list[tuple[str, float, float]] = []
     for kind, (key, factor) in BUCKETS.items():
         other: dict[str, Any] = {bucket["label"]: bucket[key] for bucket in found["deep"][kind]}

@@ -15,7 +15,7 @@ DEPTHS = ("6-6", "12-12", "24-12", "48-12", "60-12", "36-36", "12-60")
 
 
 def admin_depths(lab: Lab) -> list[Run]:
-    """Admin at the seven depths of the table; Figures 2 and 3 and Table 1 look at some of the same runs."""
+    """Train Admin at the seven depths of the table; Figures 2 and 3 and Table 1 use some of the same runs."""
     axes = {"model.recipe": ("admin",), "layers": DEPTHS, "train.seed": (1,)}
     if lab.tiny:
         axes = {"model.recipe": ("admin",), "layers": ("1-1", "2-1"), "train.seed": (1,)}
@@ -23,7 +23,7 @@ def admin_depths(lab: Lab) -> list[Run]:
 
 
 def default_depths(lab: Lab) -> list[Run]:
-    """The default start, Post-LN's, at the smallest and at the largest depth."""
+    """Train Post-LN with its default initialization at the smallest and the largest depth."""
     axes = {"model.recipe": ("post_ln",), "layers": ("1-1", "2-1") if lab.tiny else ("6-6", "60-12"), "train.seed": (1,)}
     return lab.compare("default-depths", lab.translation("fra", into_english=False, train={"steps": 2000}), axes)
 

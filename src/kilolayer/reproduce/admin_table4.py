@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab
 
 MONOLINGUAL = 40_000
-"""French sentences of which the machine writes the English side."""
+"""Number of French sentences whose English side is back-translated."""
 
 
 @register
 class Table4(Reproduction):
-    """6L-6L and 24L-12L, without and with sentences that a machine translated back."""
+    """6L-6L and 24L-12L, without and with back-translated sentences."""
 
     name = "admin-table4"
     claim = "Back-translation gains for a deep Admin model too, and the deep model stays ahead of the shallow one."
@@ -73,11 +73,11 @@ class Table4(Reproduction):
         return found
 
     def _text(self, lab: Lab) -> Path:
-        """The folder of the text, where the quarter and the lonely French side are."""
-        lab.translation("fra")  # writes the whole
+        """The folder of the text, with a quarter of the pairs and the monolingual French side."""
+        lab.translation("fra")  # writes the whole corpus
         folder = (lab.folder.parent / "text" / "fra").resolve()
         sides = {name: list(read_lines(folder / f"train.{name}")) for name in ("eng", "fra")}
-        if not (folder / "lonely.fra").exists():  # the last one that is written
+        if not (folder / "lonely.fra").exists():  # the file that is written last
             for name, lines in sides.items():
                 write(folder / f"quarter.{name}", "".join(f"{line}\n" for line in lines[::4]))
             others = [line for place, line in enumerate(sides["fra"]) if place % 4]
@@ -85,7 +85,7 @@ class Table4(Reproduction):
         return folder
 
     def _translate(self, text: Path, run: Path, most: int) -> None:
-        """Write synthetic.eng beside synthetic.fra, unless they are there."""
+        """Write synthetic.eng next to synthetic.fra, unless they exist."""
         if (text / "synthetic.eng").exists():
             return
         lines = [line for _, line in zip(range(most), read_lines(text / "lonely.fra"), strict=False)]

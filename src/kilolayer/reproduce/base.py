@@ -1,4 +1,4 @@
-"""What a reproduction is: a paper's claim, a small setting that stands for it, and a rule written before the run."""
+"""The base class of reproductions: a paper's claim, a small-scale experiment, and a decision rule fixed before the runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PAPERS = {
     "torchscale": "Ma et al., TorchScale: Transformers at Scale",
 }
 Found = dict[str, Any]
-"""What was measured, as JSON holds it."""
+"""The measurements, as JSON values."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim held, and the numbers that say so."""
+    """Whether a claim held, and the numbers that show it."""
 
     word: Literal["held", "not held", "cannot tell"]
     why: str
@@ -43,15 +43,15 @@ def not_held(why: str) -> Verdict:
 
 
 def cannot_tell(why: str) -> Verdict:
-    """This size, or what the time allowed, does not decide."""
+    """The experiment is too small, or had too little time, to decide."""
     return Verdict("cannot tell", why)
 
 
 class Reproduction(ABC):
     """One figure or table.
 
-    claim: what the paper says by it, in a sentence. setting: what stands for the paper's. rule: how `judge` decides.
-    published: the paper's own numbers, where it prints any.
+    claim: what the paper concludes from it, in a sentence. setting: the small-scale experiment. rule: how `judge` decides.
+    published: the numbers that the paper prints, if any.
     """
 
     name: ClassVar[str]
@@ -69,18 +69,18 @@ class Reproduction(ABC):
 
     @abstractmethod
     def measure(self, lab: Lab) -> Found:
-        """Run the setting. Called again after a stop, it goes on."""
+        """Run the experiment. If called again after an interruption, it continues."""
 
     @abstractmethod
     def judge(self, found: Found) -> Verdict:
-        """By the rule alone."""
+        """Decide by the rule alone whether the claim held."""
 
     @abstractmethod
     def numbers(self, found: Found) -> Table:
-        """What was measured, as a table."""
+        """The measurements as a table."""
 
     def panels(self, found: Found) -> list[Panel]:
-        """What was measured, as pictures."""
+        """The measurements as plots."""
         return []
 
 
@@ -88,13 +88,13 @@ _registry: dict[str, type[Reproduction]] = {}
 
 
 def register(cls: type[Reproduction]) -> type[Reproduction]:
-    """Make a reproduction known by its name."""
+    """Register a reproduction under its name."""
     _registry[cls.name] = cls
     return cls
 
 
 def _import_all() -> None:
-    """Every file of this folder that is named after a paper."""
+    """Import every file of this folder that is named after a paper."""
     package = importlib.import_module("kilolayer.reproduce")
     for module in pkgutil.iter_modules(package.__path__):
         if module.name.partition("_")[0] in PAPERS:
@@ -102,7 +102,7 @@ def _import_all() -> None:
 
 
 def all_of() -> list[Reproduction]:
-    """All of them: paper by paper, figures before tables, by number."""
+    """All reproductions: by paper, then figures before tables, then by number."""
     _import_all()
 
     def place(name: str) -> tuple[int, str, int]:
@@ -114,7 +114,7 @@ def all_of() -> list[Reproduction]:
 
 
 def get(name: str) -> Reproduction:
-    """One by its name, `deepnet-figure4`; an unknown name raises with the nearest one."""
+    """A reproduction by its name, such as `deepnet-figure4`; the error for an unknown name suggests the nearest one."""
     _import_all()
     if name not in _registry:
         raise unknown(name, _registry, kind="reproduction")

@@ -1,4 +1,4 @@
-"""What the runs of a comparison say together: one cell for each pair of two options, at its best other options, over seeds."""
+"""Aggregates the runs of a comparison: one cell per pair of two options, at the best values of the others, over all seeds."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from kilolayer.report.table import Table
 from kilolayer.reproduce.lab import Run
 
 MARGIN = 0.02
-"""Nats that two mean losses must be apart, besides two standard errors, before one is called lower."""
+"""Minimum difference in nats, in addition to two standard errors, for one mean loss to count as lower than another."""
 
 
 def died(run: Run) -> bool:
-    """Whether a run came to a bad end; one that had no time, or whose process failed, says nothing of its setting."""
+    """Whether a run diverged or died. Runs that ran out of time or whose process failed do not count: they prove nothing."""
     return run["outcome"] in DIED
 
 
 def ended(run: Run) -> bool:
-    """Whether what became of a run is known."""
+    """Whether the outcome of a run is known."""
     return run["outcome"] == "finished" or died(run)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Seeds of one setting, the best of all candidates. Of `lives` and `died` neither holds while a candidate has no end.
+    """The seeds of the best setting among all candidates. While a candidate is unfinished, neither `lives` nor `died` is true.
 
-    candidates: the runs of every setting that it was chosen from, its own among them. loss: the mean of the best validations of
-    its seeds; NaN where a seed did not live to the end. error: the standard error of the mean; NaN of one seed. text: what
-    became of it, where there is no loss.
+    candidates: the runs of every setting that it was chosen from, including its own. loss: the mean of its seeds' best
+    validation losses; NaN if a seed did not survive. error: the standard error of the mean; NaN for one seed. text: the
+    outcome in words, if there is no loss.
     """
 
     options: dict[str, Any]
@@ -45,22 +45,22 @@ class Cell:
 
     @property
     def ended(self) -> bool:
-        """Whether what became of every candidate is known; a run that had no time, or whose process failed, says nothing."""
+        """Whether the outcome of every candidate is known; not so for runs that ran out of time or whose process failed."""
         return all(map(ended, self.candidates))
 
     @property
     def lives(self) -> bool:
-        """Whether it is known that every seed of the best setting came to the end."""
+        """Whether it is known that every seed of the best setting finished."""
         return self.ended and math.isfinite(self.loss)
 
     @property
     def died(self) -> bool:
-        """Whether it is known that a seed of the best setting came to a bad end."""
+        """Whether it is known that a seed of the best setting diverged or died."""
         return self.ended and any(map(died, self.runs))
 
     @property
     def shown(self) -> str:
-        """For a table."""
+        """The text of the cell in a table."""
         if math.isnan(self.loss):
             return self.text
         loss = f"{self.loss:.3f}" if math.isnan(self.error) else f"{self.loss:.3f} ± {self.error:.3f}"
@@ -71,15 +71,15 @@ class Cell:
 
     @property
     def bleu(self) -> float | None:
-        """The mean of the seeds on the test part."""
+        """BLEU on the test set, averaged over the seeds."""
         scores = [run["bleu"] for run in self.runs]
         return None if None in scores else fmean(scores)
 
 
 def cell_of(runs: Iterable[Run]) -> Cell | None:
-    """The best setting among `runs`, which differ by seed and by what may be chosen, as the table of a comparison chooses it.
+    """The best setting among `runs`, which differ in seed and in tuned options, chosen as in the table of a comparison.
 
-    None without runs.
+    None if there are no runs.
     """
     candidates = list(runs)
     settings = by_setting(candidates, lambda run: run["options"])
@@ -88,7 +88,7 @@ def cell_of(runs: Iterable[Run]) -> Cell | None:
 
 
 def _ends(runs: Sequence[Run]) -> tuple[list[Kind], list[float]]:
-    """What became of each run, and what it is chosen by."""
+    """The outcome of each run, and the value by which it is chosen."""
     return [run["outcome"] for run in runs], [math.nan if run["cost"] is None else float(run["cost"]) for run in runs]
 
 
@@ -118,14 +118,14 @@ def _values(runs: Sequence[Run], option: str) -> list[Any]:
 
 
 def is_lower(one: Cell, other: Cell) -> bool | None:
-    """Whether the loss of `one` is clearly lower; None where either has one seed, did not live, or may still change."""
+    """Whether the loss of `one` is clearly lower; None if either has one seed, did not survive, or may still change."""
     if not (one.lives and other.lives) or math.isnan(one.error) or math.isnan(other.error):
         return None
     return other.loss - one.loss > max(MARGIN, 2 * math.hypot(one.error, other.error))
 
 
 def grid_numbers(grid: dict[Any, dict[Any, Cell]], corner: str) -> Table:
-    """The grid as a table of losses and of words."""
+    """The grid as a table of losses, or outcomes in words."""
     columns = list(dict.fromkeys(column for cells in grid.values() for column in cells))
     rows = [[str(row), *(cells[column].shown if column in cells else "-" for column in columns)] for row, cells in grid.items()]
     return Table([corner, *map(str, columns)], rows)

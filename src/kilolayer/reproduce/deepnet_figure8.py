@@ -46,7 +46,7 @@ class Figure8(Sweep):
         return held(why) if line.slope > 2 * line.slope_error and line.r2 >= 0.9 else cannot_tell(why)
 
     def points(self, found: Found) -> list[tuple[float, float]]:
-        """Layers of both stacks, and the mean BLEU."""
+        """Pairs of the number of layers in both stacks and the mean BLEU."""
         cells = self.grid(found)["deepnorm"].items()
         return [(2.0 * float(str(depth)), cell.bleu) for depth, cell in cells if cell.lives and cell.bleu is not None]
 

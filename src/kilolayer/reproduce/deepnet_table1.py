@@ -1,4 +1,4 @@
-"""DeepNet, Table 1: ten methods at 6 to 100 layers a side."""
+"""DeepNet, Table 1: ten methods at 6 to 100 layers per side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS, RATES, SEEDS = (6, 18, 50, 100), (2.5e-4, 1e-3, 4e-3), (1, 2)
 
 
 def recipes_by_depth(lab: Lab) -> Found:
-    """Every method at every depth; Figure 6 draws the same runs."""
+    """Train every method at every depth; Figure 6 plots the same runs."""
     axes: dict[str, Any] = {"model.recipe": METHODS, "layers": LAYERS}
     rates, seeds = RATES, SEEDS
     if lab.tiny:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def depths_of_many_languages(lab: Lab) -> list[Run]:
-    """DeepNorm at five depths; Figure 8 draws the same runs."""
+    """Train DeepNorm at five depths; Figure 8 plots the same runs."""
     axes = {"model.recipe": ("deepnorm",), "layers": (6, 12, 24, 50, 100), "train.seed": (1, 2)}
     if lab.tiny:
         axes = {"model.recipe": ("deepnorm",), "layers": (1, 2), "train.seed": (1,)}

@@ -20,7 +20,7 @@ MODELS = {
 
 
 def model_of(name: str, tiny: bool) -> dict[str, Any]:
-    """The options of one of the models; of the tiny form, of a small one of its kind."""
+    """The options of one of the models; with `tiny`, of a very small model of the same kind."""
     recipe, encoder, decoder, dim = MODELS[name]
     if tiny:
         encoder, decoder, dim = 2, 1 if decoder < encoder else 2, 16

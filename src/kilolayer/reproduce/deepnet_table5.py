@@ -74,7 +74,7 @@ class Table5(Reproduction):
 
 
 def _mean_bleu(folder: Path, name: str) -> float | None:
-    """Of one test set, over all directions."""
+    """The mean BLEU of one test set over all directions."""
     path = folder / "scores.json"
     scores: dict[str, Any] = read_json(path) if path.exists() else {}
     found = [
@@ -91,7 +91,7 @@ def _shown(values: list[float | None]) -> str:
 
 
 def _write_flores(lab: Lab, folder: Path, languages: list[str]) -> None:
-    """The devtest part beside the training text, under its languages' names; of the tiny form, the test part again."""
+    """Write the devtest set next to the training text, named by language; for the tiny form, the test set again."""
     archive = known(lab.data, "flores200/flores200_devtest.tar.xz")
     texts: dict[str, list[str]] = {}
     if archive is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RECIPES = {"post_ln": "Transformer (Post-LN)", "sub_ln": "DeepNet (Sub-LN)", "deepnorm": "DeepNorm"}
 RATES = (5e-4, 1e-3)
 TASKS = ("CoLA", "SST-2", "MRPC", "STS-B", "RTE")
-SCORED = ("finished", "no_progress")  # a fine-tuning that stays at chance has its score too
+SCORED = ("finished", "no_progress")  # a fine-tuning that stays at chance level also has a score
 
 
 @register
@@ -48,10 +48,10 @@ class Table6(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        """glue: the best validation of each seed that came to its end, in percent; open: fine-tunings without a result."""
+        """Returns glue: the best validation score of each finished seed, in percent; open: fine-tunings without a result."""
         from kilolayer.reproduce.cells import ended
 
-        known(lab.data, "nlu/glue")  # refuses what is missing before any run
+        known(lab.data, "nlu/glue")  # raises before any run if data are missing
         layers, recipes = (2, ("post_ln", "sub_ln")) if lab.tiny else (12, tuple(RECIPES))
         config = lab.language("masked_lm", train={"steps": 2000})
         axes = {"model.recipe": recipes, "layers": (layers,), "train.lr": RATES[:1] if lab.tiny else RATES}
@@ -78,7 +78,7 @@ class Table6(Reproduction):
         return found
 
     def _fine_tune(self, lab: Lab, starts: list[str], tasks: tuple[str | None, ...]) -> list[Run]:
-        """One run for each start, task and seed, all side by side; a task of None is that of the tiny form."""
+        """Fine-tune in parallel, one run per start, task and seed; the task None is that of the tiny form."""
         examples: dict[str, Any] = {"rows": 32, "length": 128}
         if lab.data is None:
             examples = {**_languages(lab), "rows": 8, "length": 24, "first": "text"}
@@ -130,7 +130,7 @@ class Table6(Reproduction):
 
 
 def _mean(scores: dict[str, list[float]]) -> tuple[float, float] | None:
-    """The mean over tasks, and its standard error from the seeds; None where a task has fewer than two."""
+    """The mean over tasks, and its standard error over seeds; None if a task has fewer than two seeds."""
     if not scores or any(len(each) < 2 for each in scores.values()):
         return None
     errors = [stdev(each) / len(each) ** 0.5 for each in scores.values()]

@@ -1,4 +1,4 @@
-"""The first steps of a training, one by one, with a look at the model in between."""
+"""The first steps of training, one by one, with measurements of the model in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kilolayer.training.schedule import learning_rate
 
 
 class EarlyTraining:
-    """A run before its first step, in fp32; its model is looked at by the first batch of the training."""
+    """A run before its first step, in fp32; its model is measured on the first training batch."""
 
     def __init__(self, table: Table) -> None:
         config = build(RunConfig, merge(table, {"train": {"precision": "fp32"}}))
@@ -29,7 +29,7 @@ class EarlyTraining:
 
     @property
     def model(self) -> Model:
-        """As the steps so far have left it."""
+        """The model after the steps so far."""
         return self.trial.trainer.model
 
     def later_batches(self, count: int) -> BatchLoss:
@@ -38,16 +38,16 @@ class EarlyTraining:
         return BatchLoss(trainer.task, [next(trainer.batches) for _ in range(count)])
 
     def step(self) -> Measured:
-        """One step at the rate of the schedule: its loss, and the gradient of each layer."""
+        """Take one step at the scheduled learning rate; return its loss and the gradient of each layer."""
         self.taken += 1
         return self.trial.step(learning_rate(self.trial.config.train, self.taken), layers=True)
 
     def output(self) -> Tensor:
-        """F(x): the last states of the model at real positions, without dropout: [places, dim], fp64."""
+        """F(x): the final states of the model at real positions, without dropout: fp64 [places, dim]."""
         return top_states(self.loss)(self.model).double()
 
     def model_update(self) -> float:
-        """||F(x, now) - F(x, at the first call)|| / sqrt(places): equation 1 of DeepNet, for a mean position."""
+        """||F(x, now) - F(x, at the first call)|| / sqrt(places): equation 1 of DeepNet, averaged over positions."""
         now = self.output()
         if self.start is None:
             self.start = now

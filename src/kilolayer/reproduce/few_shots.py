@@ -1,4 +1,4 @@
-"""What Tables 7, 8 and 9 of DeepNet share: language models by depth, asked after some number of solved examples."""
+"""The common part of DeepNet's Tables 7, 8 and 9: language models of different depths, evaluated with k-shot prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTIONS = 1500
 
 
 class FewShots(Reproduction):
-    """shots: solved examples before each question."""
+    """shots: the number of solved examples before each question."""
 
     setting = (
         "Language models of books, dim 128, 1,000 steps of 4,096 tokens, learning rate 5e-4 or 1e-3, 12, 24 and 48 layers, one "
@@ -56,7 +56,7 @@ class FewShots(Reproduction):
         return {"runs": runs, "asked": asked}
 
     def _ask(self, cell: Cell, folder: Path, lab: Lab) -> dict[str, Any]:
-        """The accuracies of one run by set, each with its standard error and its chance; empty where it did not live."""
+        """The accuracies of one run by test set, with standard error and chance level; empty if the run did not survive."""
         if not cell.lives and not (lab.tiny and cell.ended):
             return {"text": cell.shown, "sets": {}}
         sets = SETS[2:] if lab.tiny else SETS
@@ -106,7 +106,7 @@ class FewShots(Reproduction):
 
 
 def _mean(each: dict[str, Any]) -> tuple[float, float] | None:
-    """The mean accuracy of the sets, and its standard error."""
+    """The mean accuracy over the test sets, and its standard error."""
     scores = list(each["sets"].values())
     if not scores:
         return None
@@ -115,7 +115,7 @@ def _mean(each: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def _questions(lab: Lab) -> Path:
-    """The folder of the sets; of the tiny form, a few endings of the embedded corpus in HellaSwag's form."""
+    """The folder of the test sets; for the tiny form, a few sentences of the embedded corpus in HellaSwag's format."""
     from kilolayer.reproduce.texts import known
 
     if (real := known(lab.data, "nlu/zeroshot")) is not None:

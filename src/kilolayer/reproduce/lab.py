@@ -1,4 +1,4 @@
-"""Where reproductions are measured: a folder, the text, and the small model that stands for the papers' large ones."""
+"""The environment of reproductions: the folder, the text, and the small models that replace the papers' large ones."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kilolayer.reproduce.texts import many_languages, running_text, sentence_pai
 from kilolayer.training.stop import Stopped
 
 Run = dict[str, Any]
-"""A run of a comparison as JSON holds it: its options, what became of it, its losses and scores."""
+"""A run of a comparison as JSON values: its options, outcome, losses and scores."""
 
-# Small enough that a dozen train side by side, wide enough that recipes differ as they do in the papers.
+# Small enough for a dozen to train in parallel, wide enough for recipes to differ as they do in the papers.
 SMALL: Table = {
     "model": {"dim": 128, "heads": 4, "ffn_dim": 512, "dropout": 0.1},
     "batches": {"tokens": 4096},
     "train": {
         "steps": 1000,
         "lr": 1e-3,  # `kilolayer forecast` puts the limit of an 18L-18L DeepNorm at 1.5e-3
-        "warmup_steps": 400,  # of the papers' 4,000 and more a tenth; after 100, DeepNorm's encoder dies at 100 layers a side
+        "warmup_steps": 400,  # a tenth of the papers' 4,000 or more; with 100, DeepNorm's encoder dies at 100 layers per side
         "schedule": "linear",
         "log_every": 20,
         "layers_every": 0,
@@ -48,17 +48,17 @@ TINY: Table = {
 }
 
 GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra": 10}
-"""How translations are found: a beam would gain a point of BLEU for every method alike, and take most of the time."""
+"""Decoding options: beam search would gain about a point of BLEU for every method and take most of the time."""
 BRIEF: Table = {"method": "greedy", "max_length_factor": 0.1, "max_length_extra": 4}
-"""A model of a few steps does not end its sentences, and the tiny form would spend its time there."""
+"""A model trained for a few steps does not end its sentences, so the tiny form limits their length."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """folder: where runs and results lie. tiny: a shape of each reproduction that ends in seconds and decides nothing.
+    """folder: for runs and results. tiny: run each reproduction in a form that takes seconds and decides nothing.
 
-    data: the folder of the real corpora; None: the embedded one, for the tiny form. parallel: as for a comparison.
-    deadline: when no run goes on, by `time.monotonic`.
+    data: the folder of the real corpora; None: the embedded corpus, for the tiny form. parallel: as for a comparison.
+    deadline: the time, by `time.monotonic`, after which no run continues.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class Lab:
     deadline: float | None = None
 
     def translation(self, language: str = "deu", *, into_english: bool = True, **sections: Mapping[str, Any]) -> Table:
-        """The configuration of a small translator between English and `language`, with `sections` laid over it."""
+        """The configuration of a small translation model between English and `language`, updated with `sections`."""
         text = self.folder.parent / "text" / language
         sentence_pairs(self.data, language, text)
         direction = f"{language}-eng" if into_english else f"eng-{language}"
@@ -76,7 +76,7 @@ class Lab:
         return self._sized({"data": data, "tokenizer": self._pieces(8000), "search": BRIEF if self.tiny else GREEDY}, sections)
 
     def multilingual(self, **sections: Mapping[str, Any]) -> Table:
-        """The configuration of one translator of many languages to and from English."""
+        """The configuration of a translation model for many languages to and from English."""
         text = self.folder.parent / "text" / "many"
         languages = many_languages(self.data, text, least=10_000, most=50_000)
         directions = {"directions": ["eng-*", "*-eng"], "languages": ["eng", *languages], "temperature": 5.0}
@@ -104,18 +104,18 @@ class Lab:
 
     def _sized(self, own: Table, sections: Mapping[str, Any]) -> Table:
         table = merge(merge(SMALL, own), sections)
-        # Merging keeps tables that it does not touch, and whoever asks may change what it gets.
+        # A copy, because merging shares the tables that it does not touch, and the caller may change the result.
         return deepcopy(merge(table, TINY) if self.tiny else table)
 
     def compare(self, name: str, config: Table, axes: Mapping[str, Sequence[Any]]) -> list[Run]:
-        """Train every combination of the values of `axes`, and tell what became of each.
+        """Train every combination of the values of `axes`; return the result of each run.
 
-        name: of the comparison's folder, which reproductions of the same runs share.
+        name: the folder of the comparison; reproductions that use the same runs share it.
         """
         return self.compare_settings(name, config, settings_of([Axis(option, tuple(each)) for option, each in axes.items()]))
 
     def compare_settings(self, name: str, config: Table, settings: Sequence[Mapping[str, Any]]) -> list[Run]:
-        """The same of single runs, which need not be a grid."""
+        """As `compare`, for a list of settings instead of a grid."""
         folder = self.folder.parent / "comparisons" / name
         make_folder(folder.parent)
         path = folder.parent / f"{name}.toml"
@@ -130,7 +130,7 @@ class Lab:
 
 
 def told(result: Result, chosen_by: Measure) -> Run:
-    """loss: the best on the validation part, as a comparison tells it. cost: what it chooses by, the smaller the better."""
+    """A run as JSON values. loss: the best validation loss. cost: the value by which a comparison chooses; lower is better."""
     return {
         "name": result.name,
         "folder": str(result.folder),
@@ -147,7 +147,7 @@ def told(result: Result, chosen_by: Measure) -> Run:
 
 
 def _bleu(scores: Mapping[str, Any]) -> float | None:
-    """Of the test part; of many directions, their mean."""
+    """BLEU on the test set; the mean over directions if there are several."""
     found = [
         entry["bleu"]["value"] for name, entry in scores.items() if name.startswith("test") and "value" in entry.get("bleu", {})
     ]

@@ -1,4 +1,4 @@
-"""How rough a loss surface is, and its picture."""
+"""The roughness of a loss surface, and its plot."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ Stored = dict[str, Any]
 
 
 def store(surface: Surface, path: np.ndarray | None = None) -> Stored:
-    """A surface as JSON holds it; what is not finite is None."""
+    """A surface as JSON values; numbers that are not finite become None."""
     loss = [[float(value) if np.isfinite(value) else None for value in row] for row in surface.loss]
     stored: Stored = {"x": surface.x.tolist(), "y": surface.y.tolist(), "loss": loss}
     return stored if path is None else stored | {"path": path.tolist()}
 
 
 def roughness(stored: Stored) -> float:
-    """The mean size of the second difference of the loss along x and along y, as a share of the surface's whole height.
+    """The mean absolute second difference of the loss along x and y, relative to the height of the surface.
 
-    A plane has 0, a bowl little, a surface of many small hills much. What is not finite counts as the highest value.
+    It is 0 for a plane, small for a bowl, and large for a surface with many small hills. Values that are not finite count as
+    the highest one.
     """
     loss = _filled(stored)
     height = float(loss.max() - loss.min())
@@ -32,7 +33,7 @@ def roughness(stored: Stored) -> float:
 
 
 def picture(name: str, stored: Stored, title: str) -> Panel:
-    """The surface as contours, with the path of the training where it has one."""
+    """A contour plot of the surface, with the path of training if there is one."""
     loss = np.array([[np.nan if value is None else value for value in row] for row in stored["loss"]])
     path = [(x, y) for x, y in stored["path"]] if "path" in stored else None
     svg = contour_plot(

@@ -1,4 +1,4 @@
-"""The page of a reproduction: the claim, the rule, what was measured beside what the paper prints, and the verdict."""
+"""The page of a reproduction: the claim, the rule, the measurements next to the paper's numbers, and the verdict."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _made_with() -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it: a number that is not finite is null."""
+    """The value for JSON; numbers that are not finite become null."""
     match value:
         case dict():
             return {key: plain(each) for key, each in value.items()}

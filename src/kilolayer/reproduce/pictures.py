@@ -1,4 +1,4 @@
-"""The pictures that several reproductions draw alike."""
+"""Plots that several reproductions share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kilolayer.reproduce.lab import Run
 
 
 def by_column(runs: Sequence[Run], row: str, column: str, label: str, title: str) -> Panel:
-    """A line for each value of `row`: the loss over the values of `column`, which are numbers; a gap where none lived."""
+    """A line for each value of `row`: the loss over the numeric values of `column`, with a gap where no run survived."""
     grid = grid_of(runs, row, column)
     series = [
         Series(str(name), [float(at) for at in cells], [cell.loss for cell in cells.values()]) for name, cells in grid.items()
@@ -46,14 +46,14 @@ def curves(runs: Mapping[str, Run], key: str, title: str) -> Panel:
 def lines(
     values: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str, log: bool = False
 ) -> Panel:
-    """Named lines of points."""
+    """A plot of named lines."""
     series = [Series(name, [x for x, _ in points], [y for _, y in points]) for name, points in values.items()]
     svg = line_plot(_id(title), series, x_label=x_label, y_label=y_label, description=title, log=log)
     return Panel(svg, title)
 
 
 def depth_law(points: Sequence[tuple[float, float]], title: str, y_label: str) -> Panel:
-    """Scores over the logarithm of depth, with the line fitted to them where there are enough."""
+    """Scores over the logarithm of depth, with a fitted line if there are enough points."""
     depths, scores = [depth for depth, _ in points], [score for _, score in points]
     fits = []
     if len(set(depths)) > 1:

@@ -1,4 +1,4 @@
-"""What Figures 1 and 2 of TorchScale share: one model made deeper, and one given more experts."""
+"""The common part of TorchScale's Figures 1 and 2: scaling a model in depth, and in the number of experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPERTS = "model.moe.experts"
 
 
 class Scaling(Reproduction):
-    """depths: layers (a side); expert_layers: of the models with experts."""
+    """depths: numbers of layers (per side); expert_layers: the number of layers of the models with experts."""
 
     rule = (
         "Held if every model lives, and in depth and in experts the largest is clearly lower in validation loss (two standard "
@@ -29,10 +29,10 @@ class Scaling(Reproduction):
 
     @abstractmethod
     def config(self, lab: Lab) -> dict[str, Any]:
-        """The model that is made larger."""
+        """The configuration of the model that is scaled."""
 
     def scale(self, lab: Lab, name: str) -> Found:
-        """Train both families."""
+        """Train both families of models."""
         seeds = (1,) if lab.tiny else (1, 2)
         depths, layers, experts = ((1, 2), 2, (2, 4)) if lab.tiny else (self.depths, self.expert_layers, (16, 64, 256))
         deeper: list[dict[str, Any]] = [{"layers": depth} for depth in depths]

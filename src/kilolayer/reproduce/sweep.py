@@ -1,4 +1,4 @@
-"""Reproductions that are one comparison: a grid of runs by two options."""
+"""Reproductions that consist of one comparison: a grid of runs over two options."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def at_best_rate(
     lab: Lab, name: str, config: ConfigTable, axes: Mapping[str, Sequence[Any]], rates: Sequence[float], seeds: Sequence[int]
 ) -> Found:
-    """Train every combination of `axes` at every rate with the first seed, and at its best rate with the other seeds too.
+    """Train every combination of `axes` at every learning rate with the first seed, then at its best rate with all seeds.
 
-    runs: those at the best rates, of all seeds; not_chosen: the others, each of which has ended. A combination whose rates had
-    no time has no best rate yet, and all of its runs are among `runs`: a cell of these has not ended.
+    Returns runs: those at the best rates, for all seeds; not_chosen: the others, all of which have ended. A combination whose
+    rates are not all finished has no best rate yet; all of its runs are then in `runs`, and its cell has not ended.
     """
     from kilolayer.compare.grid import Axis, same, settings_of
     from kilolayer.config import merge
     from kilolayer.reproduce.cells import cell_of, ended
 
-    config = merge(config, {"train": {"stop_when_dead": True}})  # what becomes of a cell is known, and its place is free
+    config = merge(config, {"train": {"stop_when_dead": True}})  # its outcome is known, and its slot is free
     cells = settings_of([Axis(option, tuple(values)) for option, values in axes.items()])
     first, *others = seeds
     tried = lab.compare_settings(
@@ -49,7 +49,7 @@ def at_best_rate(
 
 
 class Sweep(Reproduction):
-    """row, column: the options of the grid of found["runs"]; column_title: the second one in words, for table and picture."""
+    """row, column: the options of the grid of found["runs"]; column_title: the second one in words, for table and plot."""
 
     row: ClassVar[str] = "model.recipe"
     column: ClassVar[str] = "layers"

@@ -1,7 +1,7 @@
-"""The text that reproductions train on: real corpora of KILOLAYER_DATA, or the embedded one for the tiny form.
+"""The training text of reproductions: real corpora from KILOLAYER_DATA, or the embedded corpus for the tiny form.
 
-The papers' own corpora are larger, and most cannot be had freely. A stand-in is chosen for each: short German and English
-sentences of Tatoeba for IWSLT-14 and WMT, Tatoeba in many languages for OPUS-100, books for the language models.
+The papers' own corpora are larger, and most are not freely available. Each has a substitute: short German and English
+sentences from Tatoeba for IWSLT-14 and WMT, Tatoeba in many languages for OPUS-100, books for the language models.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kilolayer.files.writing import write
 Pair = tuple[str, str]
 PARTS = ("train", "valid", "test")
 HELD_OUT = 500
-"""Lines of a language's validation and of its test: enough to tell methods apart, few enough for a hundred models."""
+"""Number of lines in each validation and test set: enough to distinguish methods, few enough for a hundred models."""
 
 
 def sentence_pairs(data: Path | None, language: str, folder: Path) -> None:
-    """Write train, valid and test of English and `language` (deu, fra, spa) to `folder`, unless they are there.
+    """Write the training, validation and test sets of English and `language` (deu, fra, spa) to `folder`, unless they exist.
 
-    A sentence has several translations, so the parts are split by the hash of the English side, one percent each for validation
-    and test; HELD_OUT lines of each are used.
+    A sentence can have several translations, so the sets are split by the hash of the English side: one percent each for
+    validation and test, of which HELD_OUT lines are used.
     """
     if (folder / f"test.{language}").exists():  # the file that is written last
         return
@@ -44,10 +44,10 @@ def sentence_pairs(data: Path | None, language: str, folder: Path) -> None:
 
 
 def many_languages(data: Path | None, folder: Path, least: int, most: int) -> list[str]:
-    """Write the pairs of English with each language of tatoeba_multi that has at least `least` lines, `most` of them at most.
+    """Write up to `most` pairs of English with each language of tatoeba_multi that has at least `least` lines.
 
-    Return the languages without English; what is there already is not written again. No English side of valid or test is one
-    of train.
+    Returns the languages without English; existing files are not written again. No English sentence of the validation or test
+    sets occurs in the training set.
     """
     listed = folder / "languages.txt"  # the file that is written last
     if listed.exists():
@@ -74,7 +74,7 @@ def many_languages(data: Path | None, folder: Path, least: int, most: int) -> li
 
 
 def running_text(data: Path | None, folder: Path) -> Mapping[str, Path]:
-    """Documents for language models: the files of train, valid and test."""
+    """Documents for language models: the files of the training, validation and test sets."""
     source = known(data, "books/train.jsonl.xz")
     if source is not None:
         return {part: source.with_name(f"{part}.jsonl.xz") for part in PARTS}
@@ -84,7 +84,7 @@ def running_text(data: Path | None, folder: Path) -> Mapping[str, Path]:
 
 
 def known(data: Path | None, name: str) -> Path | None:
-    """A file or folder of the real text, which must be there; None where none is used."""
+    """A file or folder of the real text, which must exist; None if the embedded corpus is used."""
     if data is None:
         return None
     if not (data / name).exists():
@@ -100,7 +100,7 @@ def _embedded_pairs() -> dict[str, list[Pair]]:
 
 
 def _write_pairs(folder: Path, language: str, parts: Mapping[str, Iterable[Pair]], named: bool = False) -> None:
-    """`named`: the files tell both languages, as a folder of many pairs needs it."""
+    """named: file names contain both languages, as is needed in a folder with many pairs."""
     for part, rows in parts.items():
         stem = f"{part}.eng-{language}" if named else part
         rows = list(rows)

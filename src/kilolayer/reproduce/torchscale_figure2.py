@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register
 class Figure2(Scaling):
-    """Magneto as an encoder-decoder at 12 to 96 layers a side, and with 16 to 256 experts."""
+    """Magneto as an encoder-decoder at 12 to 96 layers per side, and with 16 to 256 experts."""
 
     name = "torchscale-figure2"
     claim = "Magneto's translators are stable at 12L-12L to 96L-96L and with 16 to 256 experts, and the larger are the better."

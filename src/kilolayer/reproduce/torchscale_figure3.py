@@ -18,7 +18,7 @@ EXPERTS, LAYERS, CLIP = (16, 64, 256), 6, 1.0
 
 
 def clippings(lab: Lab) -> Found:
-    """Sparse Magneto under both ways to clip, and its dense counterpart; Figure 4 looks at the same runs."""
+    """Train sparse Magneto with both kinds of clipping, and its dense counterpart; Figure 4 uses the same runs."""
     layers, experts, seeds = (2, (2,), (1,)) if lab.tiny else (LAYERS, EXPERTS, (1, 2))
     config = lab.multilingual(model={"recipe": "sub_ln"}, train={"clip_norm": CLIP})
     config = merge(config, {"model": {"encoder_layers": layers, "decoder_layers": layers}})
@@ -35,7 +35,7 @@ def clippings(lab: Lab) -> Found:
 
 
 def cells_of_clippings(found: Found) -> dict[str, Cell]:
-    """By name: dense, and each number of experts under each clipping."""
+    """The cells by name: dense, and each number of experts with each kind of clipping."""
     from kilolayer.reproduce.cells import cell_of, grid_of
 
     dense = cell_of(found["dense"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab, Run
 
 APART = 0.02
-"""Of the entropy, as a share: nearer is the same."""
+"""Relative difference of the entropy below which two values count as equal."""
 
 
 @register
@@ -85,12 +85,12 @@ class Figure4(Reproduction):
         ]
 
     def _entropy(self, found: Found, clip: str) -> float | None:
-        """The mean over the last fifth, of all seeds."""
+        """The mean entropy over the last fifth of training and over all seeds."""
         rows = [row for run in found[clip]["entropy"] for row in run[-max(1, len(run) // 5) :]]
         return fmean(value for _, value in rows) if rows else None
 
     def _early(self, found: Found, clip: str) -> float | None:
-        """Of the clipped steps, the share in the first fifth of the training."""
+        """The share of clipped steps that fall into the first fifth of training."""
         rows = [(step <= run[-1][0] / 5, count) for run in found[clip]["clipped"] for step, count in run]
         total = sum(count for _, count in rows)
         return sum(count for is_early, count in rows if is_early) / total if total else None

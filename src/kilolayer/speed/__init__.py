@@ -1,1 +1,1 @@
-"""Forms of a built model that run its own parameters faster: for training, and for decoding."""
+"""Faster forms of a model that share its parameters, for training and for decoding, and estimates of memory and FLOPs."""

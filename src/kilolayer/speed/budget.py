@@ -1,4 +1,4 @@
-"""What a model costs, before anything is allocated: parameters, arithmetic and memory."""
+"""The cost of a model, computed without allocating it: parameters, FLOPs and memory in training and decoding."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from kilolayer.speed.state import State
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LARGEST_TENSOR = 2**58  # elements
-RESIDUAL = torch.float32  # of the states between layers, whatever products are in
+RESIDUAL = torch.float32  # dtype of the states between layers, whatever the dtype of the products
 
 
 @dataclass(frozen=True)
 class Work:
-    """The batch that is budgeted: `batch` sequences of `length` tokens a side; decoding keeps `beam` hypotheses of each.
+    """The batch to estimate: `batch` sequences of `length` tokens per side; decoding keeps `beam` hypotheses of each.
 
-    scored: the positions of a sequence that the vocabulary is scored at, fewer than `length` in a masked language model.
+    scored: the number of positions per sequence with logits; fewer than `length` in a masked language model.
     """
 
     batch: int = 64
@@ -54,15 +54,15 @@ class Work:
 
     @property
     def scores(self) -> int:
-        """Positions of the batch that the vocabulary is scored at."""
+        """The number of positions in the batch with logits."""
         return self.batch * (self.length if self.scored is None else self.scored)
 
 
 @dataclass(frozen=True)
 class Training:
-    """Bytes while training with Adam. bf16 keeps fp32 masters beside the moments; `logits` is the loss's working space.
+    """Bytes in training with Adam. With bf16, fp32 master weights are kept too; `logits` is the workspace of the loss.
 
-    Gradients grow in the backward pass as activations go, so that the peak holds the larger of the two, not both.
+    In the backward pass gradients are allocated as activations are freed, so the peak has the larger of the two, not both.
     """
 
     weights: int
@@ -74,12 +74,12 @@ class Training:
 
     @property
     def peak(self) -> int:
-        """The most held at once when every activation is kept."""
+        """Peak memory if all activations are kept."""
         return self._peak(self.activations)
 
     @property
     def peak_recomputed(self) -> int:
-        """The most held at once when each layer is recomputed in the backward pass."""
+        """Peak memory if each layer is recomputed in the backward pass."""
         return self._peak(self.activations_recomputed)
 
     def _peak(self, activations: int) -> int:
@@ -88,7 +88,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Bytes while decoding step by step: weights, and the keys and values kept for target and source."""
+    """Bytes in step-by-step decoding: weights, and the cached keys and values of target and source."""
 
     weights: int
     target_cache: int
@@ -101,8 +101,11 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Budget:
-    """parts: parameters by part of the model; active ones: those that serve a token. FLOPs are of matrix products, a token of
-    the output's side."""
+    """The cost of a model.
+
+    parts: parameters by part of the model; active parameters are those that a token uses. FLOPs count matrix products only,
+    per token on the output side.
+    """
 
     work: Work
     parts: dict[str, int]
@@ -117,7 +120,7 @@ class Budget:
 
     @property
     def training_flops_per_token(self) -> float:
-        """Forward and backward: the backward pass multiplies each matrix twice."""
+        """FLOPs of forward and backward pass; the backward pass has two products for each of the forward pass."""
         return 3 * self.forward_flops_per_token
 
 
@@ -130,7 +133,7 @@ def budget(config: ModelConfig, work: Work) -> Budget:
             f"a batch of {work.batch:,} x {work.length:,} tokens makes a tensor of this model too large to compute its size",
             fix="lower the batch or the length",
         )
-    # The collector would look through all modules of a deep model again and again, and find nothing: half of the time.
+    # The garbage collector would traverse all modules of a deep model repeatedly, which takes half of the time.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -154,7 +157,7 @@ def _budget(config: ModelConfig, work: Work) -> Budget:
         optimizer=total * (8 + master),
         activations=kept,
         activations_recomputed=recomputed,
-        # The gradient takes the place of the scores.
+        # The gradient overwrites the logits.
         logits=logits * size,
     )
     return Budget(
@@ -185,7 +188,7 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
     flops = 2.0 * work.scores * config.dim * (config.vocab_size or 0)
     if config.head is not None:
         flops = 2.0 * work.batch * config.dim * (config.dim + config.head.outputs)
-    # Scores and mixing: 4 x dim a query and key; a causal query sees half of the keys on average.
+    # q k^T and its product with v: 4 x dim per query and key; a causal query sees half of the keys on average.
     attention = 4.0 * tokens * config.dim * work.length
     for stack in stacks:
         for module in stack.modules():
@@ -204,7 +207,7 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
 
 
 def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, int]:
-    """Bytes kept for the backward pass: of all layers, and where only each layer's input is kept."""
+    """Bytes kept for the backward pass: with all activations of all layers, and with only the input of each layer."""
     form, dtype = fast_form(model), DTYPES[work.precision]
     state = work.batch * work.length * config.dim * RESIDUAL.itemsize
     kept, recomputed, largest = 0, 0, 0
@@ -214,10 +217,10 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
         layers = len(stack.blocks)
         stream = layers * stack.stream.states_kept * state
         shared = 0
-        # Layers of one kind keep the same: those without experts, and those with; and those whose norms stand alike.
+        # Layers of the same kind keep the same: with or without experts, and with the same placement of norms.
         for kind, count in Counter(map(_kind_of, stack.layers())).items():
             first = next(block for block in stack.layers() if _kind_of(block) == kind)
-            for block in (stack.layers()[0], first):  # by the first of all a stack tells the dtype of its products
+            for block in (stack.layers()[0], first):  # a stack takes the dtype of its products from its first layer
                 lower(block, dtype, RESIDUAL)
             layer, shared = _layer_activations(stack, first, config, work)
             kept += count * layer
@@ -235,7 +238,7 @@ def _kind_of(block: Block) -> tuple[type, tuple[bool, ...]]:
 
 
 def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work: Work) -> tuple[int, int]:
-    """Bytes kept for the backward pass by one layer, and by what all layers share; read off a forward without memory."""
+    """Bytes kept for the backward pass by one layer, and by what all layers share; from a forward pass on the meta device."""
     x = torch.empty(work.batch, work.length, config.dim, device="meta", dtype=RESIDUAL, requires_grad=True)
     real = torch.ones(work.batch, work.length, device="meta", dtype=torch.bool) if config.pad_id is not None else None
     inputs, memory = Sequences(x, real), None
@@ -267,9 +270,9 @@ def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work
 
 
 class AsCompiled(TorchFunctionMode):
-    """Lets functions on the meta device keep what fused kernels and compiled code keep.
+    """Makes operations on the meta device keep the same tensors for the backward pass as fused kernels and compiled code.
 
-    There SDPA would fall back to the whole score matrix, and dropout keep its mask as floats.
+    Without it, SDPA on the meta device would keep the whole score matrix, and dropout a mask of floats.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -281,7 +284,7 @@ class AsCompiled(TorchFunctionMode):
 
 
 class _CompiledDropout(torch.autograd.Function):
-    """Keeps its mask, a byte an element."""
+    """Dropout that keeps its mask with one byte per element."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -290,7 +293,7 @@ class _CompiledDropout(torch.autograd.Function):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps queries, keys, values, the output, and one fp32 number a head and query."""
+    """Attention that keeps queries, keys, values, the output, and one fp32 number per head and query."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -300,9 +303,9 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _tensors(view: FastView) -> Iterator[Tensor]:
-    """What all layers of a stack share and keep: masks, rotary tables, and the memory where it is rounded for them.
+    """The tensors that all layers of a stack share and keep: masks, rotary tables, and the encoder's output if it is rounded.
 
-    As it is, the memory is the encoder's own activation.
+    If it is not rounded, it is already counted as an activation of the encoder.
     """
     masks = [view.key_bias, view.source_key_bias]
     if not view.short:

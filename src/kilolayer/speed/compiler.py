@@ -1,4 +1,4 @@
-"""Layers compiled once for all of a kind, and layers that keep less for the backward pass and compute the rest again."""
+"""Compilation of layers, once per kind of layer, and activation recomputation in the backward pass."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kilolayer.speed.fast_layer import run_layer
 
 Recompute = Literal["none", "selective", "layer"]
 RunLayer = Callable[..., Any]
-"""As `run_layer`."""
+"""A function with the signature of `run_layer`."""
 
-# Shares of what a compiled layer would keep. At 0 the compiler keeps inputs alone, whatever is marked to be kept.
+# Activation memory budgets of the compiler. At 0 it keeps only the inputs, even of operations marked to be saved.
 BUDGETS: dict[Recompute, float] = {"none": 1.0, "selective": 0.5, "layer": 0.0}
 LEAST = 1e-6
 
 ops = torch.ops.aten
 PRODUCTS = {ops.mm.default, ops.addmm.default}
 GROUPED_PRODUCT = torch.ops.kilolayer.grouped_product.default
-CHOICES = {ops.topk.default, ops.sort.stable}  # of experts: what is computed again must go to the same ones
+CHOICES = {ops.topk.default, ops.sort.stable}  # the choice of experts: recomputed tokens must go to the same ones
 ATTENTION = {
     ops._scaled_dot_product_flash_attention_for_cpu.default,
     ops._scaled_dot_product_flash_attention.default,
@@ -44,20 +44,20 @@ ATTENTION = {
 
 @contextmanager
 def compiler_settings(recompute: Recompute) -> Iterator[None]:
-    """Around every call of a compiled layer, because any call may compile; afterwards the settings are as they were."""
+    """A context with the compiler's settings, for every call of a compiled layer, because any call may compile."""
     settings = torch._dynamo.config
     with ExitStack() as stack:
-        # A number that all layers share is a constant; layers of all models of a process count together.
+        # Python numbers are constants; the limit on recompilations counts the layers of all models of a process together.
         limit = settings.accumulated_recompile_limit
         stack.enter_context(settings.patch(specialize_float=True, recompile_limit=limit))
-        # Sizes that happen to be equal are still two sizes.
+        # Two sizes that happen to be equal must not be treated as one.
         stack.enter_context(shape_config.patch(use_duck_shape=False))  # pyright: ignore[reportAttributeAccessIssue]
         stack.enter_context(partition_config.patch(activation_memory_budget=BUDGETS[recompute]))
         yield
 
 
 def compile_layer(kind: type[nn.Module], recompute: Recompute, backend: str = "inductor") -> RunLayer:
-    """`run_layer` compiled for this kind of layer and all batch shapes: what differs between layers is a tensor."""
+    """Compile `run_layer` for this kind of layer and all batch shapes; whatever differs between layers must be a tensor."""
     kernels.be_constant_to_the_compiler()
     options = {"joint_custom_post_pass": draws_are_kept()} if backend == "inductor" else None
     return torch.compile(_code_of_its_own(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
@@ -65,13 +65,13 @@ def compile_layer(kind: type[nn.Module], recompute: Recompute, backend: str = "i
 
 @functools.cache
 def _code_of_its_own(kind: type[nn.Module], recompute: Recompute) -> RunLayer:
-    """By the code of a function the compiler finds what it has made before; so each kind has a copy."""
+    """A copy of `run_layer` for each kind of layer, because the compiler's cache is keyed by a function's code object."""
     assert isinstance(run_layer, FunctionType)
     return FunctionType(run_layer.__code__.replace(), run_layer.__globals__, run_layer.__name__, run_layer.__defaults__)
 
 
 def recomputed(run: RunLayer, what: Recompute) -> RunLayer:
-    """`run` of a layer, keeping its input alone ("layer"), or also what attention and narrowing products gave ("selective")."""
+    """`run` with recomputation: keep only its input ("layer"), or also the results of attention and narrowing products."""
     if what == "none":
         return run
     if what == "layer":
@@ -81,7 +81,7 @@ def recomputed(run: RunLayer, what: Recompute) -> RunLayer:
 
 def _choose(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     kept = operation in ATTENTION or operation in CHOICES
-    # A product that widens, into the feed-forward network or into queries, keys and values, holds most of the memory.
+    # Widening products, into the feed-forward network or into queries, keys and values, take most of the memory.
     if operation in PRODUCTS:
         inner, columns = arguments[-1].shape
         kept = columns <= inner
@@ -93,9 +93,10 @@ def _choose(_: Any, operation: Any, *arguments: Any, **options: Any) -> Checkpoi
 
 @functools.cache
 def draws_are_kept() -> Any:
-    """A pass of the compiler over a layer's graph, forward and backward: what is drawn at random is kept.
+    """A compiler pass over a layer's joint forward and backward graph that marks random numbers to be saved.
 
-    Within its budget the compiler computes anything again, and a second draw would be another one: wrong gradients.
+    The compiler may recompute anything to stay within its budget, and random numbers drawn a second time would differ from the
+    first and give wrong gradients.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 

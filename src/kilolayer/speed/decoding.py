@@ -1,9 +1,9 @@
-"""Decoding in memory of fixed shape and place, so that the encoder's pass and each step can be recorded as CUDA graphs.
+"""Decoding in buffers of fixed shape and address, so that the encoder's pass and each step can be recorded as CUDA graphs.
 
-The hypotheses of a sentence lie side by side in one row, as in layers/cache.py: at step t the k-th one writes its keys and
-values into the entry t * width + k, and `seen` says which entries are its own past. So no key ever moves. The entries of a text
-that a language model continues stand before these. Rows, lengths and sources are rounded up to a few sizes, and memory of each
-size serves batch after batch.
+All hypotheses of a sentence share one row, as in layers/cache.py: at step t the k-th one writes its keys and values into entry
+t * width + k, and `seen` marks the entries of its own past, so keys never move. If a language model continues a text, the
+entries of the text come first. Batch sizes, lengths and source lengths are rounded up to a few sizes, and the buffers of each
+size are reused from batch to batch.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kilolayer.speed.static_keys import StaticKeys
 
 PAD = 0
 SIZES = 4
-"""Of batches, whose memory is kept for each model."""
+"""Number of batch sizes whose buffers are kept for each model."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """rows: sentences; width: hypotheses of each; steps: the longest output; source: the longest input, or text before."""
+    """rows: sentences; width: hypotheses per sentence; steps: longest output; source: longest source, or text to continue."""
 
     rows: int
     width: int
@@ -48,14 +48,14 @@ class Size:
 
     @classmethod
     def holding(cls, rows: int, width: int, steps: int, source: int, positions: int | None = None) -> Size:
-        """The smallest of a few sizes that holds all this; a source is not made longer than what has positions."""
+        """The smallest of a few sizes that fits; a source is not padded beyond the model's maximum number of positions."""
         longest = -(-source // 32) * 32
         longest = longest if positions is None else max(source, min(longest, positions))
         return cls(1 << (rows - 1).bit_length(), width, -(-steps // 32) * 32, longest)
 
 
 class StaticDecoder:
-    """The memory of a batch of one size, and in it the encoder's pass and one step of a model."""
+    """The buffers for batches of one size, and the encoder's pass and the decoding step of a model in these buffers."""
 
     def __init__(self, model: EncoderDecoder | Decoder, size: Size) -> None:
         self.model, self.size = model, size
@@ -69,7 +69,7 @@ class StaticDecoder:
         kept = torch.zeros(*shape, entries, config.head_dim, dtype=self.dtype, device=self.device)
         read = torch.zeros(*shape, size.source, config.head_dim, dtype=self.dtype, device=self.device) if reads_source else None
         self.layers = [StaticKeys(kept[layer], None if read is None else read[layer]) for layer in range(layers)]
-        # Whether the kernel of step_attention.py serves, or SDPA, which takes a bias of its own form.
+        # Whether step_attention.py supports this size; otherwise SDPA, which takes a float bias instead of a bool mask.
         self.by_kernel = model.decoder.positions.bias is None and can_run_step_attention(
             self.device, self.dtype, size.width * config.heads // config.key_heads, config.head_dim
         )
@@ -81,24 +81,24 @@ class StaticDecoder:
         self.parents = self.itself.clone()
         self.seen = torch.zeros(size.rows, size.width, entries, dtype=torch.bool, device=self.device)
         self.begun = torch.zeros(1 if reads_source else size.rows, 1, dtype=torch.int64, device=self.device)
-        """Positions of the text before the first step."""
+        """Number of positions of the text before the first step."""
         self.places = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
         """The position of each entry."""
 
     def enter(self, source: Tensor) -> None:
-        """Begin anew with a batch of sources, int64 [rows, length]; `read_source` must follow before the first step."""
+        """Start a new batch of sources, int64 [rows, length]; `read_source` must follow before the first step."""
         assert self.source is not None
         rows, length = source.shape
         pad_id = self.model.config.pad_id
         self.source.fill_(PAD)
         self.source[:rows, :length] = source
         self.real.fill_(False)
-        self.real[..., 0] = True  # a row without a sentence looks somewhere
+        self.real[..., 0] = True  # an empty row needs something to attend to
         self.real[:rows, 0, 0, :length] = True if pad_id is None else source != pad_id
         self._begin()
 
     def read_source(self) -> None:
-        """The encoder's pass, and each layer's keys and values of it. What a graph records."""
+        """Run the encoder and compute each layer's keys and values of the source. Recorded as a graph."""
         assert isinstance(self.model, EncoderDecoder)
         states = self.model.encode(self.source, mask=self.real[:, 0, 0]).states
         for keys, block in zip(self.layers, self.model.decoder.blocks, strict=True):
@@ -110,7 +110,7 @@ class StaticDecoder:
                 place.copy_(part)
 
     def enter_text(self, text: Tensor) -> None:
-        """Begin with the first step after a text, int64 [rows, length], its padding on the left; read it, if there is any."""
+        """Start a new batch of texts to continue, int64 [rows, length], padded on the left; read them, if not empty."""
         assert isinstance(self.model, Decoder)
         self.begun.zero_()
         self._begin()
@@ -141,11 +141,11 @@ class StaticDecoder:
         self.places[:, self.before :] = self.begun + steps
 
     def take_step(self) -> None:
-        """What another graph records."""
+        """One decoding step. Recorded as a graph."""
         raise NotImplementedError
 
     def read(self) -> Tensor:
-        """Read `tokens`, each after the hypothesis in `parents`: logits [rows, width, vocabulary]."""
+        """Read `tokens`, each of which continues the hypothesis in `parents`; return logits [rows, width, vocabulary]."""
         width, entries = self.size.width, self.seen.shape[2]
         self.seen.copy_(self.seen.gather(1, self.parents[..., None].expand(-1, -1, entries)))
         new = self.before + self.step * width + self.itself[0]
@@ -168,17 +168,17 @@ AnyDecoder = TypeVar("AnyDecoder", bound=StaticDecoder)
 
 
 class StaticDecoders:
-    """The static decoders of one model, the last used ones kept, and their recordings in one memory pool."""
+    """The static decoders of one model (the most recently used are kept), and their recordings in one memory pool."""
 
     def __init__(self, model: EncoderDecoder | Decoder) -> None:
         form = fast_form(model)
-        # A model that is a fast form already is not kept by what it is the key of.
+        # If the model is already a fast form, a copy: a reference to the model itself, which is the key, would keep it alive.
         self.form = copy.copy(form) if form is model else form
         self.decoders: OrderedDict[Hashable, StaticDecoder] = OrderedDict()
         self.recorder: Recorder | None = None
 
     def decoder(self, kind: type[AnyDecoder], model: EncoderDecoder | Decoder, size: Size) -> AnyDecoder:
-        """One of this size; a model whose weights have moved gets a new one."""
+        """The decoder of this size; a new one if the model's weights have moved in memory."""
         key = _key(kind, model, size)
         if key not in self.decoders:
             while len(self.decoders) >= SIZES:
@@ -196,18 +196,18 @@ class StaticDecoders:
         return decoder
 
     def _leave(self) -> None:
-        """Give up the one that was not used for the longest time."""
+        """Drop the least recently used decoder."""
         _, old = self.decoders.popitem(last=False)
         if self.recorder is not None:
             self.recorder.forget([_reading(old), _stepping(old)])
 
     def enter(self, decoder: StaticDecoder, source: Tensor) -> None:
-        """Begin a new batch of sources, int64 [rows, length], in the decoder."""
+        """Start a new batch of sources, int64 [rows, length], in the decoder."""
         decoder.enter(source)
         self._run(decoder.device, _reading(decoder))
 
     def take_step(self, decoder: StaticDecoder) -> None:
-        """A step of the decoder."""
+        """Run one step of the decoder."""
         self._run(decoder.device, _stepping(decoder))
 
     def _run(self, device: torch.device, piece: Piece) -> None:
@@ -233,7 +233,7 @@ _decoders: weakref.WeakKeyDictionary[EncoderDecoder | Decoder, StaticDecoders] =
 
 
 def decoders_of(model: EncoderDecoder | Decoder) -> StaticDecoders:
-    """Those that are kept as long as the model."""
+    """The static decoders of a model, kept for as long as the model exists."""
     if model not in _decoders:
         _decoders[model] = StaticDecoders(model)
     return _decoders[model]

@@ -1,4 +1,4 @@
-"""The fast form of a model: the same parameters under the same names, run through operators and compiled layers."""
+"""The fast form of a model: the same parameters under the same names, run by fused operators and compiled layers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none
 
 
 def unfused_residuals(form: nn.Module) -> list[str]:
-    """What to say of stacks in half precision whose residuals no kernel serves, for an option of their recipe."""
+    """A message about half-precision stacks whose residuals cannot use the fused kernel, naming the option that prevents it."""
     texts = []
     for stack in form.modules():
         if isinstance(stack, FastStack) and stack.product_dtype in (torch.bfloat16, torch.float16):
@@ -64,13 +64,13 @@ def unfused_residuals(form: nn.Module) -> list[str]:
 
 
 def why_not_fast(device: torch.device) -> str | None:
-    """What is missing for kernels and compiled layers on this device; None where nothing is."""
+    """Why kernels and compiled layers cannot be used on this device; None if they can."""
     return f"the model is on {device.type}" if device.type != "cuda" else kernels.why_no_kernels()
 
 
 def compile_layers(form: nn.Module, backend: str = "inductor") -> None:
     """Compile the layers of all stacks of a fast form."""
-    # Advice to the compiler's authors is not for the user.
+    # Hides warnings that are meant for developers of the compiler.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
     for module in form.modules():
         if isinstance(module, FastStack):
@@ -78,21 +78,21 @@ def compile_layers(form: nn.Module, backend: str = "inductor") -> None:
 
 
 class FastEmbedding(Embedding):
-    """The same table, its scores through operators."""
+    """An embedding on the same table, with logits from `fast_scores`."""
 
     def scores(self, states: Tensor) -> Tensor:
         return fast_scores(states, self.weight)
 
 
 class FastVocabularyProjection(VocabularyProjection):
-    """The same table, its scores through operators."""
+    """An output projection on the same table, with logits from `fast_scores`."""
 
     def forward(self, states: Tensor) -> Tensor:
         return fast_scores(states, self.weight)
 
 
 def fast_scores(states: Tensor, table: Tensor) -> Tensor:
-    """As `scores_of`; a table in 16 bits on a GPU is not converted for scores in fp32."""
+    """As `scores_of`, but on a GPU a 16-bit table gives fp32 logits without being converted."""
     if torch.is_grad_enabled() or states.device.type != "cuda":
         return scores_of(states, table)
     states = states.to(table.dtype)
@@ -102,7 +102,7 @@ def fast_scores(states: Tensor, table: Tensor) -> Tensor:
 
 
 def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
-    """The module, or where a stack or table is inside, a second one on the same parts with the fast ones in their place."""
+    """A copy of the module that shares its parts but has fast stacks and tables; the module itself if it contains none."""
     if isinstance(module, FastStack) and module.recompute == recompute:
         return module
     if isinstance(module, Stack):
@@ -120,6 +120,6 @@ def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
 
 def _as(kind: type[nn.Module], module: nn.Module) -> nn.Module:
     form = kind.__new__(kind)
-    # One dictionary: what is set on either, as `lower` sets the dtype of an embedding's output, is set on both.
+    # Both share one __dict__, so that an attribute set on either, such as `states_dtype` by `lower`, is set on both.
     form.__dict__ = module.__dict__
     return form

@@ -1,4 +1,4 @@
-"""Attention through operators: what layers/attention.py computes, on the same modules."""
+"""Attention by fused operators: the same function and modules as in layers/attention.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kilolayer.speed.static_keys import StaticKeys
 
 
 def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
-    """What the output projection reads: [batch, length, dim] to the same. seed: of the dropout on the weights."""
+    """The input of the output projection: [batch, length, dim] to the same shape. seed: of the dropout on attention weights."""
     x = f.input_shift(x)
     if view.short:
         packed = project(f.query_key_value, x)
@@ -39,7 +39,7 @@ def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache 
 
 
 def cross_attention(f: CrossAttention, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
-    """What the output projection reads: [batch, target, dim] to the same. seed: of the dropout on the weights."""
+    """The input of the output projection: [batch, target, dim] to the same shape. seed: of the dropout on attention weights."""
     query = project(f.query, f.input_shift(x))
     if view.short:
         assert view.source is not None
@@ -55,7 +55,7 @@ def cross_attention(f: CrossAttention, x: Tensor, view: FastView, cache: KeyCach
 
 
 def source_keys(f: CrossAttention, view: FastView, cache: KeyCache | None) -> tuple[Tensor, Tensor]:
-    """Keys and values of the source, [batch, key heads, source, head width] each; from the cache after the first step."""
+    """Keys and values of the source, [batch, key_heads, source, head_dim] each; cached at the first step."""
     if cache is not None and cache.memory is not None:
         return cache.memory
     assert view.source is not None
@@ -66,7 +66,7 @@ def source_keys(f: CrossAttention, view: FastView, cache: KeyCache | None) -> tu
 
 
 def _project(f: Attention, x: Tensor, projection: Projection) -> list[Tensor]:
-    """The parts of a projection, each split into heads."""
+    """Project x and split each part into heads."""
     return [_split(f, part) for part in project(projection, x).split(projection.rows, dim=-1)]
 
 
@@ -81,7 +81,7 @@ def _mix(f: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Mask) ->
 
 
 def _takes_groups(query: Tensor, mask: Mask) -> bool:
-    """Whether a fused kernel takes fewer key heads; on CUDA the others fall back to the whole score matrix."""
+    """Whether a fused kernel supports grouped key heads here; on CUDA, SDPA would otherwise compute the whole score matrix."""
     return query.device.type == "cpu" or (mask.values is None and query.dtype in (torch.float16, torch.bfloat16))
 
 
@@ -90,10 +90,10 @@ def _chance(f: Attention) -> float:
 
 
 def _split(f: Attention, x_BLD: Tensor) -> Tensor:
-    """[batch, length, heads * head width] to [batch, heads, length, head width]."""
+    """[batch, length, heads * head_dim] to [batch, heads, length, head_dim]."""
     return x_BLD.unflatten(-1, (-1, f.head_dim)).transpose(1, 2)
 
 
 def _join(f: Attention, heads_BHLD: Tensor) -> Tensor:
-    """LN(concat(g_h head_h)); the norm and the g_h where the plan has them."""
+    """LN(concat(g_h head_h)), with the norm and the head scales g_h if the plan has them."""
     return normalise(f.inner_norm, f.head_scale(heads_BHLD).transpose(1, 2).flatten(2))

@@ -1,4 +1,4 @@
-"""The feed-forward network and the experts through operators: what the plain modules compute."""
+"""The feed-forward network and the experts by fused operators: the same functions as the plain modules."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kilolayer.speed.product import chance_of, has_inner_norm_kernel, normalise,
 
 
 def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool) -> Tensor:
-    """W_2 N( drop(phi(W_1 x)) ): [batch, length, dim] to the same; with `biased=False` without the bias of W_2."""
+    """W_2 N(drop(phi(W_1 x))): [batch, length, dim] to the same shape; `biased=False` omits the bias of W_2."""
     weight, bias, norm, chance = f.input.weight, f.input.bias, f.inner_norm, chance_of(f.dropout)
     x = f.input_shift(x).to(weight.dtype)
     if bias is None or not _rectifies_in_product(f, x):
         hidden = normalise(norm, f.dropout(f.activation(f.activation_shift(project(f.input, x)))))
     elif isinstance(norm, nn.Identity) and isinstance(f.output_shift, nn.Identity) and torch.is_grad_enabled():
-        # Nothing but ReLU and dropout between the products: their backward is one unit.
+        # With only ReLU and dropout between the products, one operator computes the backward of both.
         return relu_network(x, weight, bias, f.output.weight, f.output.bias if biased else None, seed, chance)
     elif has_inner_norm_kernel(norm, x.device, x.dtype):
         assert isinstance(norm, LayerNorm | RMSNorm)
@@ -34,13 +34,13 @@ def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool)
 
 
 def _rectifies_in_product(f: FeedForward, x: Tensor) -> bool:
-    """Whether the first product can apply its bias, a ReLU and dropout where it is written."""
+    """Whether the first product can be fused with its bias, a ReLU and dropout."""
     plain = isinstance(f.activation, nn.ReLU) and isinstance(f.activation_shift, nn.Identity)
     return plain and can_fuse_relu_product(x.device, f.input.weight.dtype)
 
 
 def run_experts(f: Experts, rows: Tensor, groups: Groups, seed: Tensor | None) -> Tensor:
-    """W_2e N_e( drop(phi(W_1e x)) ) for the rows x of expert e: [rows, dim] to the same."""
+    """W_2e N_e(drop(phi(W_1e x))) for the rows x of expert e: [rows, dim] to the same shape."""
     norm, weight = f.inner_norm, f.input.weight
     rows = f.input_shift(rows)
     if _fuses_expert_norm(f, rows.device):

@@ -1,9 +1,9 @@
-"""A layer through operators: the equation of layers/sublayer.py, on the same modules, cut where kernels join its parts.
+"""A layer by fused operators: the equation of layers/sublayer.py on the same modules, divided so that kernels can be fused.
 
     y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
 
-Scales, dropout, addition and norm are one kernel forward and one backward. Where the next sublayer begins with a norm (Pre-LN),
-that kernel writes the sum and its norm: each layer is handed the norm that the next one begins with.
+Scales, dropout, addition and norm are one kernel in the forward and one in the backward pass. If the next sublayer begins with
+a norm (Pre-LN), that kernel writes both the sum and its norm; for this, each layer is given the first norm of the next one.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from kilolayer.speed.product import chance_of, normalise, project
 from kilolayer.speed.state import State
 
 DRAWS = 2
-"""Seeds that a sublayer takes: for the dropout inside f, and for that on the branch."""
+"""Number of seeds per sublayer: one for the dropout inside f, and one for the dropout on the branch."""
 
 
 def run_layer(
     block: Block, x: State, view: FastView, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
 ) -> tuple[State, Routing | None]:
-    """What `block` computes, and how its experts were chosen.
+    """Run `block` on the state x; return the new state, and the routing of a layer with experts.
 
-    following: the norm that the next layer begins with, to be applied where the state is written. seeds: int64 [sublayers,
-    DRAWS], from which dropout is drawn; None where nothing is dropped.
+    following: the first norm of the next layer, applied by the kernel that writes the state. seeds: int64 [sublayers, DRAWS],
+    from which dropout is drawn; None without dropout.
     """
     sublayers, routing = block.sublayers(), None
     norms = [opening_norm(sublayer) for sublayer in sublayers[1:]] + [following]
@@ -49,7 +49,7 @@ def run_layer(
 
 
 def first_state(block: Block, x: Tensor, dtype: torch.dtype, following: nn.Module | None) -> State:
-    """What the first layer of a stack reads, prepared as layers do it for each other: so one compiled layer serves all."""
+    """The input of a stack's first layer, in the form in which layers pass states on, so that one compiled layer serves all."""
     first, *_, last = block.sublayers()
     if not _is_fused(last, x, dtype, _norm_of_sum(last, following)):
         return State.of(x)
@@ -58,9 +58,9 @@ def first_state(block: Block, x: Tensor, dtype: torch.dtype, following: nn.Modul
 
 
 def opening_norm(sublayer: Sublayer) -> nn.Module | None:
-    """The norm that f begins with, where the sublayer before may apply it: where f reads nothing else.
+    """N_pre of a sublayer, if the sublayer before it may apply it, which requires that f reads nothing but the norm's output.
 
-    A router reads what is precise: experts are chosen by small differences.
+    Not before a router, which needs unrounded input, because small differences decide which experts are chosen.
     """
     reads_norm = isinstance(sublayer.in_scale, nn.Identity)
     return sublayer.pre_norm if sublayer.plan.pre_norm and reads_norm and type(sublayer) is Sublayer else None
@@ -74,7 +74,7 @@ def run_sublayer(
     following: nn.Module | None,
     seeds: Tensor | None,
 ) -> tuple[State, Routing | None]:
-    """One residual. following: the next one's `opening_norm`; seeds: int64 [DRAWS]."""
+    """Run one residual sublayer. following: `opening_norm` of the next one; seeds: int64 [DRAWS]."""
     f, routing, norm = sublayer.f, None, _norm_of_sum(sublayer, following)
     inside, on_branch = (None, None) if seeds is None else (seeds[0], seeds[1])
     shift: Tensor | None = None
@@ -96,7 +96,7 @@ def run_sublayer(
 
 
 def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
-    """The sum of skip and branch, normalised, one operation at a time."""
+    """N_out(skip * x + branch), one operation at a time."""
     if not isinstance(sublayer, PairSublayer):
         return State.of(normalise(sublayer.out_norm, sublayer.skip(x.precise) + branch))
     assert x.second is not None
@@ -105,7 +105,7 @@ def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
 
 
 def _read(sublayer: Sublayer, x: State) -> Tensor:
-    """in_scale * N_pre(x), what f reads."""
+    """The input of f: in_scale * N_pre(x)."""
     if x.normed is not None:
         return x.normed
     prepared = sublayer.plan.pre_norm or not isinstance(sublayer.in_scale, nn.Identity)
@@ -133,9 +133,9 @@ def _join(
     *,
     keeps_sum: bool,
 ) -> State:
-    """N( skip * x + branch * drop(y + shift) ) in one pass; with `keeps_sum` the sum and its norm.
+    """N(skip * x + branch * drop(y + shift)) in one kernel; with `keeps_sum`, both the sum and its norm.
 
-    y: after N_post; shift: the bias of f's last product, where y does not have it yet.
+    y: the output of N_post; shift: the bias of f's last product, if it has not been added to y yet.
     """
     assert isinstance(norm, LayerNorm | RMSNorm)
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
@@ -150,7 +150,7 @@ def _join(
 
 
 def _norm_of_sum(sublayer: Sublayer, following: nn.Module | None) -> nn.Module | None:
-    """Of the sum of skip and branch: this sublayer's own, or the next one's."""
+    """The norm of the sum of skip and branch: N_out of this sublayer, or N_pre of the next one."""
     return following if isinstance(sublayer.out_norm, nn.Identity) else sublayer.out_norm
 
 
@@ -165,7 +165,7 @@ def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module
 
 
 def _unserved(sublayer: Sublayer) -> str | None:
-    """What the kernel does not compute, in words; None where it computes all."""
+    """The option of the sublayer that the kernel does not support, in words; None if it supports all."""
     if sublayer.plan.second_in or sublayer.plan.second_out:
         return "they carry a second state"
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
@@ -181,7 +181,7 @@ def _variety(scale: nn.Module, learned: str) -> str:
 
 
 def why_unfused(block: Block) -> str | None:
-    """Which option of a layer keeps its residuals from the kernel that adds, drops and normalises; None where none does."""
+    """The option of a layer that prevents the fused residual kernel; None if there is none."""
     for sublayer in block.sublayers():
         if (reason := _unserved(sublayer)) is not None:
             return reason
@@ -193,7 +193,7 @@ def why_unfused(block: Block) -> str | None:
 
 
 def drops(block: Block) -> bool:
-    """Whether this layer draws dropout from seeds now."""
+    """Whether this layer currently needs seeds for dropout."""
     attends = any(sublayer.f.training and getattr(sublayer.f, "dropout", 0.0) for sublayer in block.sublayers()[:-1])
     modules = [module for module in block.modules() if isinstance(module, nn.Dropout)]
     return bool(attends) or any(chance_of(module) for module in modules)

@@ -1,4 +1,4 @@
-"""A stack whose layers run through operators, compiled where they train."""
+"""A stack whose layers run by fused operators, and are compiled for training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class FastStack(Stack):
-    """The same stack: it holds the modules of a plain one, and runs each layer in the fastest form that serves it."""
+    """A stack with the modules of a plain one, which runs each layer in the fastest form that supports it."""
 
     recompute: Recompute
     compiled: dict[type[nn.Module], RunLayer]
@@ -37,7 +37,7 @@ class FastStack(Stack):
 
     @classmethod
     def of(cls, stack: Stack, recompute: Recompute = "none") -> Self:
-        """A second stack on the modules of `stack`, parameters and hooks included."""
+        """A second stack that shares all modules of `stack`, with their parameters and hooks."""
         fast = cls.__new__(cls)
         fast.__dict__.update(stack.__dict__)
         fast.recompute, fast.compiled = recompute, {}
@@ -46,9 +46,9 @@ class FastStack(Stack):
         return fast
 
     def compile(self, backend: str = "inductor") -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compile the layers for training, once for all of a kind and all batch shapes, with `recompute` as it is.
+        """Compile the layers for training, once per kind of layer and for all batch shapes, with the current `recompute`.
 
-        Layers that share experts with other processes find out shapes in their forward and run one operation at a time.
+        Layers that share experts with other processes are not compiled, because their shapes depend on data.
         """
         kinds = {type(block) for block in self.layers() if _has_fixed_shapes(block)}
         self.compiled = {kind: compile_layer(kind, self.recompute, backend) for kind in kinds}
@@ -84,7 +84,7 @@ class FastStack(Stack):
                 run = self._form_of(block, reasons[index], caches)
                 own = None if seeds is None else seeds[index]
                 state, found = run(block, state, view, caches[index] if caches else None, following[index], own)
-                # A layer that keeps nothing but its input is handed one tensor and not two.
+                # A layer that keeps only its input is given one tensor instead of two.
                 state = State.of(state.given) if self.recompute == "layer" else state
                 history = self.stream.write(history, state.given)
                 kept += [state.precise] if hidden_states else []
@@ -93,7 +93,7 @@ class FastStack(Stack):
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
     def _form_of(self, block: nn.Module, reason: str | None, caches: Sequence[KeyCache] | None) -> RunLayer:
-        """How this layer runs: compiled, through operators, or as the plain module that it is, for a reason that is logged."""
+        """The function that runs this layer: compiled, by operators, or the plain module, for a reason that is logged."""
         trains = self.blocks.training and caches is None
         if reason is not None and reason not in self._logged:
             self._logged.add(reason)
@@ -111,17 +111,17 @@ class FastStack(Stack):
         return [on_all or self._inspection(index, block).reason() for index, block in enumerate(self.blocks)]
 
     def _inspection(self, index: int, block: nn.Module) -> Inspection:
-        """Of the layer as it is now."""
+        """The inspection of the layer in its current state."""
         found = self._inspections[index]
         if found is None or found.layer is not block or not found.is_current:
             found = self._inspections[index] = Inspection(block)
         return found
 
     def _norms_that_follow(self, reasons: list[str | None]) -> list[nn.Module | None]:
-        """For each layer, the norm that the next one begins with; none where that one does not read just what this one wrote.
+        """For each layer, the first norm of the next one; None if the next one reads more than the output of this one.
 
-        The last layer, and one below a layer that runs as a plain module, get the first norm that there is and normalise for
-        no reader, so that one compiled layer serves all.
+        The last layer, and a layer below one that runs as a plain module, get the first norm available. Its result is not
+        used, but all layers then have the same form and share one compiled layer.
         """
         if self.recompute == "layer" or not isinstance(self.stream, Latest):
             return [None] * len(self.blocks)
@@ -131,9 +131,9 @@ class FastStack(Stack):
         return [norms.get(index, spare) for index in range(1, len(self.blocks) + 1)]
 
     def _draw_seeds(self, reasons: list[str | None], device: torch.device) -> Tensor | None:
-        """Of all draws of a forward: int64 [layers, sublayers, DRAWS]; None where nothing is dropped.
+        """Draw the dropout seeds of a forward pass: int64 [layers, sublayers, DRAWS]; None without dropout.
 
-        From torch's generator, which a recorded step draws from anew at each replay, and a checkpoint keeps.
+        They come from torch's generator, which gives new numbers at each replay of a CUDA graph and is saved in checkpoints.
         """
         trained = (block for block, reason in zip(self.layers(), reasons, strict=True) if block.training and reason is None)
         first = next(trained, None)
@@ -142,7 +142,7 @@ class FastStack(Stack):
         return torch.randint(2**62, (len(self.blocks), len(first.sublayers()), DRAWS), device=device)
 
     def _is_short(self, inputs: Sequences, memory: Sequences | None) -> bool:
-        """Whether short_attention.py serves all attention of this forward."""
+        """Whether short_attention.py can be used for all attention in this forward pass."""
         if inputs.segments is not None or self.positions.rotary is not None or self.positions.bias is not None:
             return False
         longest = max(inputs.states.shape[1], 0 if memory is None else memory.states.shape[1])
@@ -153,11 +153,11 @@ class FastStack(Stack):
 def _run_plain(
     block: Block, x: State, view: View, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
 ) -> tuple[State, Routing | None]:
-    """As `run_layer`, by the plain module."""
+    """As `run_layer`, but with the plain module."""
     states, routing = block(x.given, view, cache)
     return State.of(states), routing
 
 
 def _has_fixed_shapes(block: Block) -> bool:
-    """Whether the layer is ours and its shapes follow from those of its input: not where processes share its experts."""
+    """Whether the layer is one of ours and its shapes depend only on its input's; not so if processes share its experts."""
     return type(block) in LAYERS and getattr(getattr(block.feedforward, "f", None), "group", None) is None

@@ -1,4 +1,4 @@
-"""What layers see, in the forms that kernels take."""
+"""The view of layers/view.py in the form that kernels take."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kilolayer.speed.memory import Memory
 
 @dataclass(frozen=True)
 class FastView(View):
-    """A view, and what kernels take in the place of its masks.
+    """A view with additional inputs for kernels.
 
-    source: the encoder's output, rounded once. short: all attention of this forward is over sequences that one program holds
-    whole; then padding is a bias on keys, [batch, keys] each. step: the view is that of one decoding step on entries of fixed
-    size, and the masks' values are bool.
+    source: the encoder's output, rounded once for all layers. short: all attention is over sequences short enough for
+    short_attention.py; padding is then given as a bias on keys, [batch, keys] each. step: the view is that of a decoding step
+    with a static cache, and the masks are bool.
     """
 
     source: Memory | None = None
@@ -33,8 +33,8 @@ class FastView(View):
 def fast_view(
     view: View, dtype: torch.dtype, inputs: Sequences, memory: Sequences | None, *, short: bool, causal: bool, cached: bool
 ) -> FastView:
-    """The form of `view` for products in `dtype`; cached: layers keep the keys of the source at the first step."""
-    # Layers with a cache read the memory at the first step alone; to round it at each would be work for nothing.
+    """Build the fast form of `view` for products in `dtype`; cached: layers cache the keys of the source at the first step."""
+    # Layers with a cache read the encoder's output only at the first step; rounding it at every step would be wasted.
     source = None if memory is None or view.memory is None else Memory.of(view.memory, view.memory.dtype if cached else dtype)
     return FastView(
         mask=_aligned(view.mask),
@@ -52,7 +52,7 @@ def fast_view(
 
 
 def _key_bias(sequences: Sequences, dtype: torch.dtype) -> Tensor | None:
-    """[batch, keys]: 0 at real positions, -inf at padding; None where there is none."""
+    """[batch, keys]: 0 at real positions, -inf at padding; None if nothing is padded."""
     real = sequences.real
     if real is None:
         return None
@@ -60,9 +60,9 @@ def _key_bias(sequences: Sequences, dtype: torch.dtype) -> Tensor | None:
 
 
 def _aligned(mask: Mask) -> Mask:
-    """The same float bias, its rows at multiples of 16 elements: fused kernels would copy it in every layer otherwise.
+    """The same float bias with rows aligned to 16 elements, because fused kernels would otherwise copy it in every layer.
 
-    There is always a gap between rows, so that a compiled layer sees one layout for all lengths.
+    There is always a gap between rows, so that a compiled layer sees the same layout for all lengths.
     """
     if mask.values is None or mask.values.dtype == torch.bool:
         return mask

@@ -1,4 +1,4 @@
-"""Work that is recorded once as a CUDA graph and then launched as one: a deep model's step is thousands of small kernels."""
+"""CUDA graphs: work is recorded once and then replayed in one launch, because a deep model's step is thousands of kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Recording:
-    """A graph, the buffers that it reads its inputs from, and what the recorded work returned, which each replay overwrites."""
+    """A CUDA graph, the buffers of its inputs, and its outputs, which each replay overwrites."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
     output: Any
 
     def replay(self, inputs: tuple[Tensor, ...]) -> Any:
-        """Do what was recorded on new inputs of the same shapes."""
+        """Run the recorded work on new inputs of the same shapes."""
         for buffer, given in zip(self.inputs, inputs, strict=True):
             buffer.copy_(given, non_blocking=True)
         self.graph.replay()
@@ -28,9 +28,9 @@ class Recording:
 
 
 class GraphPool:
-    """The memory that recordings share, what one needs while it runs, the next one uses again, and the stream of their capture.
+    """The memory pool that recordings share (each reuses the temporary memory of the others), and their capture stream.
 
-    recordings: those of each user of the pool, by shape key.
+    recordings: by user of the pool, and then by shape key.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,17 +44,17 @@ class GraphPool:
         return any(self.recordings)
 
     def clear(self) -> None:
-        """Give the memory of all recordings back."""
+        """Free all recordings and their memory."""
         for recordings in self.recordings:
             recordings.clear()
         torch.cuda.empty_cache()
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Around the warm-up of work that has gradients: on the stream of the capture.
+        """A context for the warm-up of work with gradients, which must run on the capture stream.
 
-        Autograd keeps the stream on which it first saw a weight for as long as anything of that pass is alive, and a recording
-        must not wait for another stream.
+        Autograd remembers the stream on which it first saw a weight for as long as anything of that pass is alive, and a
+        recording must not wait for another stream.
         """
         usual = torch.cuda.current_stream()
         self.stream.wait_stream(usual)
@@ -65,21 +65,21 @@ class GraphPool:
             usual.wait_stream(self.stream)
 
     def record(self, work: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Recording:
-        """Record `work(*inputs)` without doing it. It must have been done before on these shapes: its kernels must be there."""
+        """Record `work(*inputs)` without running it. It must have run before on these shapes, so that its kernels exist."""
         if not self.is_used:
-            # Memory whose last recording is gone takes no new one.
+            # A memory pool cannot be reused after its last recording is gone.
             self.handle = torch.cuda.graph_pool_handle()
-        buffers = tuple(given.to("cuda", copy=True) for given in inputs)  # the caller's own are not written to
+        buffers = tuple(given.to("cuda", copy=True) for given in inputs)  # the caller's stay untouched
         graph, output, cause = torch.cuda.CUDAGraph(), None, None
         try:
             with torch.cuda.graph(graph, self.handle, self.stream, capture_error_mode="thread_local"):
                 try:
                     output = work(*buffers)
                 except BaseException as error:
-                    cause = error  # the end of a broken capture raises another
+                    cause = error  # ending a failed capture raises another error
                     raise
         except RuntimeError as error:
-            # Its random numbers would wait for the end of this capture for ever.
+            # Otherwise the generator would wait forever for the end of this capture.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
             raise (cause or error) from None

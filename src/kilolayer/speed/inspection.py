@@ -1,4 +1,4 @@
-"""Whether the fast form of a layer may run in its place: it calls no module of the layer, so a hook would not be called."""
+"""Checks whether the fast form of a layer may be used: it does not call the layer's modules, so their hooks would not run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARTS: set[type[nn.Module]] = LAYERS | {
 
 
 class Inspection:
-    """What stands in the way of a layer's fast form. Cheap to ask before each forward: hooks and parts may come later."""
+    """What prevents the fast form of a layer. Cheap enough for every forward pass, because hooks can be added at any time."""
 
     def __init__(self, layer: nn.Module) -> None:
         modules = dict(layer.named_modules())
@@ -50,13 +50,13 @@ class Inspection:
 
     @property
     def is_current(self) -> bool:
-        """Whether the layer still holds the modules that were inspected, with the forwards that they had."""
+        """Whether the layer still has the modules that were inspected, with the same forward methods."""
         if sum("forward" in attributes for attributes in self.attributes) != self.replaced:
             return False
         return all(tuple(modules.values()) == seen for modules, seen in self.children)
 
     def reason(self) -> str | None:
-        """Why the layer must run as it is; None where its fast form may."""
+        """Why the layer must run as a plain module; None if its fast form may be used."""
         if self.foreign is not None:
             return self.foreign
         if not any(self.hooks):
@@ -65,7 +65,7 @@ class Inspection:
 
 
 def global_hook() -> str | None:
-    """Why all modules must run as they are: a hook on every module of the process."""
+    """Why all modules must run as plain modules: a global hook is registered; None if there is none."""
     hooks = (
         torch_module._global_forward_hooks,
         torch_module._global_forward_pre_hooks,
@@ -76,8 +76,8 @@ def global_hook() -> str | None:
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether a hook is registered on any of its modules."""
-    # Not by _hooks: a search asks for a thousand modules, and this takes half the time.
+    """Whether a hook is registered on any module of the model."""
+    # Not by _hooks: a search checks a thousand modules, and this takes half the time.
     return global_hook() is not None or any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
         for module in modules_of(model)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Memory(NamedTuple):
-    """The encoder's output [batch, source, dim], and the same in the dtype of the products, rounded once for all layers.
+    """The encoder's output [batch, source, dim], and the same rounded once for all layers to the dtype of the products.
 
-    Gradients go to `precise`: those of the layers are added up in its dtype. Where nothing is rounded, both are one tensor.
+    Gradients go to `precise`, in whose dtype those of all layers are summed. Without rounding, both are the same tensor.
     """
 
     precise: Tensor
@@ -19,16 +19,16 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, states: Tensor, dtype: torch.dtype) -> Self:
-        """The memory of layers whose products are in `dtype`."""
+        """The memory for layers whose products are in `dtype`."""
         return cls(states, states if states.dtype == dtype else states.detach().to(dtype))
 
     def read(self) -> Tensor:
-        """What one layer reads."""
+        """The tensor that a layer reads."""
         return self.precise if self.rounded is self.precise else _Rounded.apply(self.precise, self.rounded)
 
 
 class _Rounded(torch.autograd.Function):
-    """`rounded`, whose gradient is that of `precise`."""
+    """Returns `rounded`, and passes its gradient on to `precise`."""
 
     @staticmethod
     def forward(ctx: Any, precise: Tensor, rounded: Tensor) -> Tensor:

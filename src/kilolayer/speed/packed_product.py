@@ -1,4 +1,4 @@
-"""Matrix products of few rows on the CPU."""
+"""Matrix products with few rows on the CPU, with weights packed once in MKL's layout."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEWEST_ROWS = 8  # below, packing gains nothing
-NOMINAL_ROWS = 64  # MKL asks for a number when it packs; the packed matrix serves any
+FEWEST_ROWS = 8  # with fewer rows, packing gains nothing
+NOMINAL_ROWS = 64  # MKL asks for a number of rows when it packs, but the packed matrix works for any
 
 
 class PackedProduct:
     """x W^T + b: [rows, inputs] to [rows, outputs].
 
-    From `fewest_rows` on, the matrix is used in MKL's own order, into which it is packed once: an ordinary call packs it anew
-    each time, which with 16 to 40 rows takes as long as the product.
+    With at least `fewest_rows` rows, a copy of the matrix in MKL's layout is used, which is made once. An ordinary call packs
+    the matrix each time, which with 16 to 40 rows takes as long as the product.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, fewest_rows: int = FEWEST_ROWS) -> None:

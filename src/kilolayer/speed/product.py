@@ -1,4 +1,4 @@
-"""Projections and norms through operators, on the modules of the plain layers."""
+"""Projections and norms by fused operators, on the modules of the plain layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kilolayer.operators.fused_norm import can_fuse_inner_norm, inner_norm
 
 
 def project(projection: Projection, x: Tensor, *, biased: bool = True) -> Tensor:
-    """[..., inputs] to [..., sum of rows]; with `biased=False` the bias is added by a kernel that follows."""
+    """[..., inputs] to [..., sum of rows]; with `biased=False` without the bias, which a later kernel adds."""
     return linear(x.to(projection.weight.dtype), projection.weight, projection.bias if biased else None)
 
 
 def has_inner_norm_kernel(norm: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this is a norm that a kernel computes between products in `dtype`."""
+    """Whether a kernel can compute this norm between products in `dtype`."""
     return isinstance(norm, LayerNorm | RMSNorm) and can_fuse_inner_norm(device, norm.weight.dtype, dtype, norm.weight.shape[0])
 
 
@@ -30,5 +30,5 @@ def normalise(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def chance_of(dropout: nn.Module) -> float:
-    """With which an element is dropped now."""
+    """The probability with which an element is currently dropped; 0 in evaluation mode."""
     return dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0

@@ -1,4 +1,4 @@
-"""A step of a training loop of one's own, recorded: from its third call on it is launched as one."""
+"""Recording of a custom training loop's step as a CUDA graph, which is replayed from the third call on."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 def record(step: Callable[..., Any], model: nn.Module, optimizer: Optimizer) -> RecordedStep:
-    """`step`, which on a GPU is recorded once for each shape of its inputs and then launched as one.
+    """Wrap `step` so that on a GPU it is recorded once for each shape of its inputs and then replayed as a CUDA graph.
 
-    step: a function of tensors that does all of a training step: forward, backward, `optimizer.step()` and
-    `optimizer.zero_grad()`. It reads nothing back from the device. In a replay none of its Python runs: what changes between
-    steps, such as the learning rate, must be a tensor, and hooks are not called. model: what it trains, or the fast form of
-    that. optimizer: made with `capturable=True` where it has that option.
-    Elsewhere, or where recording fails, which is logged, the step runs as it is.
+    step: a function of tensors that performs a whole training step: forward, backward, `optimizer.step()` and
+    `optimizer.zero_grad()`. It must not read anything back from the device. A replay runs none of its Python code: what changes
+    between steps, such as the learning rate, must be a tensor, and hooks are not called.
+    model: the model that it trains, or its fast form.
+    optimizer: created with `capturable=True` if it has that option.
+    On the CPU, or if recording fails, which is logged, the step runs as usual.
     """
     for what, fits in (
         ("step", callable(step)),
@@ -53,14 +54,14 @@ def _pool(model: nn.Module, device: torch.device) -> GraphPool | None:
     if expert_group(model) is not None:
         logger.warning("steps run in eager mode, because several processes share the experts")
         return None
-    torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
+    torch.cuda.empty_cache()  # memory freed after building the model belongs to another stream, and no step could reuse it
     return GraphPool(device)
 
 
 class RecordedStep:
-    """A step that can be called as the function that it was made from; what it returns is the caller's, without a gradient.
+    """A recorded step, called like the original function; it returns detached copies that the caller may keep.
 
-    pool: where recordings lie; None where nothing is recorded.
+    pool: the memory of the recordings; None if nothing is recorded.
     """
 
     def __init__(self, step: Callable[..., Any], model: nn.Module, optimizer: Optimizer, pool: GraphPool | None) -> None:
@@ -70,7 +71,7 @@ class RecordedStep:
         self.recorder = Recorder(self.tensors[0].device, "steps run", logger.warning, pool)
         self._updated = False
         self._followed: Hashable = None
-        self._gradients: list[Tensor] = []  # that recordings add to, which live on whatever becomes of `.grad`
+        self._gradients: list[Tensor] = []  # buffers that recordings add to, kept alive even if `.grad` is replaced
         optimizer.register_step_pre_hook(self._note_update)
         optimizer.register_load_state_dict_post_hook(self._forget)
 
@@ -87,9 +88,9 @@ class RecordedStep:
         return tree_map(lambda each: each.detach().clone() if isinstance(each, Tensor) else each, found)
 
     def _follow(self) -> None:
-        """Drop all recordings where they would read weights, or options of the optimizer, that are no longer these."""
+        """Drop all recordings if the weights or the optimizer's options that they read have been replaced."""
         options = [item for group in self.optimizer.param_groups for item in group.items() if item[0] != "params"]
-        # A tensor is read by each replay; that it is still the same one is what counts.
+        # Each replay reads the value of a tensor, so only its identity matters.
         values = [(name, value.data_ptr() if isinstance(value, Tensor) else value) for name, value in options]
         now = (tuple(map(Tensor.data_ptr, self.tensors)), repr(values))
         if now != self._followed:
@@ -106,7 +107,7 @@ class RecordedStep:
         self._updated = True
 
     def _restart(self) -> bool:
-        """Undo what was done of a step; False where it is too late for that."""
+        """Undo an incomplete step; return False if it is too late for that."""
         if not self._updated:
             for weight in self.weights:
                 weight.grad = None
@@ -121,6 +122,6 @@ class RecordedStep:
             self._updated = False
             for weight, gradient in zip(self.weights, before, strict=True):
                 if weight.grad is not gradient:
-                    weight.grad = None  # what a capture leaves has a place in the pool but no value
+                    weight.grad = None  # a gradient left by a capture has memory in the pool, but no value
                 elif gradient is not None:
                     self._gradients.append(gradient)

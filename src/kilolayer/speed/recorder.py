@@ -1,4 +1,4 @@
-"""When work is recorded: after a warm-up, once for each shape; and what happens where recording fails or memory runs out."""
+"""Decides when work is recorded (after a warm-up, once per shape), and handles failed recordings and lack of memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AroundCapture = Callable[[], AbstractContextManager[None]]
 class Piece:
     """A piece of work, `function(*inputs)`, that reads nothing back from the device.
 
-    name: tells it apart from other pieces with inputs of the same shapes; None where it must not be recorded.
+    name: distinguishes it from other pieces with inputs of the same shapes; None if it must not be recorded.
     """
 
     name: Hashable | None
@@ -31,15 +31,16 @@ class Piece:
 
     @property
     def key(self) -> Hashable:
-        """The shape key: what one recording serves."""
+        """The shape key: one recording can be used for all pieces with the same key."""
         return self.name, *(tuple(each.shape) for each in self.inputs)
 
 
 class Recorder:
-    """Runs work. On a GPU the first run of each shape key is a warm-up, the second is recorded, and all further ones replay.
+    """Runs work. On a GPU, the first run of each shape key is a warm-up, the second is recorded, and all later ones replay it.
 
-    subject: whose fall-back is reported, such as "steps run". pool: where recordings lie; None where nothing is recorded.
-    before_run: called at the beginning of each run. replaying: the piece of the last run that was replayed last.
+    subject: the beginning of the message about a fallback, such as "steps run".
+    pool: the memory of the recordings; None if nothing is recorded.
+    before_run: called at the beginning of each run. replaying: the piece that was most recently replayed in the last run.
     """
 
     def __init__(self, device: torch.device, subject: str, say: Callable[[str], None], pool: GraphPool | None) -> None:
@@ -54,11 +55,11 @@ class Recorder:
 
     @classmethod
     def plain(cls, device: torch.device) -> Recorder:
-        """One that records nothing."""
+        """A recorder that records nothing."""
         return cls(device, "work runs", print, None)
 
     def beside(self, subject: str) -> Recorder:
-        """A recorder for other work in the same memory; one falls back without the other."""
+        """A recorder for other work in the same memory pool; each falls back independently of the other."""
         return Recorder(self.device, subject, self.say, self.pool)
 
     def run(
@@ -69,11 +70,11 @@ class Recorder:
         restart: Restart | None = None,
         around_capture: AroundCapture = nullcontext,
     ) -> Any:
-        """Do the pieces in order, and return what the last one returns, to be read before the next run.
+        """Run the pieces in order; return the result of the last one, which is valid until the next run.
 
-        gradients: the pieces compute gradients. restart: undoes what was done of the pieces so far, so that they can be run
-        again when memory has been made; returns False where it is too late for that. Without it they are not run again.
-        around_capture: entered while a piece is captured.
+        gradients: the pieces compute gradients. restart: undoes what the pieces have done so far, so that they can be run again
+        after memory has been freed; returns False if it is too late for that. Without it, they are not run again.
+        around_capture: a context that is entered while a piece is captured.
         """
         self.replaying = None
         if self.before_run is not None:
@@ -90,7 +91,7 @@ class Recorder:
             return self._warm_up(self.pool, pieces, gradients, restart)
 
     def forget(self, pieces: Iterable[Piece]) -> None:
-        """Drop the recordings of these pieces: what they read or write is about to go."""
+        """Drop the recordings of these pieces, because the memory that they read or write is about to be freed."""
         for piece in pieces:
             self.warm.discard(piece.key)
             self.recordings.pop(piece.key, None)
@@ -101,7 +102,7 @@ class Recorder:
         self.recordings.clear()
 
     def follow(self, model: nn.Module) -> None:
-        """Drop all recordings unless they read the weights of this model where they are now."""
+        """Drop all recordings if the weights of this model have moved in memory since."""
         if self.pool is None:
             return
         followed = weakref.ref(model), memory_key(model)
@@ -116,7 +117,7 @@ class Recorder:
         return found
 
     def _warm_up(self, pool: GraphPool, pieces: Sequence[Piece], gradients: bool, restart: Restart | None) -> Any:
-        """Kernels are compiled and chosen when they first run. Where memory is short, recordings go, to be made anew."""
+        """Run the pieces without recording, so that kernels are compiled and chosen; if memory runs out, drop recordings."""
         with pool.on_stream() if gradients else nullcontext():
             while True:
                 try:
@@ -126,10 +127,10 @@ class Recorder:
                 except torch.OutOfMemoryError:
                     if not pool.is_used or restart is None or not restart():
                         raise
-                pool.clear()  # not in the handler, which still holds what the failed run has allocated
+                pool.clear()  # not in the exception handler, which still holds the memory of the failed run
 
     def _record(self, pool: GraphPool, pieces: Sequence[Piece], around_capture: AroundCapture, restart: Restart | None) -> bool:
-        """Record what is not recorded yet; False where that fails, for want of memory or, for good, for another reason."""
+        """Record the pieces that have no recording; return False on failure: for lack of memory, or permanently otherwise."""
         try:
             for piece in pieces:
                 if piece.key not in self.recordings:
@@ -159,5 +160,5 @@ class Recorder:
 
 
 def memory_key(model: nn.Module) -> Hashable:
-    """Where the parameters and buffers lie: it changes when one moves, and a recording would read the old place."""
+    """The addresses of parameters and buffers: if one changes, recordings would read the old address."""
     return hash(tuple(tensor.data_ptr() for tensor in tensors_of(model)))

@@ -1,4 +1,4 @@
-"""The residual stream between sublayers as kernels write it."""
+"""The residual stream between sublayers, in the form in which kernels write it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from kilolayer.layers.stream import LayerState, Pair
 
 
 class State(NamedTuple):
-    """One state [batch, length, dim], for its two readers: the next residual, and the products of the next function.
+    """A state [batch, length, dim] in the forms that the next residual and the next function read.
 
-    rounded: the same in the dtype of the products, where a kernel has written both at once; otherwise `precise` itself, which a
-    projection rounds when it reads it.
-    normed: the norm of the state in the dtype of the products, where the next sublayer begins with a norm and a kernel has
-    written both at once; otherwise None, and the sublayer normalises `precise`.
-    second: the second state, where the stream has one.
+    precise: the state in the dtype of the residual stream.
+    rounded: the same in the dtype of the products, if a kernel has written both at once; otherwise `precise` itself, which
+    projections round when they read it.
+    normed: the norm of the state in the dtype of the products, if the next sublayer begins with a norm and a kernel has written
+    both at once; otherwise None, and the sublayer normalizes `precise`.
+    second: the second state, if the stream has one.
     """
 
     precise: Tensor
@@ -26,10 +27,10 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, x: LayerState, normed: Tensor | None = None) -> Self:
-        """A state that nothing has rounded yet."""
+        """A state that has not been rounded yet."""
         return cls(x.x, x.x, normed, x.second) if isinstance(x, Pair) else cls(x, x, normed)
 
     @property
     def given(self) -> LayerState:
-        """As a plain layer takes and gives it."""
+        """The state as plain layers take and return it."""
         return self.precise if self.second is None else Pair(self.precise, self.second)

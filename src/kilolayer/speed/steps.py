@@ -1,4 +1,4 @@
-"""The form of a model that trains, and what records its steps."""
+"""The form of a model that is used for training, and the recorder of its steps."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 def training_form(
     model: AnyModel, device: torch.device, say: Callable[[str], None], *, eager: bool, recompute: Recompute
 ) -> tuple[AnyModel, Recorder]:
-    """The fast form of `model`, and what runs its steps; with `eager`, or on the CPU, layers are not compiled."""
+    """The fast form of `model` and the recorder that runs its steps; with `eager`, or on the CPU, layers are not compiled."""
     form = fast_form(model, recompute)
     records = device.type == "cuda" and not eager and _compile(form, say)
     return form, Recorder(device, "steps run", say, GraphPool(device) if records else None)
 
 
 def _compile(form: Model, say: Callable[[str], None]) -> bool:
-    """Whether steps can be recorded then."""
+    """Compile the layers; return whether steps can be recorded."""
     if (reason := why_no_kernels()) is not None:
         say(f"steps run in eager mode, because {reason}")
         return False
@@ -38,5 +38,5 @@ def _compile(form: Model, say: Callable[[str], None]) -> bool:
     if expert_group(form) is not None:
         say("layers with experts run in eager mode, because several processes share the experts")
         return False
-    torch.cuda.empty_cache()  # what building the model left lies on another stream, where no step takes it
+    torch.cuda.empty_cache()  # memory freed after building the model belongs to another stream, and no step could reuse it
     return True

@@ -2,8 +2,8 @@
 
     y = N_out( skip * x + branch * N_post( f( in_scale * N_pre(x) ) ) )
 
-What scales or shifts the input or output of a matrix is multiplied into it once: in_scale and the factors of heads into
-columns, branch into rows (or into N_post), shifts into biases.
+Scales and shifts around a matrix are folded into it once: in_scale and the head scales into columns, branch into rows (or into
+N_post), shifts into biases.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kilolayer.speed.packed_product import PackedProduct
 
 AnyModel = TypeVar("AnyModel", bound=EncoderDecoder | Decoder)
 
-# A layer that holds another part than these is not written out.
+# A layer that contains any other module is not written out.
 SUBLAYER_PARTS = {"f", "pre_norm", "post_norm", "out_norm", "in_scale", "skip", "branch", "dropout", "drop_path"}
 ATTENTION_PARTS = {"input_shift", "head_scale", "inner_norm", "output"}
 PARTS: dict[type[nn.Module], set[str]] = {
@@ -47,7 +47,7 @@ PARTS: dict[type[nn.Module], set[str]] = {
     FeedForward: {"input_shift", "input", "activation_shift", "activation", "dropout", "inner_norm", "output_shift", "output"},
 }
 
-LEAST_INT8 = 2**18  # elements; with a smaller matrix the product of few rows is no slower in fp32
+LEAST_INT8 = 2**18  # elements; for smaller matrices, products of few rows are as fast in fp32
 
 RowFunction = Callable[[Tensor], Tensor]
 Addition = Callable[[Tensor, Tensor], Tensor]
@@ -56,10 +56,10 @@ WrittenFunction = Callable[[Tensor, int, View, KeyCache | None], Tensor]
 
 @torch.no_grad()
 def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
-    """The same function of the same weights as they are now, without dropout, for decoding on the CPU.
+    """A faster form of `model` for decoding on the CPU: the same function of its current weights, without dropout.
 
-    A model that is not on the CPU, or holds modules that this does not know, comes back as it is; so does a written one.
-    int8: nearly the same function, its large matrices rounded to 8-bit integers, and so their inputs.
+    Returns the model itself if it is not on the CPU, contains unknown modules, or is already written out.
+    int8: round large matrices and their inputs to 8-bit integers, which changes the function slightly.
     """
     if int8 and not (_is_known(model) and model.embedding.weight.dtype == torch.float32):
         raise OptionError(
@@ -81,7 +81,7 @@ def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
 
 
 def _round_products(written: EncoderDecoder | Decoder) -> None:
-    """Large matrices in 8-bit integers."""
+    """Replace products with large matrices by int8 products."""
     stacks = [stack for stack in written.stacks() if isinstance(stack, WrittenStack)]
     functions = [sublayer.f for stack in stacks for sublayers in stack.written for sublayer in sublayers]
     large = [
@@ -97,7 +97,7 @@ def _round_products(written: EncoderDecoder | Decoder) -> None:
 
 
 def _is_known(model: EncoderDecoder | Decoder) -> bool:
-    """Whether every layer is made of the parts that are written out here, in one dtype, with nothing hooked to them."""
+    """Whether every layer consists of modules that can be written out, in one dtype and without hooks."""
     kinds = {(parameter.device.type, parameter.dtype) for parameter in model.parameters()}
     if kinds not in ({("cpu", torch.float32)}, {("cpu", torch.float64)}):
         return False
@@ -122,12 +122,12 @@ def _is_known_sublayer(sublayer: Sublayer) -> bool:
 
 
 class WrittenVocabulary(VocabularyProjection):
-    """[batch, length, dim] to [batch, length, vocabulary]."""
+    """The output projection: [batch, length, dim] to logits [batch, length, vocabulary]."""
 
     def __init__(self, table: Embedding | VocabularyProjection) -> None:
         nn.Module.__init__(self)
         self.weight = table.weight
-        # The largest matrix: packed, it is read faster from two rows on.
+        # The largest matrix; packing pays off from two rows on.
         self.product = PackedProduct(table.weight.detach(), None, fewest_rows=2)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -135,13 +135,13 @@ class WrittenVocabulary(VocabularyProjection):
 
 
 class WrittenStack(Stack):
-    """The same stack, its layers written out. Positions, masks, stream and top are the stack's own."""
+    """A stack with written-out layers. Positions, masks, stream and final norm are those of the plain stack."""
 
     written: list[list[WrittenSublayer]]
 
     @classmethod
     def of(cls, stack: Stack) -> WrittenStack:
-        """Holds the modules of `stack`; what was folded or packed is a copy."""
+        """Build it from `stack`, whose modules it shares, except for folded or packed copies of matrices."""
         written = cls.__new__(cls)
         written.__dict__.update(stack.__dict__)
         written.written = [[_write_sublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
@@ -167,7 +167,7 @@ def _write_sublayer(sublayer: Sublayer) -> WrittenSublayer:
 
 
 class WrittenSublayer:
-    """One residual: rows [batch * length, dim] to the same."""
+    """One residual sublayer: rows [batch * length, dim] to the same shape."""
 
     def __init__(self, sublayer: Sublayer) -> None:
         branch = _scale(sublayer.branch)
@@ -186,7 +186,7 @@ class WrittenSublayer:
 
 
 class WrittenPairSublayer(WrittenSublayer):
-    """One residual of a stream with a second state: two times rows [batch * length, dim] to the same."""
+    """One residual sublayer with a second state: two tensors of rows [batch * length, dim] to the same shapes."""
 
     def __init__(self, sublayer: PairSublayer) -> None:
         super().__init__(sublayer)
@@ -203,7 +203,7 @@ class WrittenPairSublayer(WrittenSublayer):
 
 
 class WrittenAttention:
-    """What both kinds share: the mixing of heads and the output projection."""
+    """The part common to self- and cross-attention: softmax(q k^T / sqrt(head_dim)) v and the output projection."""
 
     def __init__(self, attention: Attention, branch: Tensor | float) -> None:
         self.heads, self.key_heads, self.head_dim = attention.heads, attention.key_heads, attention.head_dim
@@ -214,11 +214,11 @@ class WrittenAttention:
         self.output = _product(attention.output, columns=columns, rows=branch)
 
     def split_heads(self, x: Tensor, batch: int) -> Tensor:
-        """[batch * length, heads * head width] to [batch, heads, length, head width]."""
+        """[batch * length, heads * head_dim] to [batch, heads, length, head_dim]."""
         return x.view(batch, -1, x.shape[1] // self.head_dim, self.head_dim).transpose(1, 2)
 
     def attend(self, query_BHLD: Tensor, key_BHLD: Tensor, value_BHLD: Tensor, mask: Mask) -> Tensor:
-        """To rows [batch * queries, dim]."""
+        """Attention and output projection: to rows [batch * queries, dim]."""
         heads_BHLD = F.scaled_dot_product_attention(
             query_BHLD,
             key_BHLD,
@@ -231,7 +231,7 @@ class WrittenAttention:
 
 
 class WrittenSelfAttention(WrittenAttention):
-    """Every position looks at the positions that the mask allows."""
+    """Each position attends to the positions that the mask allows."""
 
     def __init__(self, attention: SelfAttention, in_scale: Tensor | float, branch: Tensor | float) -> None:
         super().__init__(attention, branch)
@@ -248,7 +248,7 @@ class WrittenSelfAttention(WrittenAttention):
 
 
 class WrittenCrossAttention(WrittenAttention):
-    """Every target position looks at the encoder's output."""
+    """Each target position attends to the encoder's output."""
 
     def __init__(self, attention: CrossAttention, in_scale: Tensor | float, branch: Tensor | float) -> None:
         super().__init__(attention, branch)
@@ -263,7 +263,7 @@ class WrittenCrossAttention(WrittenAttention):
         return self.attend(query, key, value, view.memory_mask)
 
     def project_memory(self, memory: Tensor, cache: KeyCache | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source, from the cache after the first step, each head's in one piece."""
+        """Keys and values of the source, contiguous for each head; cached at the first step."""
         if cache is not None and cache.memory is not None:
             return cache.memory
         parts = self.split_heads(self.key_value(memory.flatten(0, 1)), len(memory)).contiguous()
@@ -309,7 +309,10 @@ def _product(
     before: nn.Module | None = None,
     after: nn.Module | None = None,
 ) -> PackedProduct:
-    """rows . (W (columns . x + before) + b + after): vectors or numbers that scale, modules that shift by one number."""
+    """The product rows * (W (columns * x + before) + b + after), folded into one matrix and one bias.
+
+    rows, columns: vectors or numbers; before, after: shift modules or identities.
+    """
     weight, bias = projection.weight.detach(), None if projection.bias is None else projection.bias.detach()
     shift = sum((each.bias * part for each, part in ((before, weight.sum(dim=1)), (after, 1.0)) if isinstance(each, Shift)))
     if isinstance(shift, Tensor):
@@ -343,14 +346,14 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _addition(skip: Tensor | float) -> Addition:
-    """y + skip . x, written over y."""
+    """A function that computes y + skip * x in place of y."""
     if isinstance(skip, Tensor):
         return lambda y, x: y.addcmul_(x, skip)
     return lambda y, x: y.add_(x, alpha=skip)
 
 
 def _scale(scale: nn.Module) -> Tensor | float:
-    """A vector [dim] or a number."""
+    """The factor of a scale module: a vector [dim] or a number."""
     match scale:
         case Constant():
             return scale.value
