@@ -17,7 +17,7 @@ The choices and their reasons. `select` tries depth, recipe and learning rate; e
   compute-optimal 20 tokens per parameter (Hoffmann et al. 2022, for text that is not repeated). 38 million parameters would see
   the text 20 times. Short runs favour small models, so `select` compares models of equal size and does not choose the size.
 - Batches of 32,768 bytes. Larger ones use the GPU hardly better and leave fewer steps. Windows have 512 bytes, as is usual; the
-  long run in enwik8.json has 1,024 (--text.length 1024), because the gain from context outweighs the steps that attention
+  long runs in enwik8.json have 1,024 (--text.length 1024), because the gain from context outweighs the steps that attention
   costs. `score` tries longer windows than those of training, on the validation set.
 - Dropout 0.05: Transformer-XL with 12 layers has 0.1 and sees the text 50 times.
 - A cosine schedule to 0 over the steps that the measured speed allows: a run that is cut off before its learning rate has

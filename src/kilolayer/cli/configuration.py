@@ -53,6 +53,11 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return read_number
 
 
+def add_device(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    """Add the --device flag, for commands that run a model. default: the default as the help describes it."""
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=f"device to run on [{default}]")
+
+
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """Add the --precision flag, for commands that run a model."""
     parser.add_argument(

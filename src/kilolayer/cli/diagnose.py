@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import given, whole
+from kilolayer.cli.configuration import add_device, given, whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
@@ -34,12 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="for a configuration: train N steps in memory, and measure how far they move the output [none]",
     )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="device to use [auto; for a configuration, its own]",
-    )
+    add_device(parser, "auto; for a configuration, its own")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page [diagnose.html in a run's folder, else none]"
     )

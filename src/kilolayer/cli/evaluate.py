@@ -6,6 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+from kilolayer.cli.configuration import add_device
 from kilolayer.cli.output import show_scores, show_scores_json, tables_of_tests
 from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.tasks import registry
@@ -16,9 +17,7 @@ from kilolayer.terminal import say
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags, and those of each task."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
-    )
+    add_device(parser)
     parser.add_argument(
         "--test",
         nargs="+",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import whole
+from kilolayer.cli.configuration import add_device, whole
 from kilolayer.cli.lines import at_once, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import unknown
@@ -22,9 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a masked language model")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="a text with <mask> in it [each line of standard input]")
     parser.add_argument("--top", type=whole(1, 1000), default=5, metavar="N", help="tokens to show for each mask [5]")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
-    )
+    add_device(parser)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the matrix products [fp32]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

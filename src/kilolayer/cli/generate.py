@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_precision, whole
+from kilolayer.cli.configuration import add_device, add_precision, whole
 from kilolayer.cli.lines import at_once, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.cli.search_flags import SAMPLING, add_search_flags, typed_search
@@ -33,9 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_search_flags(parser, SAMPLING)
     parser.add_argument("--samples", type=whole(1, 10_000), metavar="N", help="number of continuations per prompt [1]")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
-    )
+    add_device(parser)
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

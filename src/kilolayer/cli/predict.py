@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kilolayer.cli.configuration import add_device
 from kilolayer.cli.lines import at_once, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import unknown
@@ -20,9 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a classifier")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
-    )
+    add_device(parser)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the matrix products [fp32]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

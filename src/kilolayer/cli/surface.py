@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import whole
+from kilolayer.cli.configuration import add_device, whole
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.prepared import prepared
 from kilolayer.errors import InputError, OptionError, shown, unknown
@@ -59,12 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where to write the files [the run folder; surfaces/NAME for a configuration]",
     )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="device to use [auto; for a configuration, its own]",
-    )
+    add_device(parser, "auto; for a configuration, its own")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kilolayer.cli.configuration import add_precision
+from kilolayer.cli.configuration import add_device, add_precision
 from kilolayer.cli.output import write_text
 from kilolayer.cli.search_flags import SAMPLING, add_search_flags, typed_search
 from kilolayer.terminal import LiveLine, counted, say
@@ -28,9 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(reads_lines=True)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--direction", metavar="SOURCE-TARGET", help="direction, if the run has several")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device that the model runs on [auto]"
-    )
+    add_device(parser)
     add_precision(parser)
     add_search_flags(parser, ("beam", "length_penalty", *SAMPLING, "n_best", *LIMITS))
 

@@ -29,7 +29,7 @@ SMALL: Table = {
     "batches": {"tokens": 4096},
     "train": {
         "steps": 1000,
-        "lr": 1e-3,  # `kilolayer forecast` puts the limit of an 18L-18L DeepNorm at 1.5e-3
+        "lr": 1e-3,
         "warmup_steps": 400,  # a tenth of the papers' 4,000 or more; with 100, DeepNorm's encoder dies at 100 layers per side
         "schedule": "linear",
         "log_every": 20,
