@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kilolayer.report.bars import bar_plot
-from kilolayer.report.figure import POINTS, Series, thinned
+from kilolayer.report.figure import PALETTE, POINTS, Series, thinned
 from kilolayer.report.layer_plots import layers_by_step_plot
 from kilolayer.report.plots import heat_plot, line_plot
 
@@ -49,6 +49,14 @@ def test_two_plots_share_no_id_and_refer_to_their_own() -> None:
 
 def test_the_same_numbers_give_the_same_svg() -> None:
     assert lines("one", Series("a", [1, 2], [1.0, 2.0])) == lines("one", Series("a", [1, 2], [1.0, 2.0]))
+
+
+def test_no_two_of_18_lines_look_alike() -> None:
+    svg = lines("many", *(Series(f"line {place}", [1, 2], [place, place + 1.0]) for place in range(18)))
+    styles = [path.get("style", "") for path in ElementTree.fromstring(svg).iter("path")]
+    looks = {tuple(re.findall(r"(?:stroke|stroke-dasharray): [#\d][^;]*", style)) for style in styles if "fill: none" in style}
+    looks = {look for look in looks if any(colour.lower() in look[-1] for colour in PALETTE)}
+    assert len(looks) == 18
 
 
 @pytest.mark.parametrize("y", [[], [math.nan, math.inf], [math.nan]])

@@ -23,6 +23,7 @@ from kilolayer.terminal import printable
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
 MARKERS = "osD^vP"
+DASHES: tuple[tuple[int, ...], ...] = ((), (5, 2), (1, 1))  # of the first lines, and of those for which no new colour is left
 SIZE = (4.8, 3.0)  # inches; at 100% of a narrow screen its text stays above 9 px
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and the page stays small

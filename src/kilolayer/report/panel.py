@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kilolayer.report.figure import Series, thinned
-from kilolayer.report.plots import line_colours, line_plot
+from kilolayer.report.plots import line_plot, line_styles
 from kilolayer.report.record import Entry, number
 from kilolayer.report.table import Table
 
@@ -55,7 +55,7 @@ def chart_panel(
         return Panel(None, title, note)
     drawn = [each for each in series if any(map(math.isfinite, each.y))]
     finite = [value for each in drawn for value in each.y if math.isfinite(value)]
-    curves = [_curve(each, colour) for each, colour in zip(drawn, line_colours(drawn, ordered), strict=True)]
+    curves = [_curve(each, *style) for each, style in zip(drawn, line_styles(drawn, ordered), strict=True)]
     log = log and min(finite) > 0
     return Panel(svg, title, note, chart={"name": name, "about": description, **options, "log": log, "curves": curves})
 
@@ -66,13 +66,13 @@ def series_of(name: str, entries: Sequence[Entry], key: str, colour: str | None 
     return Series(name, steps, [number(entry, key) for entry in entries], colour, dash)
 
 
-def _curve(series: Series, colour: str) -> dict[str, Any]:
+def _curve(series: Series, colour: str, dash: tuple[int, ...]) -> dict[str, Any]:
     """The points of a line, None where there is a gap; a line that ends in one has come to grief there."""
     x, y = (values.tolist() for values in thinned(series, MOST))
     return {
         "name": series.name,
         "colour": colour,
-        "dash": list(series.dash),
+        "dash": list(dash),
         "fatal": not math.isfinite(series.y[-1]),
         "x": [int(step) if step == round(step) else float(f"{step:.10g}") for step in x],
         "y": [float(f"{value:.5g}") if math.isfinite(value) else None for value in y],

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
 from kilolayer.report.figure import (
+    DASHES,
     LEGEND,
     MARKERS,
     PALETTE,
@@ -50,10 +51,10 @@ def line_plot(
         return None
     with mpl.rc_context(STYLE):
         figure, axes = new_axes(x_label, y_label)
-        for index, (each, (label, x, y), colour) in enumerate(zip(kept, drawn, line_colours(kept, ordered), strict=True)):
+        for index, ((label, x, y), (colour, dash)) in enumerate(zip(drawn, line_styles(kept, ordered), strict=True)):
             few = np.isfinite(y).sum() <= 24
             marker = MARKERS[index % len(MARKERS)] if few else None
-            style = (0.0, each.dash) if each.dash else "-"
+            style = (0.0, dash) if dash else "-"
             axes.plot(x, y, color=colour, linestyle=style, label=label, marker=marker, markersize=3.5)
         finite = np.concatenate([y[np.isfinite(y)] for _, _, y in drawn])
         if log and (finite > 0).all():
@@ -69,10 +70,13 @@ def line_plot(
         return to_svg(figure, name, description)
 
 
-def line_colours(series: Sequence[Series], ordered: bool = False) -> list[str]:
-    """The colour of each line: its own, or that of its place."""
+def line_styles(series: Sequence[Series], ordered: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+    """The colour and the dash of each line: its own, or those of its place, so that no two of up to 18 lines look alike."""
     colours = shades(len(series)) if ordered else PALETTE
-    return [each.colour or colours[place % len(colours)] for place, each in enumerate(series)]
+    return [
+        (each.colour or colours[place % len(colours)], each.dash or DASHES[place // len(colours) % len(DASHES)])
+        for place, each in enumerate(series)
+    ]
 
 
 def heat_plot(
