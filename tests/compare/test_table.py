@@ -134,6 +134,20 @@ def test_a_best_value_at_the_edge_is_told(comparison: Comparison) -> None:
     assert not any(note.startswith("post_ln 18L") for note in notes)  # none is alive there
 
 
+def test_a_finished_run_that_does_not_read_its_source_is_named(comparison: Comparison) -> None:
+    def validated(place: int, gain: float) -> str:
+        member = comparison.members[place]
+        with (member.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "valid", "step": 7, "loss": 3.1, "source_gain": gain}) + "\n")
+        return member.name
+
+    blind, well, dead = validated(0, 0.01), validated(1, 0.6), validated(7, 0.01)
+    notes = "\n".join(tabulate(comparison).notes)
+    assert f"{blind}: at step 7 the right source lowers the loss by only 0.010 nats per token" in notes
+    assert f"{well}: " not in notes
+    assert f"{dead}: " not in notes  # it diverged, which says enough
+
+
 def test_a_cell_with_one_value_of_an_option_has_no_edge(tmp_path: Path) -> None:
     for recipe, rate in (("pre_ln", 1e-3), ("post_ln", 2e-3)):
         config = f'[model]\nrecipe = "{recipe}"\nlayers = {2 if recipe == "pre_ln" else 3}\n[train]\nlr = {rate}\n'

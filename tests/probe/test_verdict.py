@@ -78,6 +78,18 @@ def test_a_dead_encoder_of_a_run_is_named_with_its_number(well: Measurements) ->
     )
 
 
+def test_a_source_that_is_not_read_is_named_unless_its_encoder_is_dead_anyway(well: Measurements) -> None:
+    trained = replace(well, settings=replace(SLOW, step=700), source_gain=0.012)
+    (finding,) = judge(trained).findings
+    assert (finding.kind, finding.where, finding.value) == ("source not read", "encoder", 0.012)
+    assert "lowers the loss by only 0.012 nats per token" in finding.text
+    assert judge(trained).options()[0] == "--train.lr 2.5e-5"
+    assert kinds(replace(trained, source_gain=0.6)) == []
+    assert kinds(with_gradients(trained, encoder=(1e-6, 5e-6, 1e-4, 6e-3), decoder=(0.08, 0.07, 0.1, 0.12))) == [
+        ("dead", "encoder")
+    ]
+
+
 def test_a_death_that_only_the_log_tells_has_its_reason(well: Measurements) -> None:
     text = "step 120: the decoder is dead: train.eps hides its gradient; start again with a smaller train.eps"
     found = judge(replace(well, settings=replace(SLOW, step=700), deaths=(Death("decoder", 120, text),)))

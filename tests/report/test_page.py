@@ -322,16 +322,19 @@ def test_what_is_wrong_with_the_model_is_said_on_the_page_and_in_the_terminal(
         "temperature": [0.3],
     }
     norms = {kind: {"encoder": [1e-9, 1.0], "decoder": [1.0, 1.0]} for kind in ("gradient", "update", "residual")}
-    ill = [{"kind": "layers", "step": 5, **norms}, {"kind": "routing", "step": 5, **shares}]
+    blind = {"kind": "valid", "step": 5, "loss": 4.0, "source_gain": 0.004}
+    ill = [{"kind": "layers", "step": 5, **norms}, {"kind": "routing", "step": 5, **shares}, blind]
     run = make_run(tmp_path / "ill", [*BRIEF, *ill])
     assert main(["report", str(run)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{run / 'report.html'}\n"
     reached = "At step 5 the gradient does not reach 1 of the 2 layers of the encoder"
     collapsed = "Layer encoder 2 has collapsed: expert 1 takes 97% of the tokens."
+    unread = "At step 5 the right source lowers the loss by only 0.004 nats per token"
     for text in (said.err, page_of(run).text):
         assert reached in text
         assert collapsed in text
+        assert unread in text
     assert main(["report", str(make_run(tmp_path / "well"))]) == 0
     assert capsys.readouterr().err == ""
 

@@ -56,7 +56,8 @@ def prepare(
 
 
 def of_data(data: DataConfig, cache: Path, **tables: Any) -> TranslationTask:
-    return TranslationTask.prepare(TranslationConfig(data=data, batches=BATCHES, **{"tokenizer": TOKENIZER, **tables}), cache)
+    tables = {"batches": BATCHES, "tokenizer": TOKENIZER, **tables}
+    return TranslationTask.prepare(TranslationConfig(data=data, **tables), cache)
 
 
 def fitted(task: TranslationTask, **options: Any) -> kl.ModelConfig:
@@ -123,13 +124,19 @@ def test_the_configuration_gets_the_size_of_the_vocabulary(corpus: Path, cache: 
     assert math.isfinite(found.loss)
 
 
-def one_by_one(model: kl.EncoderDecoder, task: TranslationTask, direction: Direction, sentences: slice) -> tuple[float, int]:
-    """The summed loss and the number of target tokens of the validation part, without batches or padding."""
+def one_by_one(
+    model: kl.EncoderDecoder, task: TranslationTask, direction: Direction, sentences: slice, roll: int = 0
+) -> tuple[float, int]:
+    """The summed loss and the number of target tokens of the validation part, without batches or padding.
+
+    roll: each sentence has the source of the one so many places before it.
+    """
     total, count = 0.0, 0
     text = next(text for text in task.corpora.valid if text.direction == direction)
     tag = [task.tokenizers.source.tag_id(direction.target)] if task.tagged else []
+    own = list(text.pairs())[sentences]
     with torch.no_grad():
-        for source, target in list(text.pairs())[sentences]:
+        for source, target in [(own[place - roll][0], target) for place, (_, target) in enumerate(own)]:
             read = torch.tensor([[*tag, *task.tokenizers.source.encode([source])[0], 3]])
             labels = torch.tensor([[*task.tokenizers.target.encode([target])[0], 3]])
             begun = torch.cat([torch.tensor([[2]]), labels[:, :-1]], dim=1)
@@ -154,6 +161,37 @@ def test_validation_is_the_mean_over_all_target_tokens(corpus: Path, cache: Path
     assert found.perplexity == pytest.approx(math.exp(total / count), rel=1e-4)
     assert found.bleu is None
     assert found.directions.keys() == {"en-de"}
+
+
+def test_the_gain_of_the_source_is_the_rise_of_the_loss_with_the_source_of_another_sentence(corpus: Path, cache: Path) -> None:
+    data = DataConfig(folder=str(corpus), directions=["en-de", "de-en"], valid="valid")
+    task = of_data(data, cache, batches=BatchConfig(tokens=100_000, shapes=1))  # all sentences of a direction are one batch
+    model = model_for(task, recipe="pre_ln").eval()
+    found = task.validate(model, 1000)
+    assert found is not None
+    losses = {
+        roll: [one_by_one(model, task, Direction(*names), slice(None), roll) for names in (("en", "de"), ("de", "en"))]
+        for roll in (0, 23 // 2)
+    }
+    own, others = (sum(loss for loss, _ in sums) / sum(tokens for _, tokens in sums) for sums in losses.values())
+    assert abs(others - own) > 1e-4
+    assert found.source_gain == pytest.approx(others - own, abs=1e-5)
+    assert found.metrics()["source_gain"] == found.source_gain
+
+
+def test_a_model_that_does_not_read_its_source_gains_nothing_from_it(corpus: Path, cache: Path) -> None:
+    task = prepare(corpus, cache)
+    model = model_for(task, recipe="pre_ln")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "cross_attention.f.output" in name:
+                weight.zero_()
+    found = task.validate(model, 1000)
+    assert found is not None
+    assert found.source_gain == 0.0
+    alone = task.validate(model, 1)
+    assert alone is not None
+    assert alone.source_gain is None  # no other sentence
 
 
 def test_validation_scores_translations_by_bleu(corpus: Path, cache: Path) -> None:

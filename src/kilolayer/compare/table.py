@@ -13,6 +13,7 @@ from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, same, shown_value
 from kilolayer.compare.measure import Measure, measures_of
 from kilolayer.compare.result import Result
+from kilolayer.training.source_use import unread_source
 
 WORDS = {"no_progress": "without progress"}
 
@@ -163,7 +164,7 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
                 best = min(candidates, key=lambda each: each.rank(chosen_by))
                 cells.append(Cell(row, column, best, tuple(each.options for each in candidates)))
     table = ComparisonTable(rows, columns, tuple(cells), chosen_by, measures)
-    return replace(table, notes=tuple(_edges(table)))
+    return replace(table, notes=(*_edges(table), *_unread(results)))
 
 
 def _titled(axis: Axis, value: Any) -> str:
@@ -207,6 +208,15 @@ def _edges(table: ComparisonTable) -> list[str]:
                 title, shown = table.title_of(cell), shown_value(name, value)
                 notes.append(f"{title}: its best {name}, {shown}, is the {edge} that was tried")
     return notes
+
+
+def _unread(results: Sequence[Result]) -> list[str]:
+    """Notes on finished runs that do not read their source, so that their seeds explain the spread of a cell."""
+    return [
+        f"{result.name}: {why}"
+        for result in results
+        if result.outcome.kind == "finished" and (why := unread_source(result.valid)) is not None
+    ]
 
 
 def _is_number(value: Any) -> bool:

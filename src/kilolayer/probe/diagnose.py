@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -132,7 +132,9 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     loss = training_loss(task, run.config.train.seed, 1, of="total")
     changes = tuple(_changes(run, task, loss, known, place))
     model = run.load_model(place, Chosen("asked for", [step], []))
-    return judge(measure(model, loss, _settings(run.config, step), changes, _deaths(run, step)))
+    rows = [row for row in read_metrics(run.folder) if row["step"] <= step]
+    settings, gain = _settings(run.config, step), _source_gain(rows, run.config.train.steps)
+    return judge(measure(model, loss, settings, changes, _deaths(rows), gain))
 
 
 def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.device) -> list[Change]:
@@ -150,9 +152,15 @@ def _weights(run: Run, task: Task, steps: list[int]) -> Iterator[tuple[int, Mapp
         yield step, run.weights(task.vocabulary, Chosen("asked for", [step], []))
 
 
-def _deaths(run: Run, step: int) -> tuple[Death, ...]:
-    events = [row for row in read_metrics(run.folder) if row["kind"] == "event" and row["step"] <= step]
-    return tuple(Death(row["dead"], int(row["step"]), str(row.get("text", ""))) for row in events if row.get("dead"))
+def _deaths(rows: Sequence[Mapping[str, Any]]) -> tuple[Death, ...]:
+    events = [row for row in rows if row["kind"] == "event" and row.get("dead")]
+    return tuple(Death(row["dead"], int(row["step"]), str(row.get("text", ""))) for row in events)
+
+
+def _source_gain(rows: Sequence[Mapping[str, Any]], steps: int) -> float | None:
+    """That of the last validation in the second half of a run: in the first, no model has had the time to read its source."""
+    gains = [row.get("source_gain") for row in rows if row["kind"] == "valid" and row["step"] >= steps / 2]
+    return gains[-1] if gains else None
 
 
 def _settings(config: RunConfig, step: int) -> Settings:

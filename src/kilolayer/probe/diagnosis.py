@@ -83,6 +83,8 @@ class Measurements:
     output_at_zero: bool
     changes: tuple[Change, ...] = ()
     deaths: tuple[Death, ...] = ()
+    source_gain: float | None = None
+    """Of the run's last validation, if the run is past half of its steps: what the right source is worth, in nats per token."""
 
     def table(self) -> dict[str, Any]:
         """The measurements as JSON values; numbers that are not finite become None."""
@@ -139,6 +141,7 @@ def measure(
     settings: Settings,
     changes: tuple[Change, ...] = (),
     deaths: tuple[Death, ...] = (),
+    source_gain: float | None = None,
 ) -> Measurements:
     """Run all probes on one batch, in fp32 or higher precision. loss: computes the loss of the batch from a model."""
     model, config = _precise(model), model.config
@@ -162,6 +165,7 @@ def measure(
             any(isinstance(part, VocabularyProjection) and not part.weight.any() for part in model.modules()),
             changes,
             deaths,
+            source_gain,
         )
 
 

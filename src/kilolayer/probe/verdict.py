@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kilolayer import recipes
 from kilolayer.probe.diagnosis import Death, Diagnosis, Finding, Measurements, first_share
 from kilolayer.training.dead_stacks import MOVED, REACHED, first_layers
+from kilolayer.training.source_use import SOURCE_READ
 
 VANISHED, EXPLODED = 1 / 30, 100.0
 """Of a stack's largest gradient of a layer, before training: DeepNorm has 0.8 and more at every depth, Post-LN of 6 layers 0.1.
@@ -65,6 +66,18 @@ def dead_stack(measured: Measurements) -> Iterator[Finding]:
         else:
             reached, why = math.nan, f"{_reason(known[side])}."
         yield Finding("dead", side, f"The {side} is dead{since}: {why}", reached, REACHED, _calmer(measured))
+
+
+def source_not_read(measured: Measurements) -> Iterator[Finding]:
+    """The model has about the same loss with the source of another sentence, although gradients reach its encoder."""
+    gain = measured.source_gain
+    if gain is None or not gain < SOURCE_READ or any(finding.where == "encoder" for finding in dead_stack(measured)):
+        return
+    text = (
+        f"The decoder does not read the encoder: the right source lowers the loss by only {gain:.3f} nats per token, compared "
+        "with the source of another sentence."
+    )
+    yield Finding("source not read", "encoder", text, gain, SOURCE_READ, _calmer(measured))
 
 
 def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
@@ -180,6 +193,7 @@ RULES: tuple[Rule, ...] = (
     not_finite,
     hidden_by_eps,
     dead_stack,
+    source_not_read,
     uneven_gradient,
     steep_start,
     collapsed,

@@ -22,6 +22,7 @@ from kilolayer.report.scores_section import ScoresSection, scores_section
 from kilolayer.report.table import Table
 from kilolayer.report.templating import inert, script, template
 from kilolayer.terminal import counted
+from kilolayer.training.source_use import unread_source
 
 SHOWN_EVENTS, SHOWN_LOG = 40, 60
 
@@ -140,9 +141,11 @@ class Warnings:
 
 
 def _model_faults(record: Record) -> list[str]:
-    """Stacks that died, layers that the gradient does not reach, experts that are dead, that take all tokens, or are full."""
+    """Stacks that died, a source that is not read, layers without gradient, experts that are dead, collapsed or full."""
     dead = [_event(entry) for entry in record.event if "dead" in entry]
-    return [*dead, *vanished_gradients(record.layers), *expert_faults(record)]
+    unread = unread_source(record.valid) if record.scores else None
+    source = [f"{unread[:1].upper()}{unread[1:]}."] if unread else []
+    return [*dead, *source, *vanished_gradients(record.layers), *expert_faults(record)]
 
 
 def _warnings(record: Record) -> Warnings:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilolayer.data.batches import Batches, in_order
+from kilolayer.data.batches import Batch, Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, aligned_text, find_corpora, find_test
 from kilolayer.data.encode import encode_text, encode_training
 from kilolayer.data.frequencies import count_targets, frequency_loss
@@ -37,17 +37,22 @@ from kilolayer.tasks.token_loss import token_loss, token_losses
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, scores_of, write_translations
 
+GAINS = 8
+"""The maximum number of validation sets on which the use of the source is measured: one more forward pass for each."""
+
 
 @dataclass(frozen=True)
 class TranslationValidation:
     """The result of a validation, in total and by direction.
 
-    loss: mean negative log-likelihood per target token. bleu: None if nothing was translated.
+    loss: mean negative log-likelihood per target token. bleu: None if nothing was translated. source_gain: the rise of the
+    loss if each sentence is given the source of another one; near 0, the model does not read its source. None: not measured.
     """
 
     loss: float
     bleu: float | None
     directions: dict[str, TranslationValidation]
+    source_gain: float | None = None
 
     @property
     def perplexity(self) -> float:
@@ -61,11 +66,13 @@ class TranslationValidation:
     def metrics(self) -> dict[str, Any]:
         """The values for metrics.jsonl."""
         directions = {name: {"loss": each.loss, "bleu": each.bleu} for name, each in self.directions.items()}
-        return {"loss": self.loss, "perplexity": self.perplexity, "bleu": self.bleu, "directions": directions}
+        values = {"loss": self.loss, "perplexity": self.perplexity, "bleu": self.bleu, "source_gain": self.source_gain}
+        return {**values, "directions": directions}
 
     def __str__(self) -> str:
+        gain = "" if self.source_gain is None else f", source gain {self.source_gain:.2f}"
         bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
-        return f"loss {self.loss:.4f}, perplexity {self.perplexity:.2f}{bleu}"
+        return f"loss {self.loss:.4f}, perplexity {self.perplexity:.2f}{gain}{bleu}"
 
 
 class TranslationTask(Task[TranslationConfig]):
@@ -182,11 +189,13 @@ class TranslationTask(Task[TranslationConfig]):
                     loss, tokens = sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses)
                     bleu = self._bleu(model, texts, most) if self.config.train.valid_bleu else None
                     parts[direction.name] = (loss, tokens, TranslationValidation(loss / tokens, bleu, {}))
+            gain = self._source_gain(model, most, recorder)
         scores = [each.bleu for _, _, each in parts.values() if each.bleu is not None]
         return TranslationValidation(
             sum(loss for loss, _, _ in parts.values()) / sum(tokens for _, tokens, _ in parts.values()),
             sum(scores) / len(scores) if scores else None,
             {name: each for name, (_, _, each) in parts.items()},
+            gain,
         )
 
     def score(self, model: EncoderDecoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
@@ -213,17 +222,35 @@ class TranslationTask(Task[TranslationConfig]):
     def _training_pairs(self) -> Mixture:
         return encode_training(self.corpora, self.tokenizers, self.config.data, self.cache)
 
-    @torch.inference_mode()
     def _loss(self, model: EncoderDecoder, text: ParallelText, most: int, recorder: Recorder) -> tuple[float, int]:
+        total, tokens = 0.0, 0
+        for batch in self._valid_batches(text, most):
+            total += self._nll(model, batch.parts, recorder)
+            tokens += batch.tokens
+        return total, tokens
+
+    def _source_gain(self, model: EncoderDecoder, most: int, recorder: Recorder) -> float | None:
+        """The rise of the loss with the sources of other sentences, on one batch of at most GAINS validation sets."""
+        rise, tokens = 0.0, 0
+        for text in self.corpora.valid[:: -(-len(self.corpora.valid) // GAINS)]:
+            batch = max(self._valid_batches(text, most), key=lambda batch: batch.tokens)
+            source, *rest = batch.parts
+            if len(source) > 1:
+                others = source.roll(len(source) // 2, dims=0)
+                rise += self._nll(model, (others, *rest), recorder) - self._nll(model, batch.parts, recorder)
+                tokens += batch.tokens
+        return rise / tokens if tokens else None
+
+    def _valid_batches(self, text: ParallelText, most: int) -> Iterator[Batch]:
+        pairs = encode_text(text, self.tokenizers, self.cache, tagged=self.tagged)
+        return in_order(pairs, self.config.batches, self.shapes, most)
+
+    @torch.inference_mode()
+    def _nll(self, model: EncoderDecoder, parts: tuple[Tensor, ...], recorder: Recorder) -> float:
         def nll(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
             return token_losses(model(source, target).logits, labels, 0.0)[1]
 
-        pairs = encode_text(text, self.tokenizers, self.cache, tagged=self.tagged)
-        total, tokens = 0.0, 0
-        for batch in in_order(pairs, self.config.batches, self.shapes, most):
-            total += float(recorder.run([Piece("nll", nll, batch.parts)], restart=lambda: True))
-            tokens += batch.tokens
-        return total, tokens
+        return float(recorder.run([Piece("nll", nll, parts)], restart=lambda: True))
 
     def _bleu(self, model: EncoderDecoder, texts: list[ParallelText], most: int) -> float:
         pairs = [pair for text in texts for pair in islice(text.pairs(), most)]
