@@ -7,7 +7,7 @@ quickstart: .venv/ready
 	if [ -e runs/quickstart/config.toml ]; then $(BIN)/kilolayer train --resume runs/quickstart; else $(BIN)/kilolayer train; fi
 
 test: .venv/ready-dev
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: .venv/ready-dev .venv/ready-docs
 	$(BIN)/python -m pytest -n 2

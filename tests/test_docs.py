@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from undrawn_charts import undrawn_charts
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -35,7 +36,8 @@ SLOW = ("models.md",)
 )
 def test_python_runs_as_written(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))  # a page may register a recipe
-    exec("\n".join(blocks(page, "python")), {})
+    with undrawn_charts():
+        exec("\n".join(blocks(page, "python")), {})
 
 
 def commands() -> list[str]:

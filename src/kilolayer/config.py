@@ -15,7 +15,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce, wraps
+from functools import cache, reduce, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, get_args, get_origin
 
@@ -309,17 +309,23 @@ def help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
     """The docstring under each field of `cls` and of its base classes."""
     texts: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(owner):
-            continue
-        definition = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-        assert isinstance(definition, ast.ClassDef)
-        for field, text in zip(definition.body, definition.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                match text:
-                    case ast.Expr(value=ast.Constant(value=str(words))):
-                        texts[field.target.id] = " ".join(words.split())
-                    case _:
-                        pass
+        if dataclasses.is_dataclass(owner):
+            texts |= _own_help_texts(owner)
+    return texts
+
+
+@cache  # Python parses the whole module to find the source of a class
+def _own_help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
+    definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            match text:
+                case ast.Expr(value=ast.Constant(value=str(words))):
+                    texts[field.target.id] = " ".join(words.split())
+                case _:
+                    pass
     return texts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -16,19 +15,16 @@ from typing import IO
 
 import pytest
 import torch
+from fork_server import SERVER
 from small_runs import text_table, write_corpus
 from typed_commands import quietly, refused
+from undrawn_charts import undrawn_charts
 
 from kilolayer.cli.main import main
 from kilolayer.compare import queue
 from kilolayer.compare.comparison import Comparison
 from kilolayer.config import dump
 from kilolayer.training.run import Run
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.runs.begin", "kilolayer.cli.train", "torch._dynamo"]
-)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,8 @@ def _train(words: list[str], log: str, cwd: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.chdir(cwd)
-    sys.exit(main(words))
+    with undrawn_charts():
+        sys.exit(main(words))
 
 
 @pytest.fixture(scope="module")

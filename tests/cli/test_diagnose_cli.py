@@ -13,7 +13,9 @@ from typed_commands import quietly, refused
 @pytest.mark.slow
 def test_a_configuration_is_diagnosed_with_typed_options(config: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    code, out, err = quietly("diagnose", config, "--model.recipe", "pre_ln", "--train.warmup_steps", "4000", "--out", page)
+    code, out, err = quietly(
+        "diagnose", config, "--model.recipe", "pre_ln", "--train.warmup_steps", "4000", "--out", page, draws=True
+    )
     assert code == 0, err
     assert out.startswith("Pre-LN 2L-2L, before training; loss ")
     assert "Healthy: the gradient of the encoder's first layers is " in out

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from undrawn_charts import undrawn_charts
 
 from kilolayer.cli.main import main
 from kilolayer.data.grammar import pairs
@@ -63,9 +64,10 @@ def write_corpus(folder: Path) -> Path:
     return folder / "small.toml"
 
 
-def quietly(*words: object) -> tuple[int, str, str]:
+def quietly(*words: object, draws: bool = False) -> tuple[int, str, str]:
+    """Exit code, standard output and error of a command. draws: whether the charts of its page are drawn."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err), nullcontext() if draws else undrawn_charts():
         code = main([str(word) for word in words])
     return code, out.getvalue(), err.getvalue()
 

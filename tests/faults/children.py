@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-SERVER = multiprocessing.get_context("forkserver")
-MODULES = [
-    "kilolayer.training.loop",
-    "kilolayer.report.page",
-    "kilolayer.runs.begin",
-    "kilolayer.cli.train",
-    "kilolayer.cli.translate",
-]
-SERVER.set_forkserver_preload(MODULES)  # of no effect where another test has started the server
-LATE = ["torch._dynamo", "encodings.unicode_escape", "encodings.latin_1"]
-LATE += [f"multiprocessing.{name}" for name in ("dummy", "queues", "synchronize")]
-"""What is imported at the first step and by the first page: another user may not be allowed to read this Python."""
+from fork_server import SERVER
+from undrawn_charts import undrawn_charts
+
 NOBODY = 65534
 SECONDS = 60.0
 
@@ -43,14 +32,13 @@ def typed(words: Sequence[str], streams: Sequence[str], environment: Mapping[str
     )
     os.environ.update(environment)
     if user is not None:
-        for name in (*MODULES, *LATE):
-            importlib.import_module(name)
         os.environ.pop("HOME", None)
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
     sys.argv = ["kilolayer", *words]
-    sys.exit(main())
+    with undrawn_charts():
+        sys.exit(main())
 
 
 def start(

@@ -42,9 +42,10 @@ def test_1000_mutations_of_a_configuration_are_planned_or_refused(tmp_path: Path
     plan_odd_configurations(1000, 12, tmp_path, capsys)
 
 
-def test_what_is_accepted_is_kept_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_what_is_accepted_is_kept_as_it_is(tmp_path: Path, count: int) -> None:
     accepted = 0
-    for trial in trials(200, 13):
+    for trial in trials(count, 13):
         path, *typed = trial.words(tmp_path)
         try:
             config = build(RunConfig, merge(load(Path(path)), overrides(typed)))
@@ -52,7 +53,7 @@ def test_what_is_accepted_is_kept_as_it_is(tmp_path: Path) -> None:
             continue
         accepted += 1
         assert build(RunConfig, parse_toml(dump(config.table()))) == config, trial
-    assert accepted >= 8
+    assert accepted >= count // 25
 
 
 REFUSED = {
@@ -174,9 +175,10 @@ def test_200_odd_runs_have_a_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     report_odd_runs(range(100, 300), tmp_path, capsys)
 
 
-def test_scores_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(150, marks=pytest.mark.slow)])
+def test_scores_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
     refused = 0
-    for seed in range(150):
+    for seed in range(count):
         write_odd_run(tmp_path, seed)
         try:
             scores = read_scores(tmp_path)
@@ -185,19 +187,20 @@ def test_scores_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest.
             continue
         show_scores(scores)
         show_errors(scores)
-    assert 8 < refused < 142
+    assert 0.05 < refused / count < 0.95
     capsys.readouterr()
 
 
-def test_samples_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_samples_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
     refused = 0
-    for seed in range(300):
+    for seed in range(count):
         write_odd_run(tmp_path, seed)
         try:
             show_samples(read_samples(tmp_path))
         except InputError:
             refused += 1
-    assert 8 < refused < 292
+    assert 0.03 < refused / count < 0.97
     capsys.readouterr()
 
 

@@ -51,14 +51,13 @@ def test_words_are_those_of_another_implementation(device: str) -> None:
         assert words.tolist() == expected
 
 
-@pytest.mark.matrix(2)
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_kept_share_mean_and_variance_are_exact(p: float) -> None:
-    count = 1 << 23
+@pytest.mark.parametrize(("count", "seen"), [(1 << 19, 4e-3), pytest.param(1 << 23, 1e-3, marks=pytest.mark.slow)])
+def test_kept_share_mean_and_variance_are_exact(p: float, count: int, seen: float) -> None:
     x = torch.randn(64, count // 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     kept = keep_mask(SEED, x.shape, p)
     bound = SIGMAS * math.sqrt(p * (1 - p) / count)
-    assert bound < 1e-3  # an error of p by so much is seen
+    assert bound < seen  # an error of p by so much is noticed
     assert abs(float(kept.double().mean()) - (1 - p)) < bound
     dropped = dropout(x, SEED, p)
     assert torch.equal(dropped, torch.where(kept, x * (1 / (1 - p)), 0.0))

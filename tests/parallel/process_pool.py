@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fork_server import SERVER
 
 SECONDS = 120
 
@@ -60,13 +61,10 @@ class ProcessPool:
 
     def _start(self) -> None:
         self.started += 1
-        # One process imports everything, and the others are its forks.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "kilolayer.models.build", "kilolayer.moe.full_state"])
         store = f"file://{self.folder}/store-{self.started}"
         for rank in range(max(self.sizes)):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.sizes, store, theirs), daemon=True)
+            ours, theirs = SERVER.Pipe()
+            process = SERVER.Process(target=_serve, args=(rank, self.sizes, store, theirs), daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)

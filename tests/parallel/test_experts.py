@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import one_or_many
 import pytest
@@ -37,8 +38,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def each_on_two_and_four() -> list[Any]:
+    """Every case on two processes and on four; in the quick tests on two and on four in turn."""
+    return [
+        pytest.param(case, size, id=f"{name}-{size}", marks=() if size == (2, 4)[place % 2] else pytest.mark.slow)
+        for place, (name, case) in enumerate(CASES.items())
+        for size in (2, 4)
+    ]
+
+
+@pytest.mark.parametrize(("case", "size"), each_on_two_and_four())
 def test_many_processes_are_one(pool: ProcessPool, case: Case, size: int) -> None:
     pool.run(one_or_many.check_equal_to_one_process, size, case)
 

@@ -38,6 +38,7 @@ def faults(*entries: dict[str, Any], top_k: int = 2) -> str:
     return " ".join(expert_faults(record(*entries, top_k=top_k)))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_even_loads_are_well() -> None:
     text = page(entry(10, EVEN, [0.1, 0.2, 0.3, 0.4]))
     assert "At step 10 every expert is in use; the busiest takes 1.6 times an even share." in text
@@ -132,6 +133,7 @@ def test_a_tile_says_how_the_experts_are(loads: list[list[float]], options: dict
     assert bool(expert_faults(found)) == (expected not in ("all in use", "too few tokens to tell"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_tile_stands_at_the_top_of_a_sparse_run_alone() -> None:
     top = render(record(entry(1200, EVEN))).partition("<h2")[0]
     assert "<dt>Experts</dt><dd>all in use<small>4 in 1 layer, step 1,200</small>" in top
@@ -161,6 +163,7 @@ def test_chance_kills_no_expert() -> None:
     assert "1 of 4 experts is dead, with almost no tokens: 4." in page(*even, counted(3, lucky, choices=400, tokens=200))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_lines_without_a_finite_step_say_nothing_of_experts() -> None:
     text = page(entry(10, EVEN), entry(11, [0.0] * 4))
     assert "At step 10 every expert is in use" in text

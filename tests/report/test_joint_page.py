@@ -7,12 +7,14 @@ import hashlib
 import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_run import BRIEF, entries, make_run
 from parsed_page import Page
+from undrawn_charts import undrawn_charts
 
 from kilolayer.cli.main import main
 from kilolayer.report.page import render
@@ -24,8 +26,10 @@ VALID = [{"kind": "valid", "step": step, "loss": 8.0 / step, "bleu": 0.3 * step}
 NORMS = {"gradient": {"encoder": [1.0, 2.0], "decoder": [3.0, 4.0, 5.0]}}
 
 
-def charts_of(*records: Record) -> dict[str, dict[str, Any]]:
-    page = Page(render(*records))
+def charts_of(*records: Record, draws: bool = False) -> dict[str, dict[str, Any]]:
+    """What the script is given, by chart. draws: whether the still pictures are drawn too."""
+    with nullcontext() if draws else undrawn_charts():
+        page = Page(render(*records))
     charts = json.loads(page.scripts[0])["charts"]
     assert [value for name, value in page.attributes if name == "data-chart"] == [chart["name"] for chart in charts]
     return {chart["name"]: chart for chart in charts}
@@ -58,14 +62,14 @@ def test_only_our_own_script_may_run_and_every_chart_has_a_still_picture() -> No
 
 def test_a_run_that_diverged_ends_in_a_cross_and_gaps_are_kept() -> None:
     gone = [*TRAIN, {"kind": "train", "step": 110, "loss": math.nan}, {"kind": "train", "step": 120, "loss": math.inf}]
-    (curve,) = charts_of(Record("run", train=gone))["loss"]["curves"]
+    (curve,) = charts_of(Record("run", train=gone), draws=True)["loss"]["curves"]
     assert curve["fatal"]
     assert curve["y"][-2:] == [None, None]
     assert not charts_of(Record("run", train=TRAIN))["loss"]["curves"][0]["fatal"]
 
 
 def test_a_run_of_one_line_has_a_page() -> None:
-    charts = charts_of(Record("run", train=TRAIN[:1], layers=[{"kind": "layers", "step": 1, **NORMS}]))
+    charts = charts_of(Record("run", train=TRAIN[:1], layers=[{"kind": "layers", "step": 1, **NORMS}]), draws=True)
     assert charts["loss"]["curves"][0]["x"] == [10]
     assert charts_of(Record("nothing yet")) == {}
 
@@ -86,6 +90,7 @@ def test_several_runs_lie_over_each_other_in_one_colour_each() -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_one_page_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [make_run(tmp_path / place / "run", BRIEF) for place in ("a", "b")]
     assert main(["report", *map(str, runs)]) == 0
@@ -100,6 +105,7 @@ def test_the_command_writes_one_page_of_several_runs(tmp_path: Path, capsys: pyt
     assert main(["report", str(runs[0]), str(tmp_path)]) == 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_norms_come_first_and_the_configuration_is_folded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", entries()[:40])
     assert main(["report", str(run)]) == 0

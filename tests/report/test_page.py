@@ -184,6 +184,7 @@ def test_configuration_and_directions_are_shown(page: Page) -> None:
     assert "Clipped in 100 of 2,000 steps" in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("kept", ["config.toml", "metrics.jsonl", "scores.json"])
 def test_one_file_is_enough(tmp_path: Path, kept: str) -> None:
     made = make_run(tmp_path / "run")
@@ -196,6 +197,7 @@ def test_one_file_is_enough(tmp_path: Path, kept: str) -> None:
     assert ("Configuration" in shown.headings) == (kept == "config.toml")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("missing", ["config.toml", "metrics.jsonl", "log.txt", "scores.json", "samples.json"])
 def test_any_file_may_be_missing(tmp_path: Path, missing: str) -> None:
     made = make_run(tmp_path / "run")
@@ -205,6 +207,7 @@ def test_any_file_may_be_missing(tmp_path: Path, missing: str) -> None:
         assert f"{missing} is missing." in shown.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_still_writes(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run")
     whole = (made / "metrics.jsonl").read_text()
@@ -222,6 +225,7 @@ def test_a_run_without_a_step(tmp_path: Path) -> None:
     assert "No training steps have been recorded yet." in shown.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_clean_run_says_that_it_is_clean(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run")
     (made / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in BRIEF))
@@ -229,6 +233,7 @@ def test_a_clean_run_says_that_it_is_clean(tmp_path: Path) -> None:
     assert "None: no steps were skipped" in page_of(made).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_damage_is_named_and_survived(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run")
     whole = (made / "metrics.jsonl").read_text()
@@ -242,6 +247,7 @@ def test_damage_is_named_and_survived(tmp_path: Path) -> None:
     assert "config.toml cannot be read" in shown.text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "scores",
     [
@@ -282,6 +288,7 @@ def test_a_resumed_run_shows_the_steps_that_count(tmp_path: Path) -> None:
     assert [(entry["step"], entry["loss"]) for entry in kept] == [(1, 9.0), (2, 5.0)]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_many_of_everything_is_cut_short_in_words(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run")
     events = [{"kind": "event", "step": step, "text": f"step {step} skipped: loss is not finite"} for step in range(1, 101)]
@@ -311,6 +318,7 @@ def test_writing_again_gives_the_same_page(tmp_path: Path) -> None:
     assert (run / "report.html").read_text(encoding="utf-8") == before
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_wrong_with_the_model_is_said_on_the_page_and_in_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

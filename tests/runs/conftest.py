@@ -1,8 +1,10 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from run_by_command import printed
 from small_runs import SMALL, write_corpus
+from undrawn_charts import undrawn_charts
 
 from kilolayer.config import dump
 
@@ -14,9 +16,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of each task, trained by the command."""
+    """A run of each task, trained by the command, with its charts drawn."""
     folder = tmp_path_factory.mktemp("runs")
     for task, table in SMALL.items():
         (folder / f"{task}.toml").write_text(dump(table(corpus, train={"steps": 4})))
         printed("train", folder / f"{task}.toml", "--run", folder / task)
     return {task: folder / task for task in SMALL}
+
+
+@pytest.fixture(autouse=True)
+def _undrawn_charts() -> Iterator[None]:
+    with undrawn_charts():
+        yield

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from small_classifiers import classify_table, write_examples
+from undrawn_charts import undrawn_charts
 
 from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
@@ -158,7 +159,8 @@ def train_in_child(folder: str, point: str | None = None) -> None:
     os.dup2(file, 2)
     if point is not None:
         _die_at(point)
-    sys.exit(main(["train", "--resume", folder]))
+    with undrawn_charts():
+        sys.exit(main(["train", "--resume", folder]))
 
 
 def _die_at(point: str) -> None:

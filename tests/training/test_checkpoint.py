@@ -42,16 +42,23 @@ def made(step: int) -> Checkpoint:
         "empty": torch.zeros(0),
         "flag": torch.tensor([True, False]),
     }
-    optimizer = {"weight/exp_avg": torch.randn(8, 8, generator=generator), "random.cpu": torch.get_rng_state()}
+    optimizer = {"weight/exp_avg": torch.randn(8, 8, generator=generator), "random.cpu": generator.get_state()}
     return Checkpoint(step, model, optimizer, {"guard": {"scale": 1.0}, "best": {"value": -0.1 - 0.2, "step": None}})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three whole checkpoints."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three whole checkpoints, not to be changed."""
+    folder = tmp_path_factory.mktemp("saved")
     for step in (10, 20, 30):
-        checkpoint.save(tmp_path, made(step))
-    return tmp_path
+        checkpoint.save(folder, made(step))
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """Three whole checkpoints."""
+    return shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
 
 
 def same(a: Checkpoint, b: Checkpoint) -> bool:
@@ -116,11 +123,12 @@ def flip(path: Path, dice: random.Random) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", checkpoint.FILES)
-def test_every_flipped_bit_is_found(folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+def test_every_flipped_bit_is_found(folder: Path, caplog: pytest.LogCaptureFixture, name: str, count: int) -> None:
     path = folder / "step-00000030" / name
     whole, dice = path.read_bytes(), random.Random(f"bits of {name}")
-    for _ in range(100):
+    for _ in range(count):
         flip(path, dice)
         assert checkpoint.find_fault(path.parent) is not None
         path.write_bytes(whole)
@@ -129,17 +137,18 @@ def test_every_flipped_bit_is_found(folder: Path, caplog: pytest.LogCaptureFixtu
     assert_falls_back(folder, caplog, name, "SHA-256")
 
 
-def test_a_flipped_bit_of_the_manifest_is_found_or_does_no_harm(folder: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_flipped_bit_of_the_manifest_is_found_or_does_no_harm(folder: Path, count: int) -> None:
     path = folder / "step-00000030" / "manifest.json"
     whole, dice, found = path.read_bytes(), random.Random(7), 0
-    for _ in range(300):
+    for _ in range(count):
         flip(path, dice)
         if checkpoint.find_fault(path.parent) is None:
             assert same(checkpoint.load(path.parent), made(30))  # it hit a version, say
         else:
             found += 1
         path.write_bytes(whole)
-    assert found > 200
+    assert found > 2 * count // 3
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"files": []}', '{"step": 30, "files": 3}', '{"step": 30}', "\0"])

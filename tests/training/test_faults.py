@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
 import os
 import re
 import signal
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import SERVER
 from small_runs import new_run, record, stop_after, task_of, train_in_child, write_corpus
 
 from kilolayer.cli.main import main
@@ -26,11 +25,6 @@ from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, locked
 from kilolayer.training.step import Stepper
-
-SERVER = multiprocessing.get_context("forkserver")  # one process imports torch, the others are forked from it
-MODULES = ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.runs.begin", "kilolayer.cli.train"]
-PRELOADED = [*MODULES, "torch._dynamo"]  # torch itself imports the last at the first step
-SERVER.set_forkserver_preload(PRELOADED)  # of no effect where another test has started the server
 
 POINTS = [
     *(f"{when} {name}" for name in (*checkpoint.FILES, "manifest.json") for when in ("half of", "after")),
@@ -217,10 +211,7 @@ def resume_as_nobody(folder: str, out: str) -> None:
     os.environ["KILOLAYER_CACHE"] = f"{Path(folder).parent}/cache"
     file = os.open(out, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 2)
-    # Imported now: Python itself may lie where that user cannot read.
-    ThreadPool(1).close()
-    for name in PRELOADED:
-        importlib.import_module(name)
+    ThreadPool(1).close()  # imported now: Python itself may lie where that user cannot read
     os.setgid(65534)
     os.setuid(65534)
     sys.exit(main(["train", "--resume", folder]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from fork_server import SERVER
 from small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, text_table, train_in_child
 from torch import Tensor
 
@@ -36,10 +36,6 @@ from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stopped, catching
 from kilolayer.training.trainer import Best, Trainer
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["kilolayer.training.loop", "kilolayer.report.page", "kilolayer.runs.begin", "kilolayer.cli.train", "torch._dynamo"]
-)
 FOREVER = 60.0  # much longer than a signal may take
 
 
