@@ -173,7 +173,7 @@ def test_a_language_model_with_an_open_rate_is_not_asked(open_: str, tmp_path: P
     reproduction = get("deepnet-table7")
     assert isinstance(reproduction, FewShots)
     for tiny in (False, True):
-        asked = reproduction._ask(cell, tmp_path, Lab(tmp_path, tiny=tiny))
+        asked = reproduction._evaluate(cell, tmp_path, Lab(tmp_path, tiny=tiny))
         assert asked == {"text": "2.000 (1 of 2 runs without a result)", "sets": {}}
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import Flags, whole
+from kilolayer.cli.configuration import Flags, int_between
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError, WriteError, shown, unknown
 from kilolayer.terminal import counted, say
@@ -35,8 +35,10 @@ def add_flags(parser: Flags) -> None:
         metavar="FOLDER",
         help=f"folder with the files NAME.val.jsonl [nlu/zeroshot in the folder ${DATA}]",
     )
-    parser.add_argument("--limit", type=whole(1, 10**9), metavar="N", help="ask only the first N questions of each set [all]")
-    parser.add_argument("--seed", type=whole(0, 2**63 - 1), help="seed for drawing the examples [0]")
+    parser.add_argument(
+        "--limit", type=int_between(1, 10**9), metavar="N", help="ask only the first N questions of each set [all]"
+    )
+    parser.add_argument("--seed", type=int_between(0, 2**63 - 1), help="seed for drawing the examples [0]")
 
 
 def refuse_flags(options: argparse.Namespace) -> None:

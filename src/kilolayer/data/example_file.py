@@ -80,7 +80,7 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
         return
     lines = enumerate(read_lines(path), 1)
     names: Sequence[str | int] | None = None
-    told = "names"
+    verb = "names"
     if isinstance(columns.first, str):
         number, header = next(lines, (1, ""))
         names = header.split("\t")
@@ -95,12 +95,12 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
     for number, line in lines:
         values = line.split("\t")
         if names is None:
-            names, told = range(1, len(values) + 1), "has"
+            names, verb = range(1, len(values) + 1), "has"
         if len(values) == len(names):
             yield number, dict(zip(names, values, strict=True))
         elif not skip_broken:
             raise InputError(
-                f"the line has {counted(len(values), 'column')}, and the first line {told} {len(names)}",
+                f"the line has {counted(len(values), 'column')}, and the first line {verb} {len(names)}",
                 where=f"{path}, line {number}",
                 fix="columns are separated by single tabs, without quotes: correct the line",
             )

@@ -170,7 +170,7 @@ class Tokenizer:
         """The score by which SentencePiece ranks a piece."""
         return self._pieces.get_score(token)
 
-    def is_apart(self, token: int) -> bool:
+    def is_reserved(self, token: int) -> bool:
         """Whether text is never split into this piece: a special token, a tag, or a byte of byte fallback."""
         return any(getattr(self._pieces, f"is_{kind}")(token) for kind in ("control", "unknown", "byte", "unused"))
 

@@ -69,7 +69,7 @@ class Batch:
     windows: np.ndarray
 
 
-def share(windows: Sequence[Window]) -> list[Row]:
+def group_by_prefix(windows: Sequence[Window]) -> list[Row]:
     """Group all windows into rows with few tokens in total, by comparing neighbours in lexicographic order."""
     # As big-endian bytes, token sequences sort by their tokens.
     keys = [window.inputs.astype(">u4").tobytes() for window in windows]

@@ -25,7 +25,7 @@ def static_beam_search(
     longest = allowed_length(model, max(limits), before=0)
     sentences = [Sentence(min(limit, longest), beam, length_penalty, n_best, by_bound=True) for limit in limits]
     decoders = decoders_of(model)
-    size = Size.holding(len(source), beam, longest, source.shape[1], model.config.max_length)
+    size = Size.smallest_for(len(source), beam, longest, source.shape[1], model.config.max_length)
     decoder = decoders.decoder(BeamDecoder, model, size)
     decoders.enter(decoder, source)
     running = dict(enumerate(sentences))

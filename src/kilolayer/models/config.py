@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from kilolayer import recipes
-from kilolayer.config import adopt, bounded, strict_class
+from kilolayer.config import bounded, convert_fields, strict_class
 from kilolayer.errors import IdleOptionError, OptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.models.head import Head
@@ -84,7 +84,7 @@ class ModelConfig(LayerOptions):
     """eps of the decoder's first norm, where a folded model needs a value of its own."""
 
     def __post_init__(self) -> None:
-        adopt(self)
+        convert_fields(self)
         if self.tie_embeddings is None:
             object.__setattr__(self, "tie_embeddings", self.shape != "decoder")
         super().__post_init__()

@@ -26,12 +26,12 @@ PARTS = 264
 
 def can_fuse_residual_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
     """Whether `residual_norm` has a kernel here for rows of this width, a residual in `precise` and products in `rounded`."""
-    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "residual_norm")
+    return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "residual_norm")
 
 
 def can_fuse_inner_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
     """Whether `inner_norm` has a kernel here for rows of this width in `rounded`, normalised in `precise`."""
-    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "inner_norm")
+    return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "inner_norm")
 
 
 def fits_row_kernels(precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:

@@ -80,7 +80,7 @@ def group_sums(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
     ones = rows.new_ones(len(rows), WIDTH // rows.element_size())
     if rows.is_cuda and _is_served(ends, ones, rows):
         return F.grouped_mm(ones.mT, rows, offs=ends)[:, 0].contiguous()
-    if rows.is_cuda and rows.dtype != torch.float64 and kernels.run_on(rows.device, "group_sums"):
+    if rows.is_cuda and rows.dtype != torch.float64 and kernels.runs_on(rows.device, "group_sums"):
         return _sums_of_parts(rows, ends, of_row)
     starts = F.pad(ends.long(), (1, 0))
     precise = rows.to(torch.promote_types(rows.dtype, torch.float32))

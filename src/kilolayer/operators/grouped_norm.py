@@ -27,7 +27,7 @@ from kilolayer.operators.random_bits import draw_of
 
 def can_fuse_grouped_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
     """Whether `grouped_relu_norm` has a kernel here for products in `rounded` of this width, normalised in `precise`."""
-    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "grouped_norm")
+    return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "grouped_norm")
 
 
 @torch.library.custom_op("kilolayer::grouped_relu_norm", mutates_args=(), device_types="cuda")

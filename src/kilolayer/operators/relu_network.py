@@ -79,7 +79,7 @@ def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: floa
     precision. scale: what dropout multiplied by where it kept.
     """
     gradient, weight, hidden = gradient.contiguous(), weight.contiguous(), hidden.contiguous()
-    if not (kernels.run_on(hidden.device, "relu_network") and _come_in_tiles(gradient, weight, hidden)):
+    if not (kernels.runs_on(hidden.device, "relu_network") and _supports_tile_copies(gradient, weight, hidden)):
         return relu_backward(gradient @ weight, hidden, scale)
     from kilolayer.operators.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
     from kilolayer.operators.partial_sums_kernel import add_up
@@ -92,7 +92,7 @@ def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: floa
     return passed, total
 
 
-def _come_in_tiles(*given: Tensor) -> bool:
+def _supports_tile_copies(*given: Tensor) -> bool:
     """Whether this GPU copies tiles of these matrices; a view may begin anywhere."""
     begins = [bytes_to for each in given for bytes_to in (each.data_ptr(), each.stride(0) * each.itemsize)]
     aligned = all(begin % ALIGNMENT == 0 for begin in begins)

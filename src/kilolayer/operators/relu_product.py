@@ -24,7 +24,7 @@ BLOCK_ROWS = 32
 
 def can_fuse_relu_product(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products in this dtype can be fused with their ReLU here."""
-    return dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device, "relu_product")
+    return dtype in (torch.bfloat16, torch.float16) and kernels.runs_on(device, "relu_product")
 
 
 @torch.library.custom_op("kilolayer::relu_product", mutates_args=(), device_types="cuda")

@@ -16,7 +16,7 @@ from kilolayer.operators import kernels
 
 def can_fuse_score_statistics(device: torch.device) -> bool:
     """Whether the kernels can run here."""
-    return kernels.run_on(device, "loss")
+    return kernels.runs_on(device, "loss")
 
 
 def score_statistics(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

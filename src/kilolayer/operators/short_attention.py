@@ -22,7 +22,7 @@ HEAD_DIMS = (16, 32, 64, 128)
 def can_run_short_attention(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
     """Whether sequences up to `longest` can be attended to here."""
     # The length last: an exported or compiled model has no number there, and would be bound to one.
-    served = dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device, "short_attention")
+    served = dtype in (torch.bfloat16, torch.float16) and kernels.runs_on(device, "short_attention")
     return served and head_dim in HEAD_DIMS and longest <= LONGEST
 
 

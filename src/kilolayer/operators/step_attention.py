@@ -21,7 +21,7 @@ MOST_QUERIES = 64
 def can_run_step_attention(device: torch.device, dtype: torch.dtype, queries: int, head_dim: int) -> bool:
     """Whether so many queries of a key head can be attended to here."""
     known = dtype in (torch.bfloat16, torch.float16, torch.float32) and head_dim in HEAD_DIMS
-    return known and queries <= MOST_QUERIES and kernels.run_on(device, "step_attention")
+    return known and queries <= MOST_QUERIES and kernels.runs_on(device, "step_attention")
 
 
 def step_self_attention(
@@ -37,10 +37,10 @@ def step_self_attention(
         keys.index_copy_(2, past, key)
         values.index_copy_(2, past, value)
         return _reference(query, keys, values, seen)
-    from kilolayer.operators.step_attention_kernel import look
+    from kilolayer.operators.step_attention_kernel import attend
 
     mixed = _empty_mixed(query)
-    look(query, keys, values, seen, mixed, (key, value), past)
+    attend(query, keys, values, seen, mixed, (key, value), past)
     return mixed
 
 
@@ -51,10 +51,10 @@ def step_cross_attention(query: Tensor, keys: Tensor, values: Tensor, real: Tens
     """
     if query.device.type == "cpu":
         return _reference(query, keys, values, real)
-    from kilolayer.operators.step_attention_kernel import look
+    from kilolayer.operators.step_attention_kernel import attend
 
     mixed = _empty_mixed(query)
-    look(query, keys, values, real, mixed)
+    attend(query, keys, values, real, mixed)
     return mixed
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-def look(
+def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,

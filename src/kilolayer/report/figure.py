@@ -95,7 +95,7 @@ def thinned(series: Series, most: int = POINTS) -> tuple[np.ndarray, np.ndarray]
     y[~np.isfinite(y)] = math.nan
     if len(x) <= most:
         return x, y
-    rows = in_stretches(y, most // 2)
+    rows = split_into_stretches(y, most // 2)
     # In a stretch of gaps alone the first is the lowest and the highest: one gap stays.
     lowest, highest = np.where(np.isnan(rows), math.inf, rows).argmin(1), np.where(np.isnan(rows), -math.inf, rows).argmax(1)
     begins = np.arange(rows.shape[0]) * rows.shape[1]
@@ -104,7 +104,7 @@ def thinned(series: Series, most: int = POINTS) -> tuple[np.ndarray, np.ndarray]
     return x[kept], y[kept]
 
 
-def in_stretches(values: np.ndarray, count: int) -> np.ndarray:
+def split_into_stretches(values: np.ndarray, count: int) -> np.ndarray:
     """[count, width]: the values in stretches of one width, the last filled up with NaN."""
     count = max(count, 1)
     width = -(-len(values) // count)

@@ -20,7 +20,7 @@ from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.samples_section import Samples, samples_section
 from kilolayer.report.scores_section import ScoresSection, scores_section
 from kilolayer.report.table import Table
-from kilolayer.report.templating import inert, script, template
+from kilolayer.report.templating import script, script_json, template
 from kilolayer.terminal import counted
 
 SHOWN_EVENTS, SHOWN_LOG = 40, 60
@@ -60,7 +60,7 @@ def render(*records: Record) -> str:
         facts=_facts_table(parts),
         training=training,
         depth=depth,
-        data=inert({"charts": [panel.chart for panel in panels if panel.chart is not None]}),
+        data=script_json({"charts": [panel.chart for panel in panels if panel.chart is not None]}),
         script=text,
         script_hash=digest,
     )

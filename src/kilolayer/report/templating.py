@@ -31,7 +31,7 @@ def script(*names: str) -> tuple[Markup, str]:
     return text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def inert(data: Any) -> Markup:
+def script_json(data: Any) -> Markup:
     """JSON for a script element: without the characters that could end it, whatever a name holds."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":

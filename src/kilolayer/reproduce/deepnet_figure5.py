@@ -37,7 +37,7 @@ class Figure5(Reproduction):
         from kilolayer.probe.surface import filters
         from kilolayer.probe.trajectory import Recorded, principal_plane, trajectory_surface
         from kilolayer.reproduce.early_training import EarlyTraining
-        from kilolayer.reproduce.landscape import store
+        from kilolayer.reproduce.landscape import surface_as_json
 
         depths, steps, every, size = ((1, 2), 4, 1, 3) if lab.tiny else (DEPTHS, STEPS, EVERY, SIZE)
         found: Found = {recipe: {} for recipe in RECIPES}
@@ -56,7 +56,7 @@ class Figure5(Reproduction):
                 plane = principal_plane(noted, list(filters(training.model)))
                 surface = trajectory_surface(training.model, training.later_batches(2), plane, size)
                 fall = sum(losses[:5]) / len(losses[:5]) - sum(losses[-5:]) / len(losses[-5:])
-                found[recipe][str(layers)] = store(surface, plane.path) | {"fall": fall, "explained": plane.explained}
+                found[recipe][str(layers)] = surface_as_json(surface, plane.path) | {"fall": fall, "explained": plane.explained}
         return found
 
     def judge(self, found: Found) -> Verdict:

@@ -50,12 +50,12 @@ class FewShots(Reproduction):
         runs = lab.compare("language-models", lab.language(), axes)
         grid = grid_of(runs, "model.recipe", "layers")
         asked = {
-            recipe: {str(layers): self._ask(cell, folder, lab) for layers, cell in cells.items()}
+            recipe: {str(layers): self._evaluate(cell, folder, lab) for layers, cell in cells.items()}
             for recipe, cells in grid.items()
         }
         return {"runs": runs, "asked": asked}
 
-    def _ask(self, cell: Cell, folder: Path, lab: Lab) -> dict[str, Any]:
+    def _evaluate(self, cell: Cell, folder: Path, lab: Lab) -> dict[str, Any]:
         """The accuracies of one run by test set, with standard error and chance level; empty if the run did not survive."""
         if not cell.lives and not (lab.tiny and cell.ended):
             return {"text": cell.shown, "sets": {}}

@@ -47,7 +47,7 @@ class Size:
     source: int
 
     @classmethod
-    def holding(cls, rows: int, width: int, steps: int, source: int, positions: int | None = None) -> Size:
+    def smallest_for(cls, rows: int, width: int, steps: int, source: int, positions: int | None = None) -> Size:
         """The smallest of a few sizes that fits; a source is not padded beyond the model's maximum number of positions."""
         longest = -(-source // 32) * 32
         longest = longest if positions is None else max(source, min(longest, positions))

@@ -58,7 +58,7 @@ class Recorder:
         """A recorder that records nothing."""
         return cls(device, "work runs", print, None)
 
-    def beside(self, subject: str) -> Recorder:
+    def sharing_pool(self, subject: str) -> Recorder:
         """A recorder for other work in the same memory pool; each falls back independently of the other."""
         return Recorder(self.device, subject, self.say, self.pool)
 
@@ -101,7 +101,7 @@ class Recorder:
         self.warm.clear()
         self.recordings.clear()
 
-    def follow(self, model: nn.Module) -> None:
+    def drop_if_moved(self, model: nn.Module) -> None:
         """Drop all recordings if the weights of this model have moved in memory since."""
         if self.pool is None:
             return

@@ -14,7 +14,11 @@ from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 
 FILE = "shots.json"
-TEXTS, NUMBERS, PERHAPS = ("task", "metric", "norm"), ("shots", "value", "questions", "cut"), ("standard_error", "chance")
+TEXTS, NUMBERS, OPTIONAL_NUMBERS = (
+    ("task", "metric", "norm"),
+    ("shots", "value", "questions", "cut"),
+    ("standard_error", "chance"),
+)
 
 
 def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
@@ -39,7 +43,7 @@ def _is_score(entry: Any) -> bool:
         isinstance(entry, dict)
         and all(isinstance(entry.get(name), str) for name in TEXTS)
         and all(_is_number(entry.get(name)) for name in NUMBERS)
-        and all(entry.get(name) is None or _is_number(entry[name]) for name in PERHAPS)
+        and all(entry.get(name) is None or _is_number(entry[name]) for name in OPTIONAL_NUMBERS)
     )
 
 
