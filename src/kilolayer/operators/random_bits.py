@@ -33,7 +33,7 @@ def keep_mask(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
 
 
 def dropout(x: Tensor, seed: Tensor | None, p: float) -> Tensor:
-    """Apply dropout: x / (1 - p) where kept, 0 elsewhere; x itself without a seed. As in nn.Dropout, inf and NaN do not become 0."""
+    """Apply dropout: x / (1 - p) where kept, else 0; x itself without a seed. As in nn.Dropout, inf and NaN do not become 0."""
     if seed is None or p == 0:
         return x
     return x * kept_scale(p) * keep_mask(seed, x.shape, p)
