@@ -97,7 +97,7 @@ def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     for part in ("Parameters", "Constants of DeepNorm", "FLOPs", "Training memory", "each layer recomputed", "Decoding memory"):
         assert part in shown
-    assert "64 x 8 tokens a side" in shown
+    assert "64 x 8 tokens per side" in shown
 
 
 def test_plan_shows_what_a_recipe_changes_in_training(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.
     assert main(["plan", "--model.shape", "decoder", "--model.layers", "2", "--model.moe.experts", "8"]) == 0
     shown = capsys.readouterr().out
     assert "FFN 2048, 8 experts, top-2, in every 2nd layer\n" in shown
-    assert "a side" not in shown
+    assert "per side" not in shown
 
 
 def test_a_translators_plan_has_the_tables_of_its_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,10 +126,10 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
             (f"training, per step of {work.batch} x {work.length}", human_count(_step_flops(cost))),
         ],
     )
-    a_side = " a side" if len(depths.sides) > 1 else ""
+    per_side = " per side" if len(depths.sides) > 1 else ""
     optimizer = "Adam's moments" if work.precision == "fp32" else "Adam's moments and fp32 masters"
     show_table(
-        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{a_side}",
+        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{per_side}",
         [
             ("weights", human_bytes(training.weights)),
             ("gradients", human_bytes(training.gradients)),

@@ -36,7 +36,7 @@ class CorpusConfig:
     """Stem of the file names, required: "train" means train.en and train.de, train.en-de.en and train.en-de.de, or train.tsv;
     plain, .gz or .xz."""
     directions: list[str] = field(default_factory=list)
-    """The directions that it is used for. Absent: all directions for which it has text."""
+    """The directions that it is used for. Default: all directions for which it has text."""
     columns: list[str] = field(default_factory=list)
     """The languages of the columns of a two-column TSV file."""
     synthetic: bool = False

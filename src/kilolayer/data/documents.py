@@ -63,7 +63,7 @@ class TextConfig(DocumentsConfig):
     """`[text]` of a model that reads from left to right."""
 
     stride: int | None = bounded(None, least=1, most=2**24)
-    """Tokens from the start of one test window to the next: each token has at least length - stride tokens of context. Absent:
+    """Tokens from the start of one test window to the next: each token has at least length - stride tokens of context. Default:
     length."""
 
     def __post_init__(self) -> None:

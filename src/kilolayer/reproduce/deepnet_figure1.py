@@ -29,7 +29,7 @@ class Figure1(Reproduction):
     rule = (
         "Roughness is the mean size of the loss's second difference between neighbouring points, as a share of the surface's "
         f"height, a mean over the pairs of directions. Held if Post-LN's is at least {SMOOTHER:g} times DeepNorm's. Not held "
-        "if it is smaller. Otherwise it cannot be told."
+        "if it is smaller. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

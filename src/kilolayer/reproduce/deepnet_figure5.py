@@ -30,7 +30,7 @@ class Figure5(Reproduction):
     rule = (
         "Roughness as in deepnet-figure1. Held if at the greatest depth Post-LN is rougher than DeepNorm, and the loss of its "
         "training falls by less than half as much as DeepNorm's. Not held if Post-LN is smoother there and falls as much. "
-        "Otherwise it cannot be told."
+        "Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
@@ -78,13 +78,13 @@ class Figure5(Reproduction):
             for recipe in RECIPES
             for depth, each in found[recipe].items()
         ]
-        return Table(["", "layers a side", "roughness", "fall of the loss", "variance in the plane"], rows)
+        return Table(["", "layers per side", "roughness", "fall of the loss", "variance in the plane"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.landscape import picture
 
         return [
-            picture(f"plane-{recipe}-{depth}", each, f"{recipe}, {depth} layers a side")
+            picture(f"plane-{recipe}-{depth}", each, f"{recipe}, {depth} layers per side")
             for recipe in RECIPES
             for depth, each in found[recipe].items()
         ]

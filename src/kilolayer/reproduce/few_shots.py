@@ -36,7 +36,7 @@ class FewShots(Reproduction):
         "Held if at every depth Sub-LN's mean accuracy is above Pre-LN's and NormFormer's, and the difference from Pre-LN "
         "at the greatest depth exceeds two standard errors. Not held if Pre-LN or NormFormer is above by more than two "
         "standard errors at the greatest depth. Otherwise, as where all are within two standard errors of chance, it "
-        "cannot be told."
+        "is undecided."
     )
     shots: ClassVar[int]
 
