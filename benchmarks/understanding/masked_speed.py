@@ -77,7 +77,7 @@ def masked_batch(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     tokens = rng.integers(FIRST, setting.vocabulary - 1, (setting.rows, setting.length))
     tokens[:, 0], tokens[:, -1] = START, END
     masker = Masker(MaskingConfig(), setting.length, setting.vocabulary - 1)
-    masked, places, labels = map(torch.from_numpy, masker.hide(tokens, rng))
+    masked, places, labels = map(torch.from_numpy, masker.mask_tokens(tokens, rng))
     assert bool((labels > 0).all())  # full rows have the maximum number of masks
     return masked, places, labels
 

@@ -85,7 +85,7 @@ def _write(text: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  stays open: warnings and the end of the process write to it
 
 
-def leave_stdout() -> None:
+def abandon_stdout() -> None:
     """Stop writing to standard output, which is no longer writable, even when the process exits."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

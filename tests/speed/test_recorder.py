@@ -180,7 +180,7 @@ def test_what_is_forgotten_is_warmed_up_again() -> None:
     for _ in range(2):
         recorder.run([piece])
         recorder.run([piece])
-        recorder.forget([piece])
+        recorder.drop([piece])
     assert not recorder.recordings
     assert pool.events == ["record", "replay"] * 2
 

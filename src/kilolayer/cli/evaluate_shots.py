@@ -53,8 +53,8 @@ def refuse_flags(options: argparse.Namespace) -> None:
 def evaluate(run: Run, options: argparse.Namespace) -> int:
     """Evaluate all sets with all numbers of shots, save the scores in the run folder if it is writable, and print them."""
     from kilolayer.evaluate.shots.examples import read_examples
-    from kilolayer.evaluate.shots.kept import keep, read_kept
     from kilolayer.evaluate.shots.score import score_set
+    from kilolayer.evaluate.shots.score_file import add_scores, read_scores
     from kilolayer.models.decoder import Decoder
     from kilolayer.tasks.causal_lm.config import CausalLMConfig
     from kilolayer.tasks.causal_lm.task import CausalLMTask
@@ -68,7 +68,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     asked = [read_examples(each, folder) for each in sets]
     for each in asked:
         each.check(max(shots), options.limit)
-    read_kept(run.folder)
+    read_scores(run.folder)
     chosen = choose(run.checkpoints, run.config.train)
     model = run.load_reader(choose_device(options.device), chosen=chosen)
     assert isinstance(model, Decoder)
@@ -80,7 +80,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
             say(_about(each, count, options.limit))
             found = score_set(model, vocabulary, length, each, shots=count, seed=seed, limit=options.limit)
             try:
-                keep(run.folder, found, chosen.table())
+                add_scores(run.folder, found, chosen.table())
             except WriteError as error:  # the run is read-only: its scores are still printed
                 say(f"warning: these scores are printed but not saved: {error.what}: {error.where}")
             scores += found

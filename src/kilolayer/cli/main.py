@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + getattr(ended, "number", signal.SIGINT)
     except BrokenPipeError:
         # The reader of the results has gone. Exit like other programs, which such a pipe ends by a signal.
-        terminal.leave_stdout()
+        terminal.abandon_stdout()
         return 128 + signal.SIGPIPE
     except Exception as error:
         _let_first_process_report()
-        known = _explained(error)
+        known = _as_kilolayer_error(error)
         if known is None:
             terminal.say("kilolayer: this is a bug in Kilolayer; please report it with the lines below")
             raise
@@ -92,14 +92,14 @@ def _exit_on_interrupt(*_: object) -> NoReturn:
     os._exit(128 + signal.SIGINT)
 
 
-def _explained(error: Exception) -> KilolayerError | None:
+def _as_kilolayer_error(error: Exception) -> KilolayerError | None:
     """A KilolayerError that explains the error; None if it is a bug in this program."""
     if isinstance(error, KilolayerError):
         return error
     if isinstance(error, OSError):
         reason, fix = file_fault(error)
         if error.filename is None:
-            terminal.leave_stdout()
+            terminal.abandon_stdout()
             return KilolayerError(f"the output cannot be written: {reason}", fix=fix)
         return KilolayerError(f"a file cannot be used: {reason}", where=os.fsdecode(error.filename), fix=fix)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):

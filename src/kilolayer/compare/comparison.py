@@ -259,7 +259,7 @@ class Comparison:
         found = read_json(path)
         return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
-    def note_failure(self, member: Member, text: str | None) -> None:
+    def record_failure(self, member: Member, text: str | None) -> None:
         """Record why a run has failed; None: it is tried again."""
         failures = {name: each for name, each in self.failures().items() if name != member.name}
         failures |= {} if text is None else {member.name: text}

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kilolayer.compare.common_failure import CommonFailure
 from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.failing_alike import FailingAlike
 from kilolayer.compare.failure import failure_of
 from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, threads_of
 from kilolayer.compare.result import Member, is_complete, record_of
@@ -98,7 +98,7 @@ class _Queue:
     running: list[Child] = field(default_factory=list, init=False)
     alone: set[str] = field(default_factory=set, init=False)
     """Runs that ran out of memory beside others and are tried once more, alone."""
-    failing: FailingAlike = field(default_factory=FailingAlike, init=False)
+    failing: CommonFailure = field(default_factory=CommonFailure, init=False)
 
     def __post_init__(self) -> None:
         plans: dict[tuple[object, ...], Any] = {}
@@ -165,7 +165,7 @@ class _Queue:
         return not any(kind_of(member.folder / "config.toml") for member in self.comparison.members)
 
     def _start(self, member: Member, device: Device) -> None:
-        self.comparison.note_failure(member, None)
+        self.comparison.record_failure(member, None)
         log = self.comparison.log_path(member)
         logged = log.stat().st_size if kind_of(log) == "file" else 0
         process = None
@@ -206,9 +206,9 @@ class _Queue:
                 continue
             self.running.remove(child)
             del child.device.demands[child.member.name]
-            self._note(child, code)
+            self._handle_exit(child, code)
 
-    def _note(self, child: Child, code: int | None) -> None:
+    def _handle_exit(self, child: Child, code: int | None) -> None:
         if is_complete(child.member) or (code is not None and code > 128):
             self._report(child.member)
         elif code is None:
@@ -235,7 +235,7 @@ class _Queue:
             return
         if code == 2 and not any(kind_of(each.folder / "config.toml") for each in self.comparison.members):
             raise _refusal(log, member)
-        self.comparison.note_failure(member, text)
+        self.comparison.record_failure(member, text)
         self.say(f"{member.name}: failed: {text}; log: {log}")
         if not text.startswith(OUT_OF_MEMORY):  # running out of memory depends on the size: other runs may fit
             self.failing.learns = self.failing.learns or any(map(_has_stepped, self.comparison.members))
@@ -243,9 +243,9 @@ class _Queue:
 
     def _all_fail(self) -> bool:
         """Whether so many runs failed before their first step that all would; runs under way may still show otherwise."""
-        if self.failing.enough:
+        if self.failing.is_reached:
             self.failing.learns = any(map(_has_stepped, self.comparison.members))
-        return self.failing.enough
+        return self.failing.is_reached
 
     def _all_failed_error(self) -> KilolayerError:
         failed, left = len(self.failing.members), len(self.waiting)
@@ -276,13 +276,13 @@ class _Queue:
                 for child in self.running:
                     child.ask_to_stop()
         for child in self.running:
-            self._note_stopped(child)
+            self._record_stopped(child)
 
-    def _note_stopped(self, child: Child) -> None:
+    def _record_stopped(self, child: Child) -> None:
         code = None if child.process is None else child.process.returncode
         if code is not None and 0 < code <= 128 and not is_complete(child.member):
             text = failure_of(self.comparison.log_path(child.member), code, child.logged)
-            self.comparison.note_failure(child.member, None if IN_USE in text else text)
+            self.comparison.record_failure(child.member, None if IN_USE in text else text)
         self._report(child.member)
 
 

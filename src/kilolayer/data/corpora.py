@@ -19,7 +19,7 @@ from kilolayer import config as configuration
 from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.held_out import HeldOut
-from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
+from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, pair_name, split_columns
 from kilolayer.data.text import SUFFIXES
 from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_distance, nearest, shown, unknown
 from kilolayer.files.paths import kind_of
@@ -374,7 +374,7 @@ class _Finder:
                 return None
             return ParallelText((table,), direction, self._count(table), tuple(entry.columns), **shared)
         split = self._split(table, self.cache)
-        pair = unordered(direction.source, direction.target)
+        pair = pair_name(direction.source, direction.target)
         return ParallelText((split[pair][0],), direction, split[pair][1], **shared) if pair in split else None
 
     def _file(self, name: str) -> Path | None:

@@ -14,7 +14,7 @@ from typing import Any
 from kilolayer.data.glue import Columns, Kind
 from kilolayer.data.text import READERS, read_lines
 from kilolayer.errors import InputError, OptionError, nearest, shown
-from kilolayer.files.reading import parse_json, whole_characters
+from kilolayer.files.reading import parse_json, replace_surrogates
 from kilolayer.terminal import counted
 
 LARGEST_NUMBER = 1e15
@@ -157,7 +157,7 @@ def _sentence(found: Fields, column: str | int, where: str, *, empty: bool) -> s
     text = found[column]
     if not isinstance(text, str):
         raise InputError(f"{shown(column)} is {shown(text)}, not a text", where=where, fix="write the sentence in quotes")
-    text = whole_characters(text).strip()
+    text = replace_surrogates(text).strip()
     if not text and not empty:
         raise InputError(f"the sentence in column {shown(column)} is empty", where=where, fix="fill it in, or remove the line")
     return text

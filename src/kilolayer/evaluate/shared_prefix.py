@@ -145,7 +145,7 @@ def read(model: Decoder, batch: Batch) -> Tensor:
     )
     stack.positions.check_length(int(batch.positions.max()) + 1)
     placed = Placed(positions, positions, _mask(batch, positions, branches))
-    x = stack.enter(model.embedding(tokens), positions)
+    x = stack.add_positions(model.embedding(tokens), positions)
     real = branches != FILLING if (batch.branches == FILLING).any() else None
     view = make_view(stack.positions, placed, stack.product_dtype, real=real)
     # The fast stacks build their own masks, which do not support branches, so the plain layers run.

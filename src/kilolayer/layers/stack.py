@@ -142,7 +142,7 @@ class Stack(nn.Module):
     def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, View]:
         """Prepare the layers' inputs: x [batch, length, dim] with positions and dropout, and the view that all layers share."""
         placed = place(self.positions, inputs, cache, causal=self.side == "decoder")
-        x = self.dropout(self.enter(inputs.states, placed.places))
+        x = self.dropout(self.add_positions(inputs.states, placed.places))
         view = make_view(
             self.positions,
             placed,
@@ -154,7 +154,7 @@ class Stack(nn.Module):
         )
         return x, view
 
-    def enter(self, embedded: Tensor, places: Tensor) -> Tensor:
+    def add_positions(self, embedded: Tensor, places: Tensor) -> Tensor:
         """Add positions and apply the input norm: [batch, length, dim] to the same; places: int [1 or batch, length]."""
         return self.input_norm(self.positions.at_input(embedded, places))
 

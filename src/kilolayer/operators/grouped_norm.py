@@ -148,7 +148,7 @@ def _(
     return empty_contiguous(product), empty_totals(statistics, gain, shift)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *given, gain, _, _, seed, ctx.dropout = inputs
     ctx.save_for_backward(*given, gain, output[1], seed)
     ctx.set_materialize_grads(False)
@@ -163,4 +163,4 @@ def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
     return of_product, None, None, next(rest, None), of_gain, of_bias, None, None, None
 
 
-grouped_relu_norm.register_autograd(_backward, setup_context=_keep)
+grouped_relu_norm.register_autograd(_backward, setup_context=_setup_context)

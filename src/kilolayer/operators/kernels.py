@@ -46,10 +46,10 @@ def why_no_kernels() -> str | None:
 
 def runs_on(device: torch.device, name: Name) -> bool:
     """Whether the kernel of this name runs on this device."""
-    return any_on(device) and name not in _left_out
+    return available_on(device) and name not in _left_out
 
 
-def any_on(device: torch.device) -> bool:
+def available_on(device: torch.device) -> bool:
     """Whether kernels of our own run on this device at all."""
     return (device.type == "cuda" and _can_be_built()) or device.type == _assumed
 

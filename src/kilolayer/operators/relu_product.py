@@ -146,13 +146,13 @@ def _(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Ten
     return torch.empty_like(gradient), gradient.new_empty(gradient.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     x, weight, _ = inputs
     ctx.scale = 1.0
     ctx.save_for_backward(x, weight, output)
 
 
-def _keep_dropped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_dropout_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _, seed, dropout = inputs
     ctx.scale = draw_of(seed, dropout).scale
     ctx.save_for_backward(x, weight, output)
@@ -169,7 +169,7 @@ def _dropped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *_backward(ctx, gradient), None, None
 
 
-def _keep_normed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, weight, _, gain, _, _, seed, dropout = inputs
     ctx.scale = draw_of(seed, dropout).scale
     ctx.save_for_backward(x, weight, gain, *output[1:])
@@ -188,6 +188,6 @@ def _of_factors(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Te
     return (gradient @ weight).view(x.shape), gradient.t() @ x.reshape(-1, x.shape[-1])
 
 
-relu_product.register_autograd(_backward, setup_context=_keep)
-relu_dropout_product.register_autograd(_dropped_backward, setup_context=_keep_dropped)
-normed_relu_product.register_autograd(_normed_backward, setup_context=_keep_normed)
+relu_product.register_autograd(_backward, setup_context=_setup_context)
+relu_dropout_product.register_autograd(_dropped_backward, setup_context=_setup_dropout_context)
+normed_relu_product.register_autograd(_normed_backward, setup_context=_setup_norm_context)

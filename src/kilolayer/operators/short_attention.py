@@ -230,7 +230,7 @@ def _(gradient: Tensor, query: Tensor, packed: Tensor, *_: Any) -> tuple[Tensor,
     return torch.empty_like(query), torch.empty_like(packed)
 
 
-def _keep_self(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_self_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     packed, keys, *ctx.numbers, seed, ctx.dropout = inputs
     ctx.save_for_backward(packed, keys, seed)
 
@@ -241,7 +241,7 @@ def _self_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return found, *[None] * 6
 
 
-def _keep_cross(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_cross_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     query, packed, keys, *ctx.numbers, seed, ctx.dropout = inputs
     ctx.save_for_backward(query, packed, keys, seed)
 
@@ -252,5 +252,5 @@ def _cross_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *found, *[None] * 5
 
 
-short_self_attention.register_autograd(_self_backward, setup_context=_keep_self)
-short_cross_attention.register_autograd(_cross_backward, setup_context=_keep_cross)
+short_self_attention.register_autograd(_self_backward, setup_context=_setup_self_context)
+short_cross_attention.register_autograd(_cross_backward, setup_context=_setup_cross_context)

@@ -23,7 +23,7 @@ def attention_entropy(model: Model, loss: Loss) -> ByKind:
                 if isinstance(module, Attention):
                     key = layer_and_place(name)
 
-                    def note(
+                    def record(
                         attention: Attention,
                         inputs: tuple[Any, ...],
                         key: tuple[int | None, str] = key,
@@ -31,7 +31,7 @@ def attention_entropy(model: Model, loss: Loss) -> ByKind:
                     ) -> None:
                         found[side][key] = _relative_entropy(*_weights(attention, inputs), hooks.real[side])
 
-                    hooks.before(module, note)
+                    hooks.before(module, record)
         compute(model, loss)
     return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
 

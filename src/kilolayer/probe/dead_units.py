@@ -30,7 +30,9 @@ def dead_units(model: Model, loss: Loss) -> ByLayer:
                 layer, _ = layer_and_place(name)
                 assert layer is not None
 
-                def note(_relu: nn.Module, _inputs: object, output: Tensor, layer: int = layer, side: str = stack.side) -> None:
+                def record(
+                    _relu: nn.Module, _inputs: object, output: Tensor, layer: int = layer, side: str = stack.side
+                ) -> None:
                     if output.dim() == 3:
                         dead = ~(hooks.places(side, output) > 0).any(dim=0)
                     else:  # the rows of experts
@@ -39,7 +41,7 @@ def dead_units(model: Model, loss: Loss) -> ByLayer:
 
                 if isinstance(module, Experts):
                     hooks.before(module, lambda _experts, inputs: groups.append(inputs[1]))
-                hooks.after(module.activation, note)
+                hooks.after(module.activation, record)
         compute(model, loss)
     depths = {stack.side: len(stack.blocks) for stack in model.stacks()}
     return {

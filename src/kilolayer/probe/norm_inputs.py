@@ -23,7 +23,7 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
                 if isinstance(module, nn.LayerNorm | nn.RMSNorm | ExpertNorm):
                     key = layer_and_place(name)
 
-                    def note(
+                    def record(
                         _norm: nn.Module,
                         inputs: tuple[Tensor, Groups] | tuple[Tensor],
                         key: tuple[int | None, str] = key,
@@ -33,6 +33,6 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
                         x = inputs[0][: inputs[1].ends[-1]] if len(inputs) > 1 else hooks.places(side, inputs[0])
                         found[side][key] = root_mean_square(x)
 
-                    hooks.before(module, note)
+                    hooks.before(module, record)
         compute(model, loss)
     return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}

@@ -30,7 +30,7 @@ class ForwardHooks:
         self.real: dict[str, Tensor | None] = {}
         self.handles: list[RemovableHandle] = []
         for stack in self.stacks:
-            self.before(stack, self._note_padding)
+            self.before(stack, self._record_padding)
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call `hook(module, inputs)` before the module's forward."""
@@ -45,7 +45,7 @@ class ForwardHooks:
         real = self.real.get(side)
         return x_BLD.detach().flatten(0, 1) if real is None else x_BLD.detach()[real]
 
-    def _note_padding(self, stack: Stack, inputs: tuple[Sequences, ...]) -> None:
+    def _record_padding(self, stack: Stack, inputs: tuple[Sequences, ...]) -> None:
         self.real[stack.side] = inputs[0].real
 
     def remove(self) -> None:

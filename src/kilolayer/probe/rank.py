@@ -32,13 +32,13 @@ def state_rank(model: Model, loss: Loss) -> StateRank:
     with forward_hooks(model) as hooks:
         for stack in hooks.stacks:
 
-            def note(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
+            def record(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
                 states = state_of(output.states).detach()
                 effective[side].append(effective_rank(hooks.places(side, states)))
                 cosine[side].append(mean_cosine(states, hooks.real[side]))
 
             for block in stack.layers():
-                hooks.after(block, note)
+                hooks.after(block, record)
         compute(model, loss)
     return StateRank(*({side: tuple(each) for side, each in found.items()} for found in (effective, cosine)))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.errors import OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.parallel.parent import when_parent_dies
-from kilolayer.runs.given import Source, new_folder, plain_tables, read_given
+from kilolayer.runs.config_source import Source, new_folder, plain_tables, read_source
 from kilolayer.terminal import command, say, under_torchrun, writes_to_terminal
 from kilolayer.training.stop import Stop, Stopped, handle_signals
 
@@ -58,7 +58,7 @@ def train(
         check_tracker(tracker, f"trackers, number {number}")
     if resume is not None and (config is not None or run is not None):
         raise OptionError("resume takes no configuration and no run", fix="the run folder has its own: remove them")
-    given = None if resume is not None else read_given(config, over)
+    given = None if resume is not None else read_source(config, over)
     folder = new_folder(config, run) if resume is None else as_path(resume, "resume")
 
     def begin(processes: Processes) -> AbstractContextManager[Run]:

@@ -98,7 +98,7 @@ class FastStack(Stack):
         if reason is not None and reason not in self._logged:
             self._logged.add(reason)
             logger.warning("layers of the %s run as plain modules, because %s", self.side, reason)
-        if reason is not None or not (self.compiled or kernels.any_on(next(block.parameters()).device)):
+        if reason is not None or not (self.compiled or kernels.available_on(next(block.parameters()).device)):
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
         if not trains:
             return run_layer

@@ -90,13 +90,13 @@ class Recorder:
                     return self._run_plainly(pieces)
             return self._warm_up(self.pool, pieces, gradients, restart)
 
-    def forget(self, pieces: Iterable[Piece]) -> None:
+    def drop(self, pieces: Iterable[Piece]) -> None:
         """Drop the recordings of these pieces, because the memory that they read or write is about to be freed."""
         for piece in pieces:
             self.warm.discard(piece.key)
             self.recordings.pop(piece.key, None)
 
-    def forget_all(self) -> None:
+    def drop_all(self) -> None:
         """Drop all recordings."""
         self.warm.clear()
         self.recordings.clear()
@@ -107,7 +107,7 @@ class Recorder:
             return
         followed = weakref.ref(model), memory_key(model)
         if followed != self._followed:
-            self.forget_all()
+            self.drop_all()
             self._followed = followed
 
     def _run_plainly(self, pieces: Sequence[Piece]) -> Any:
@@ -145,7 +145,7 @@ class Recorder:
             reason = str(error).partition("\n")[0]
             self.say(f"{self.subject} in eager mode, because recording failed: {reason}")
             self.pool = None
-            self.forget_all()
+            self.drop_all()
             if restart is not None:
                 restart()
             return False

@@ -15,11 +15,11 @@ from kilolayer.terminal import command, counted
 from kilolayer.training import checkpoint
 from kilolayer.training.changes import announce, announce_held_out, check_validation, saved_config, state_with
 from kilolayer.training.checkpoint import Checkpoint
-from kilolayer.training.keeping import Inspector
 from kilolayer.training.last_saved import deleted
 from kilolayer.training.metrics import Metrics, Unwritten, read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.progress import Progress, Silence
+from kilolayer.training.retention import Inspector
 from kilolayer.training.run import Run
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate, warmup_warning

@@ -37,4 +37,4 @@ class MaskedLMConfig(TextRunConfig):
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         usual = super().usual_batch(length)
-        return replace(usual, scored=self.masking.most(usual.length))
+        return replace(usual, scored=self.masking.max_masked(usual.length))

@@ -21,7 +21,7 @@ TEXTS, NUMBERS, OPTIONAL_NUMBERS = (
 )
 
 
-def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
+def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """The contents of shots.json; its form is checked, because the folder may be untrusted. Empty if there is no such file."""
     path = folder / FILE
     if kind_of(path) is None:
@@ -32,10 +32,10 @@ def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
     return kept
 
 
-def keep(folder: Path, scores: Sequence[ShotScore], weights: Mapping[str, Any]) -> None:
+def add_scores(folder: Path, scores: Sequence[ShotScore], weights: Mapping[str, Any]) -> None:
     """Add scores to shots.json, replacing those with the same signature. weights: the checkpoints that were scored."""
     new = {score.signature: {**score.table(), "weights": dict(weights)} for score in scores}
-    write(folder / FILE, json.dumps({**read_kept(folder), **new}, indent=1))
+    write(folder / FILE, json.dumps({**read_scores(folder), **new}, indent=1))
 
 
 def _is_score(entry: Any) -> bool:

@@ -24,7 +24,7 @@ class Inspector:
             self.known[path] = checkpoint.find_fault(path)
         return self.known[path]
 
-    def forget(self, path: Path) -> None:
+    def invalidate(self, path: Path) -> None:
         """Drop the cached result, because the checkpoint was rewritten."""
         self.known.pop(path, None)
         self.reported.discard(path)
