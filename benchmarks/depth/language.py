@@ -186,7 +186,7 @@ def shots(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     runs = [wanted_of(run).name for run in best_runs(here).values()]
     runs = [name for name in runs if isinstance(document["shots"].get(name, {}), dict)]
 
-    def ask(name: str) -> list[dict[str, Any]] | dict[str, Any]:
+    def evaluate_few_shot(name: str) -> list[dict[str, Any]] | dict[str, Any]:
         words = ["--tasks", chosen.tasks, "--shots", chosen.shots, "--json"]
         words += ["--limit", str(chosen.limit)] if chosen.limit else []
         command = [sys.executable, "-m", "kilolayer", "evaluate", document["runs"][name]["folder"], *words]
@@ -197,7 +197,7 @@ def shots(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
         return json.loads(done.stdout) if done.returncode == 0 else {"told": done.stderr.splitlines()[-3:]}
 
     with ThreadPoolExecutor(chosen.parallel) as pool:
-        for name, found in zip(runs, pool.map(ask, runs), strict=True):
+        for name, found in zip(runs, pool.map(evaluate_few_shot, runs), strict=True):
             document["shots"][name] = found
             print(name, found if isinstance(found, dict) else f"{len(found)} scores", flush=True)
 

@@ -33,7 +33,7 @@ def step_times(runs: Mapping[str, Sequence[str]], work: Path, together: int) -> 
             for process in processes.values():
                 _answer(process)
             for name, process in processes.items():
-                answer = _ask(process)
+                answer = _request_answer(process)
                 found[name] = answer or {"told": (work / f"{name}.speed.log").read_text().splitlines()[-3:]}
                 process.wait()
         finally:
@@ -48,7 +48,7 @@ def _start(words: Sequence[str], log: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
 
 
-def _ask(process: subprocess.Popen[str]) -> dict[str, Any] | None:
+def _request_answer(process: subprocess.Popen[str]) -> dict[str, Any] | None:
     assert process.stdin is not None
     try:
         process.stdin.write("\n")
@@ -70,14 +70,14 @@ def measure(words: Sequence[str]) -> None:
     began = time.monotonic()
     import torch
 
-    from kilolayer.cli.configuration import given
+    from kilolayer.cli.configuration import read_tables
     from kilolayer.speed.budget import Work, budget
     from kilolayer.training.run import Run, cache_folder, choose_precision, prepare
     from kilolayer.training.start import read_started
     from kilolayer.training.step import Stepper
     from kilolayer.training.trainer import Trainer
 
-    config, _ = read_started(given(Path(words[0]), words[1:]))
+    config, _ = read_started(read_tables(Path(words[0]), words[1:]))
     config = replace(config, train=replace(config.train, precision=choose_precision(config.train), layers_every=0))
     task = prepare(config, cache_folder())
     config = task.resolve(config)

@@ -14,7 +14,7 @@ from grid import Job, Row, table_of
 
 from kilolayer.config import build, merge
 from kilolayer.probe.propagation import relative_update
-from kilolayer.probe.range_test import rise
+from kilolayer.probe.range_test import sweep_rates
 from kilolayer.probe.sharpness import adam_denominators, saved_squares, sharpness
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
@@ -72,11 +72,11 @@ def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def look(row: Row, size: dict[str, Any]) -> dict[str, Any]:
+def measure_candidates(row: Row, size: dict[str, Any]) -> dict[str, Any]:
     """The measurements for all candidates, from at most 60 steps each."""
     began = time.monotonic()
     config, task = configured(row, size, eager=True)
-    ramp = [seen(each) for each in rise(Trial(config, task), PROBED)]
+    ramp = [seen(each) for each in sweep_rates(Trial(config, task), PROBED)]
     config, _ = configured(row, size, eager=True, precision="fp32")  # curvature needs fp32
     trial = Trial(config, task)
     model, parts = trial.trainer.model, tuple(part.to(trial.trainer.device) for part in next(trial.trainer.batches).parts)
@@ -116,7 +116,7 @@ def work(job: tuple[str, Any, dict[str, Any]]) -> tuple[str, str, dict[str, Any]
     stage, what, size = job
     torch.set_num_threads(1)
     try:
-        found = train(what, size) if stage == "runs" else look(what, size)
+        found = train(what, size) if stage == "runs" else measure_candidates(what, size)
     except Exception as error:  # the other jobs continue
         found = {"error": f"{type(error).__name__}: {error}"[:300]}
     gc.collect()

@@ -67,8 +67,8 @@ class Score:
 
 
 def score(rule: Rule, cases: Iterable[Case]) -> Score:
-    told = [(case.lr <= rule.limit(case), case.lives) for case in cases]
-    return Score(sum(a == b for a, b in told), told.count((True, False)), told.count((False, True)))
+    outcomes = [(case.lr <= rule.limit(case), case.lives) for case in cases]
+    return Score(sum(a == b for a, b in outcomes), outcomes.count((True, False)), outcomes.count((False, True)))
 
 
 def fit(names: Sequence[str], cases: Sequence[Case]) -> Rule:

@@ -50,7 +50,7 @@ def measure(name: str, pairs: int, changes: dict[str, Any]) -> dict[str, Any]:
         trainer = Trainer(Run(folder, config), task)
         trainer.begin(None)
         metrics = Metrics(folder, 0)
-        plain, measured = _take_turns(trainer, metrics, pairs)
+        plain, measured = _alternate(trainer, metrics, pairs)
         line = len(metrics.path.read_text(encoding="utf-8").splitlines()[-1])
     extra = median(b - a for a, b in zip(plain, measured, strict=True))
     measurements = sum(config.train.measures_layers(step) for step in range(1, config.train.steps + 1))
@@ -67,7 +67,7 @@ def measure(name: str, pairs: int, changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _take_turns(trainer: Trainer, metrics: Metrics, pairs: int) -> tuple[list[float], list[float]]:
+def _alternate(trainer: Trainer, metrics: Metrics, pairs: int) -> tuple[list[float], list[float]]:
     """Seconds of plain and of measured steps. A pair reads the same batches; every second pair begins with the measured
     step."""
     config = trainer.config

@@ -108,7 +108,7 @@ class Attempt:
         self.process.wait()
 
 
-def get_ready(attempts: list[Attempt], end: float) -> None:
+def start_paused(attempts: list[Attempt], end: float) -> None:
     """Start all, and pause each at its first line of metrics."""
     while attempts and time.monotonic() < end:
         ready = [attempt for attempt in attempts if attempt.has('"train", "step": ')]
@@ -187,7 +187,7 @@ def main() -> None:
     for group in groups(wanted):
         attempts = {name: Attempt(chosen.task, name, [*text, *systems[name], *others], chosen.steps) for name in group}
         try:
-            get_ready(list(attempts.values()), end)
+            start_paused(list(attempts.values()), end)
             for name, attempt in attempts.items():
                 attempt.finish(end)
                 found = document["runs"][name] = describe(attempt.folder) | {"options": systems[name]}

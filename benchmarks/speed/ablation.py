@@ -167,7 +167,7 @@ class Measurer:
             time.sleep(0.02)
         return True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self.process.poll() is None and self.process.stdin is not None:
             self.process.stdin.write(b"\n")
             self.process.stdin.flush()
@@ -187,7 +187,7 @@ def measure(order: dict[str, Any]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with Path(order["report"]).open("a", buffering=1) as report:
 
-        def say(facts: dict[str, Any]) -> None:
+        def send_and_wait(facts: dict[str, Any]) -> None:
             report.write(json.dumps(facts) + "\n")
             sys.stdin.readline()
 
@@ -199,7 +199,7 @@ def measure(order: dict[str, Any]) -> None:
                     parts = KINDS[job.kind](job, device)
                     facts = next(parts)
                     ready = True
-                    say({"ready": True})
+                    send_and_wait({"ready": True})
                     facts = facts | next(parts)
                     parts.close()
             except Exception as error:
@@ -207,11 +207,11 @@ def measure(order: dict[str, Any]) -> None:
                 print(repr(error), flush=True)
             parts = None
             if not ready:
-                say({"ready": False})
-            say(facts | _given_back(device))
+                send_and_wait({"ready": False})
+            send_and_wait(facts | _release_memory(device))
 
 
-def _given_back(device: Any) -> dict[str, Any]:
+def _release_memory(device: Any) -> dict[str, Any]:
     """Release the last model's memory; returns the gigabytes still in use, and the machine."""
     import torch
 
@@ -246,12 +246,12 @@ def run_group(
                     worker.end()
                     facts = {"reason": "not ready in time, or ended"}
                 else:
-                    worker.go_on()
+                    worker.resume()
                     done = worker.wait(2 * number + 2, min(end, time.monotonic() + MEASURE_SECONDS))
                     facts = worker.reports()[2 * number + 1] if done else {"reason": "its measurement took too long"}
                 yield replace(worker.trial, job=job), facts, worker.log.read_text(errors="replace")
             for worker in ready:
-                worker.go_on()
+                worker.resume()
     finally:
         for worker in workers:
             worker.end()

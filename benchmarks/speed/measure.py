@@ -148,7 +148,7 @@ def without(names: tuple[str, ...]) -> AbstractContextManager[Any]:
         return nullcontext()
     from kilolayer.operators import kernels
 
-    return kernels.left_out(*names)
+    return kernels.disabled(*names)
 
 
 def main() -> None:

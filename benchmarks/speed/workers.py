@@ -90,7 +90,7 @@ class Worker:
         return self.ended or self.report.exists()
 
     @property
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
     def measure(self, seconds: float) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Worker:
         self.stop()
         facts = json.loads(self.report.read_text()) if self.report.exists() else {}
         if reason is None and self.process.returncode:
-            lines = [line.strip() for line in self.said.splitlines() if line.strip()]
+            lines = [line.strip() for line in self.log_text.splitlines() if line.strip()]
             reason = next((line for line in reversed(lines) if "Error" in line), f"exit code {self.process.returncode}")[:200]
         return facts if reason is None else facts | {"reason": reason.replace("|", "/")}
 
@@ -208,6 +208,6 @@ def run(trials: Iterable[list[Trial]], end: float) -> Iterator[tuple[Trial, dict
                     yield trial, {"reason": "not started: the time was up"}, ""
                 continue
             for worker, facts in run_group(group, Path(scratch), end):
-                if "reason" in facts and len(group) > 1 and any(words in worker.said for words in NO_MEMORY):
+                if "reason" in facts and len(group) > 1 and any(words in worker.log_text for words in NO_MEMORY):
                     queue.append([worker.trial])
-                yield worker.trial, facts, worker.said
+                yield worker.trial, facts, worker.log_text

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from kilolayer import __version__
-from kilolayer.cli.configuration import given
+from kilolayer.cli.configuration import read_tables
 from kilolayer.data.batches import BatchConfig
 from kilolayer.data.corpora import find_corpora
 from kilolayer.data.encode import encode_text
@@ -68,7 +68,7 @@ def prepare(folder: Path) -> None:
     """Split the text, train the vocabulary, and pack both."""
     source = Path(os.environ["KILOLAYER_DATA"]) / "tatoeba_multi"
     train, test = (read_pairs(source / f"{part}.en-xx.tsv.xz") for part in ("train", "test"))
-    config = given(CONFIG, []).build(TranslationConfig)
+    config = read_tables(CONFIG, []).build(TranslationConfig)
     frequent = [language for language, pairs in sorted(train.items()) if len(pairs) >= LEAST]
     if config.data.languages != [ENGLISH, *frequent]:
         raise SystemExit(f"{CONFIG} should have the languages {frequent}")
@@ -157,7 +157,7 @@ def unpack() -> None:
 
 def encode(options: list[str]) -> None:
     """Fill the cache with the token files of all directions, on all cores, for training to use."""
-    config = given(CONFIG, options).build(TranslationConfig)
+    config = read_tables(CONFIG, options).build(TranslationConfig)
     corpora, tokenizers = find_corpora(replace(config.data, folder=str(TEXT))), Tokenizers.load(TEXT)
     jobs = [(text, config.data.filters) for text in corpora.train] + [(text, None) for text in corpora.valid]
     jobs.sort(key=lambda job: -job[0].size)

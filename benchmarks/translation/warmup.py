@@ -38,7 +38,7 @@ def train(folder: Path, lr: str, warmup: int, steps: int, eps: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Learning rates and warm-ups at 48 layers a side.")
+    parser = argparse.ArgumentParser(description="Learning rates and warm-ups at 48 layers per side.")
     parser.add_argument("out", type=Path)
     chosen = parser.parse_args()
     runs = Path("runs") / "warmup"

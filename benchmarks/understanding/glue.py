@@ -64,8 +64,8 @@ class Tuner:
         self.model = model.train()
         self.optimizer = Optimizer(model, config.train, precise, sums=self.device.type == "cpu")
         self.guard = Guard(scaled=False)
-        self.stepper = Stepper(model, self.optimizer, config.train, self.guard, self.device, _tell, loss=task.loss)
-        self.validation: Recorder = self.stepper.recorder.beside("validation runs")
+        self.stepper = Stepper(model, self.optimizer, config.train, self.guard, self.device, _print_stderr, loss=task.loss)
+        self.validation: Recorder = self.stepper.recorder.sharing_pool("validation runs")
 
     def _fresh(self, task: ClassifyTask, seed: int) -> kl.Encoder:
         """The pre-trained body with a head initialized from the seed."""
@@ -237,13 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if (str(folder), task, lr, seed) in results:
                     continue
                 if time.monotonic() > deadline:
-                    _tell("out of time: the same command goes on")
+                    _print_stderr("out of time: the same command goes on")
                     return
                 suite = suite or Suite(folder, options)
                 result = suite.fine_tune(task, lr, seed)
                 result["run"] = str(folder)
                 results[_key(result)] = result
-                _tell(f"{folder} {task} lr {lr:g} seed {seed}: {result['score']:.2f} in {result['seconds']:.1f} s")
+                _print_stderr(f"{folder} {task} lr {lr:g} seed {seed}: {result['score']:.2f} in {result['seconds']:.1f} s")
                 _keep(options, list(results.values()), tasks, absent)
     sys.stdout.write(report(list(results.values()), tasks, absent))
 
@@ -311,7 +311,7 @@ def _numbers(text: str) -> list[float]:
     return [float(number) for number in text.split(",")]
 
 
-def _tell(text: str) -> None:
+def _print_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

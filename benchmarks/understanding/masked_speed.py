@@ -77,7 +77,7 @@ def masked_batch(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     tokens = rng.integers(FIRST, setting.vocabulary - 1, (setting.rows, setting.length))
     tokens[:, 0], tokens[:, -1] = START, END
     masker = Masker(MaskingConfig(), setting.length, setting.vocabulary - 1)
-    masked, places, labels = map(torch.from_numpy, masker.hide(tokens, rng))
+    masked, places, labels = map(torch.from_numpy, masker.mask_tokens(tokens, rng))
     assert bool((labels > 0).all())  # full rows have the maximum number of masks
     return masked, places, labels
 
@@ -201,7 +201,7 @@ def serve(system: str, setting: Setting) -> None:
     graphs = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
     if setting.device == "cuda" and not graphs:
         raise RuntimeError("torch.compile has compiled nothing")  # it silently skips what it does not support
-    _tell({"ready_s": round(time.perf_counter() - start, 1), "graphs": graphs})
+    _send({"ready_s": round(time.perf_counter() - start, 1), "graphs": graphs})
     for _ in sys.stdin:
         marks, loss = [_mark(setting)], math.nan
         for _ in range(setting.steps):
@@ -211,10 +211,10 @@ def serve(system: str, setting: Setting) -> None:
         facts: dict[str, Any] = {"ms": [round(_ms(a, b), 3) for a, b in pairwise(marks)], "loss": float(loss)}
         if setting.device == "cuda":
             facts["gigabytes"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-        _tell(facts)
+        _send(facts)
 
 
-def _tell(facts: dict[str, Any]) -> None:
+def _send(facts: dict[str, Any]) -> None:
     print(f"FACTS {json.dumps(facts)}", flush=True)
 
 
@@ -249,9 +249,9 @@ class Child:
         """Time one round."""
         self._in.write("\n")
         self._in.flush()
-        self.rounds.append(self.hear())
+        self.rounds.append(self.receive())
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """The next message from the process."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -277,7 +277,7 @@ def measure(setting: Setting, systems: list[str], rounds: int) -> dict[str, Any]
     children = [Child(system, setting) for system in systems]
     try:
         for child in children:
-            child.ready = child.hear()
+            child.ready = child.receive()
             print(child.system, child.ready, flush=True)
         for number in range(rounds):
             for child in children[:: -1 if number % 2 else 1]:

@@ -143,7 +143,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
         raise (error if error.where else error.at(where)) from None
 
 
-def adopt(config: DataclassInstance) -> None:
+def convert_fields(config: DataclassInstance) -> None:
     """Convert constructor arguments in TOML form, a table or "none", to the types of their fields; call it before `check`."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):

@@ -122,11 +122,11 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """The valid name with the fewest edits; from three edits on, one that contains all that was typed is preferred."""
     typed = name[:LONGEST_SHOWN].lower()
 
-    def far(candidate: str) -> tuple[bool, bool, int]:
+    def distance(candidate: str) -> tuple[bool, bool, int]:
         edits, holds = edit_distance(typed, candidate.lower()), len(typed) > 2 and typed in candidate.lower()
         return edits > 2, edits > 2 and not holds, edits
 
-    return min(sorted(valid), key=far)
+    return min(sorted(valid), key=distance)
 
 
 def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str = "") -> UnknownOptionError:

@@ -49,7 +49,7 @@ def command() -> str:
     return str(started)
 
 
-def how_to_reach() -> str | None:
+def activation_hint() -> str | None:
     """How to put the command on the shell's path, if it was started from an environment that is not active."""
     activate = Path(sys.argv[0]).parent / "activate"
     if "/" not in command() or not activate.exists():
@@ -62,7 +62,7 @@ def say(text: str) -> None:
     _write(f"{printable(text)}\n")
 
 
-def speaks() -> bool:
+def writes_to_terminal() -> bool:
     """Whether this process writes to the terminal: of several that torchrun started, only the first does."""
     return not under_torchrun() or os.environ.get("RANK", "0") == "0"
 
@@ -85,7 +85,7 @@ def _write(text: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  stays open: warnings and the end of the process write to it
 
 
-def leave_stdout() -> None:
+def abandon_stdout() -> None:
     """Stop writing to standard output, which is no longer writable, even when the process exits."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

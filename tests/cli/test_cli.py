@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kilolayer as kl
-from kilolayer.cli.main import main, verbs_for
+from kilolayer.cli.main import main, subcommands_for
 from kilolayer.config import build
 
 ROOT = Path(__file__).parents[2]
@@ -37,12 +37,12 @@ def test_help_answers_at_once_and_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 4
 
 
-@pytest.mark.parametrize("verb", verbs_for())
+@pytest.mark.parametrize("verb", subcommands_for())
 def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
-    assert verbs_for()[verb].summary.split(",")[0] in " ".join(capsys.readouterr().out.split())
+    assert subcommands_for()[verb].summary.split(",")[0] in " ".join(capsys.readouterr().out.split())
 
 
 def help_of_train(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -97,7 +97,7 @@ def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     for part in ("Parameters", "Constants of DeepNorm", "FLOPs", "Training memory", "each layer recomputed", "Decoding memory"):
         assert part in shown
-    assert "64 x 8 tokens a side" in shown
+    assert "64 x 8 tokens per side" in shown
 
 
 def test_plan_shows_what_a_recipe_changes_in_training(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.
     assert main(["plan", "--model.shape", "decoder", "--model.layers", "2", "--model.moe.experts", "8"]) == 0
     shown = capsys.readouterr().out
     assert "FFN 2048, 8 experts, top-2, in every 2nd layer\n" in shown
-    assert "a side" not in shown
+    assert "per side" not in shown
 
 
 def test_a_translators_plan_has_the_tables_of_its_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_scores_of_a_run_that_cannot_be_written_are_printed(run: Path, examples:
     def refuse(path: Path, content: str) -> None:
         raise unwritable(path, PermissionError(errno.EACCES, "permission denied"))
 
-    monkeypatch.setattr("kilolayer.evaluate.shots.kept.write", refuse)
+    monkeypatch.setattr("kilolayer.evaluate.shots.score_file.write", refuse)
     code, out, err = quietly("evaluate", run, "--tasks", "piqa", "--examples", examples, "--device", "cpu", "--json")
     assert code == 0, err
     assert [each["norm"] for each in json.loads(out)] == ["bytes", "tokens", "none"]

@@ -15,7 +15,7 @@ import torch
 from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
-from kilolayer.cli.configuration import given
+from kilolayer.cli.configuration import read_tables
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
 from kilolayer.parallel.processes import Processes
@@ -206,7 +206,7 @@ def test_the_embedded_default_can_start_from_a_run_of_itself(tmp_path: Path) -> 
     small = ["--model.encoder_layers=1", "--model.decoder_layers=1"]
 
     def made(name: str, *typed: str) -> AbstractContextManager[Run]:
-        return new_run(tmp_path / name, given(registry.EMBEDDED, [*small, *typed]), Processes(), is_embedded=True)
+        return new_run(tmp_path / name, read_tables(registry.EMBEDDED, [*small, *typed]), Processes(), is_embedded=True)
 
     with made("first") as first:
         pass

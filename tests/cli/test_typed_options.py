@@ -209,9 +209,9 @@ def test_what_to_type_next_is_what_this_shell_understands(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "argv", [str(place / "kilolayer"), "train"])
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert terminal.command() == str(place / "kilolayer")
-    assert terminal.how_to_reach() == f"`source {place / 'activate'}` once in a shell, and the command there is kilolayer"
+    assert terminal.activation_hint() == f"`source {place / 'activate'}` once in a shell, and the command there is kilolayer"
     monkeypatch.setenv("PATH", f"{place}:/usr/bin")
-    assert (terminal.command(), terminal.how_to_reach()) == ("kilolayer", None)
+    assert (terminal.command(), terminal.activation_hint()) == ("kilolayer", None)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "kilolayer" / "__main__.py")])
     assert terminal.command() == f"{Path(sys.executable).name} -m kilolayer"
 

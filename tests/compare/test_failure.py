@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kilolayer.compare.failing_alike import FailingAlike
+from kilolayer.compare.common_failure import CommonFailure
 from kilolayer.compare.failure import failure_of
 from kilolayer.compare.result import Member
 
@@ -80,11 +80,11 @@ def test_what_an_earlier_process_has_written_is_no_reason(tmp_path: Path) -> Non
 
 def test_numbers_do_not_tell_failures_apart_and_words_do() -> None:
     members = [Member(f"{layers}", {"layers": layers, "train.seed": 1}, Path()) for layers in range(4)]
-    failing = FailingAlike()
+    failing = CommonFailure()
     for member in members[:2]:
         failing.add(member, f"RuntimeError: {member.name} layers at 0x{member.name}ff")
-    assert not failing.enough
+    assert not failing.is_reached
     failing.add(members[2], "RuntimeError: 7 layers at 0xa0")
-    assert failing.enough
+    assert failing.is_reached
     failing.add(members[3], "RuntimeError: 7 heads at 0xa0")
-    assert (failing.enough, failing.members) == (False, members[3:])
+    assert (failing.is_reached, failing.members) == (False, members[3:])

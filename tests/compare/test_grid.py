@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilolayer.compare.grid import Axis, axes_of, differing, join_axes, laid_over, name_of, parse_axis, settings_of, shown_value
+from kilolayer.compare.grid import (
+    Axis,
+    apply_setting,
+    axes_of,
+    differing,
+    join_axes,
+    name_of,
+    parse_axis,
+    settings_of,
+    shown_value,
+)
 from kilolayer.errors import OptionError
 
 
@@ -110,20 +120,22 @@ def test_missing_values_are_refused(text: str) -> None:
 
 def test_a_depth_replaces_all_depths_of_the_base() -> None:
     base = {"model": {"encoder_layers": 18, "decoder_layers": 18, "dim": 64}}
-    assert laid_over(base, {"layers": 6}) == {"model": {"layers": 6, "dim": 64}}
-    assert laid_over({"model": {"layers": 6}}, {"layers": "60-12"}) == {"model": {"encoder_layers": 60, "decoder_layers": 12}}
+    assert apply_setting(base, {"layers": 6}) == {"model": {"layers": 6, "dim": 64}}
+    assert apply_setting({"model": {"layers": 6}}, {"layers": "60-12"}) == {
+        "model": {"encoder_layers": 60, "decoder_layers": 12}
+    }
     assert base["model"]["encoder_layers"] == 18
 
 
 def test_a_recipe_replaces_the_bases_with_its_options() -> None:
     base = {"model": {"recipe": {"name": "admin", "weight": "trainable"}}}
-    assert laid_over(base, {"model.recipe": "post_ln"}) == {"model": {"recipe": "post_ln"}}
-    assert laid_over(base, {"model.recipe.weight": "fixed"}) == {"model": {"recipe": {"name": "admin", "weight": "fixed"}}}
+    assert apply_setting(base, {"model.recipe": "post_ln"}) == {"model": {"recipe": "post_ln"}}
+    assert apply_setting(base, {"model.recipe.weight": "fixed"}) == {"model": {"recipe": {"name": "admin", "weight": "fixed"}}}
 
 
 def test_other_values_are_laid_over_the_base_whatever_their_order() -> None:
     setting = {"model.recipe.alpha": "one", "train.lr": 1.0, "model.recipe": "deepnorm"}
-    found = laid_over({"train": {"lr": 2.0, "steps": 5}}, setting)
+    found = apply_setting({"train": {"lr": 2.0, "steps": 5}}, setting)
     assert found == {"model": {"recipe": {"name": "deepnorm", "alpha": "one"}}, "train": {"lr": 1.0, "steps": 5}}
 
 

@@ -181,7 +181,7 @@ def test_a_run_that_died_before_it_was_stopped_is_told_as_dead(
 
     monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=seconds, sleep=time.sleep))
     told: list[str] = []
-    assert run_all(comparison, parallel=2, seconds=5, tell=told.append) == 0
+    assert run_all(comparison, parallel=2, seconds=5, write_line=told.append) == 0
     assert told[-2] == "seed16: encoder dead from step 2"
     assert re.fullmatch(r"seed1: stopped at step \d+ of 400", told[-1])
     assert summary(comparison) == "3 runs: 1 died, 2 not finished"
@@ -246,7 +246,7 @@ def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, c
         while holder_of(first.folder) is None:
             time.sleep(0.01)
         told: list[str] = []
-        assert run_all(comparison, parallel=2, tell=told.append) == 0
+        assert run_all(comparison, parallel=2, write_line=told.append) == 0
     assert "seed1: still running" in told
     assert counted(events, "started") == {"seed1": 1, "seed2": 1}
     assert set(outcomes(comparison).values()) == {"finished"}

@@ -25,16 +25,16 @@ TARGET = torch.tensor([[2, 4, 6, 8], [2, 5, 7, 9]])
 
 def translator(**options: Any) -> kl.EncoderDecoder:
     torch.manual_seed(0)
-    return shaken(kl.EncoderDecoder(**{**SMALL, "recipe": "post_ln", **options}).eval())
+    return perturbed(kl.EncoderDecoder(**{**SMALL, "recipe": "post_ln", **options}).eval())
 
 
 def decoder(**options: Any) -> kl.Decoder:
     torch.manual_seed(0)
     sizes = {"vocab_size": 23, "dim": 16, "heads": 2, "ffn_dim": 24, "layers": 3}
-    return shaken(kl.Decoder(**{**sizes, "pad_id": None, **options}).eval())
+    return perturbed(kl.Decoder(**{**sizes, "pad_id": None, **options}).eval())
 
 
-def shaken(model: Any) -> Any:
+def perturbed(model: Any) -> Any:
     """No bias is 0 and no gain is 1."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():

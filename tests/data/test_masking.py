@@ -42,7 +42,7 @@ def test_exactly_the_share_of_each_row_is_hidden_and_told(rate: float, span: flo
     for _ in range(20):
         tokens = made_rows(rng, 8, 60)
         before = tokens.copy()
-        masked, places, labels = masker.hide(tokens, rng)
+        masked, places, labels = masker.mask_tokens(tokens, rng)
         assert np.array_equal(tokens, before)
         assert places.shape == labels.shape == (8, masker.most)
         for row, hidden, where, what in zip(tokens.tolist(), masked.tolist(), places.tolist(), labels.tolist(), strict=True):
@@ -60,7 +60,7 @@ def test_eight_in_ten_are_masked_one_stays_and_one_is_another() -> None:
     rng = np.random.default_rng(2)
     tokens = np.full((400, 500), 7)
     tokens[:, 0], tokens[:, -1] = 2, 3
-    masked, places, labels = Masker(MaskingConfig(keep=0.1, random=0.1), 500, VOCABULARY).hide(tokens, rng)
+    masked, places, labels = Masker(MaskingConfig(keep=0.1, random=0.1), 500, VOCABULARY).mask_tokens(tokens, rng)
     found = np.take_along_axis(masked, places, 1)
     total = labels.size
     assert (labels == 7).all()
@@ -82,7 +82,7 @@ def test_every_token_is_hidden_equally_often(span: float) -> None:
     rng = np.random.default_rng(3)
     tokens = np.full((20_000, 24), 7)
     tokens[:, 0], tokens[:, 11], tokens[:, 12], tokens[:, -1] = 2, 3, 2, 3  # two pieces
-    masked, _, _ = Masker(MaskingConfig(rate=0.2, span=span), 24, VOCABULARY).hide(tokens, rng)
+    masked, _, _ = Masker(MaskingConfig(rate=0.2, span=span), 24, VOCABULARY).mask_tokens(tokens, rng)
     counts = (masked == MASK).sum(axis=0)
     ordinary = tokens[0] > 3
     assert not counts[~ordinary].any()
@@ -101,7 +101,7 @@ def test_spans_have_the_mean_and_are_geometric(mean: float) -> None:
     tokens = np.full((40, 20_002), 7)
     tokens[:, 0], tokens[:, -1] = 2, 3
     # So few that hardly two spans touch, and so many that the last one, which is cut, hardly counts.
-    masked, _, _ = Masker(MaskingConfig(rate=0.02, span=mean), 20_002, VOCABULARY).hide(tokens, rng)
+    masked, _, _ = Masker(MaskingConfig(rate=0.02, span=mean), 20_002, VOCABULARY).mask_tokens(tokens, rng)
     found = np.array(runs(masked == MASK))
     assert found.mean() == pytest.approx(mean, rel=0.03)
     assert (found > 10).mean() < 0.03

@@ -203,13 +203,13 @@ def test_a_draft_that_is_taken_for_abandoned_before_its_lock_is_given_up(
 ) -> None:
     lock, stolen = fcntl.flock, []
 
-    def lose_the_first(file: IO[str], how: int) -> None:
+    def unlink_first(file: IO[str], how: int) -> None:
         if not stolen:
             stolen.append(file.name)
             Path(file.name).unlink()  # what another process does that was quicker
         lock(file, how)
 
-    monkeypatch.setattr("kilolayer.data.cache_folder.fcntl.flock", lose_the_first)
+    monkeypatch.setattr("kilolayer.data.cache_folder.fcntl.flock", unlink_first)
     assert damage(built(tmp_path / "made", build)) is None
     assert stolen
     assert [path.name for path in tmp_path.iterdir()] == ["made"]

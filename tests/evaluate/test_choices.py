@@ -13,7 +13,7 @@ from kilolayer.data.tokenizer import END
 from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.evaluate import choices
 from kilolayer.evaluate.choices import Pair, encode_pair, score_choices, score_tokens
-from kilolayer.evaluate.shared_prefix import Window, batches, share
+from kilolayer.evaluate.shared_prefix import Window, batches, group_by_prefix
 
 VOCABULARY, LENGTH = 24, 20
 SHAPES: dict[str, dict[str, Any]] = {
@@ -132,7 +132,7 @@ def test_no_continuation_has_likelihood_one() -> None:
 def test_a_question_reads_its_context_once() -> None:
     context = np.arange(100, 110)
     windows = [Window(np.concatenate([context, [number] * 3]), 3) for number in range(4)]
-    (row,) = share(windows)
+    (row,) = group_by_prefix(windows)
     assert row.length == 10 + 4 * 2  # the last token of each is only predicted
     (batch,) = batches(windows, [row], 1)
     assert batch.tokens.tolist() == [[*range(100, 110), 0, 0, 1, 1, 2, 2, 3, 3]]
@@ -143,13 +143,13 @@ def test_a_question_reads_its_context_once() -> None:
 
 def test_questions_that_share_little_have_rows_of_their_own() -> None:
     windows = [Window(np.array([END, *range(number, number + 20)]), 5) for number in (10, 50, 90)]
-    assert sorted(row.length for row in share(windows)) == [20, 20, 20]
+    assert sorted(row.length for row in group_by_prefix(windows)) == [20, 20, 20]
 
 
 def test_rows_hold_every_window_once_and_no_more_tokens_than_windows() -> None:
     draws = np.random.default_rng(0)
     windows = [Window(draws.integers(0, 2, draws.integers(2, 40)), 1) for _ in range(200)]
-    rows = share(windows)
+    rows = group_by_prefix(windows)
     assert sorted(number for row in rows for number in row.numbers) == list(range(200))
     for row in rows:
         first = windows[row.numbers[0]].inputs[: row.shared]

@@ -27,7 +27,7 @@ def options_of(form: str) -> dict[str, Any]:
     return {"train": {**LIFE, **FORMS[form].options.get("train", {})}}
 
 
-def go_on(config: Path, folder: Path, err: Path) -> Any:
+def train_or_resume(config: Path, folder: Path, err: Path) -> Any:
     """Begin the run where there is none yet, else resume it."""
     words = ["--resume", folder] if (folder / "config.toml").exists() else [config, "--run", folder]
     return start(["train", *words], err=err)
@@ -36,7 +36,7 @@ def go_on(config: Path, folder: Path, err: Path) -> Any:
 def life_of(config: Path, folder: Path, err: Path) -> float:
     """Seconds that a whole run takes here and now."""
     before = time.monotonic()
-    assert ended(go_on(config, folder, err)) == 0, err.read_text()
+    assert ended(train_or_resume(config, folder, err)) == 0, err.read_text()
     return time.monotonic() - before
 
 
@@ -56,12 +56,12 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
     config, folder, other, err = configured(form, **options_of(form)), tmp_path / "run", tmp_path / "other", tmp_path / "err"
     seconds, dice = life_of(config, other, err), random.Random(seed)
     for _ in range(3):
-        process = go_on(config, folder, err)
+        process = train_or_resume(config, folder, err)
         process.join(dice.uniform(0.05, 0.8) * seconds)
         process.kill()
         assert ended(process) in (-signal.SIGKILL, 0), err.read_text()
         assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder / "checkpoints"))
-    assert ended(go_on(config, folder, err)) == 0, err.read_text()
+    assert ended(train_or_resume(config, folder, err)) == 0, err.read_text()
     assert_undisturbed(folder, other, form)
 
 
@@ -72,7 +72,7 @@ def test_stopped_at_random_moments_it_ends_soon_and_goes_on_with_the_same_bits(
     config, folder, other, err = configured(form, **options_of(form)), tmp_path / "run", tmp_path / "other", tmp_path / "err"
     seconds, dice = life_of(config, other, err), random.Random(seed)
     for number in dice.sample([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 3):
-        process = go_on(config, folder, err)
+        process = train_or_resume(config, folder, err)
         process.join(dice.uniform(0.05, 0.8) * seconds)
         before = time.monotonic()
         if process.is_alive():
@@ -85,5 +85,5 @@ def test_stopped_at_random_moments_it_ends_soon_and_goes_on_with_the_same_bits(
         assert "Traceback" not in err.read_text()
         if (folder / "config.toml").exists() and code == 128 + number and "resume" in err.read_text():
             assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder / "checkpoints"))
-    assert ended(go_on(config, folder, err)) == 0, err.read_text()
+    assert ended(train_or_resume(config, folder, err)) == 0, err.read_text()
     assert_undisturbed(folder, other, form)

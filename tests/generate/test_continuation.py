@@ -145,7 +145,7 @@ def test_an_end_ends_a_continuation() -> None:
 
 def test_tokens_are_heard_as_they_are_written() -> None:
     model, heard = model_of("rotary"), []
-    ((found,),) = continue_texts(model, [PROMPTS[1]], greedily(20), context=9, hear=heard.append)
+    ((found,),) = continue_texts(model, [PROMPTS[1]], greedily(20), context=9, on_token=heard.append)
     assert heard == found.tokens + [3] * found.ended
 
 

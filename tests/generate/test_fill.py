@@ -12,7 +12,7 @@ from kilolayer.data.documents import TextPart
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.data.vocabulary import ByteVocabulary, TextVocabulary, vocabulary_for
 from kilolayer.errors import InputError
-from kilolayer.generate.fill import fill_texts, masked_tokens, spell
+from kilolayer.generate.fill import decode_with_masks, fill_texts, masked_tokens
 
 LETTERS = {byte: byte + 4 for byte in range(256)}
 
@@ -48,7 +48,7 @@ def test_spelling_is_the_way_back(pieces: TextVocabulary) -> None:
     for vocabulary in (pieces, ByteVocabulary()):
         for text in ("the<mask> house<mask>", "<mask>", "no mask", "<mask><mask>ä"):
             ids = masked_tokens(f"{text}<mask>", vocabulary, 99)[:-2]
-            assert spell(ids, vocabulary) == text
+            assert decode_with_masks(ids, vocabulary) == text
 
 
 def test_texts_without_a_mask_and_texts_that_are_too_long_are_refused() -> None:

@@ -146,7 +146,7 @@ def test_decoders_do_not_keep_their_model(form: Any) -> None:
 
 
 def test_memory_serves_weights_where_they_were_when_it_was_made() -> None:
-    model, size = translator(), Size.holding(2, 1, 8, 4)
+    model, size = translator(), Size.smallest_for(2, 1, 8, 4)
     decoders = decoders_of(model)
     decoder = decoders.decoder(ScoringDecoder, model, size)
     assert decoders.decoder(ScoringDecoder, model, size) is decoder

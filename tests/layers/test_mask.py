@@ -24,7 +24,7 @@ def sequences(draw: st.DrawFn) -> tuple[int, int, bool, list[bool] | None, list[
     return length, past, causal, draw(padded), draw(documents) if packed else None
 
 
-def may_look(query: int, key: int, causal: bool, real: list[bool] | None, documents: list[int] | None) -> bool:
+def may_attend(query: int, key: int, causal: bool, real: list[bool] | None, documents: list[int] | None) -> bool:
     return (
         (not causal or key <= query)
         and (real is None or real[key])
@@ -52,7 +52,7 @@ def test_self_mask_is_the_rule(case: tuple[int, int, bool, list[bool] | None, li
     )
     for query, row in enumerate(as_grid(mask, length, past + length)):
         at = past + query
-        expected = [may_look(at, key, causal, real, documents) for key in range(past + length)]
+        expected = [may_attend(at, key, causal, real, documents) for key in range(past + length)]
         if not any(expected):  # a position that may look nowhere sees itself; in a row of padding alone, all of it
             expected = [key == at or (not causal and documents is None) for key in range(past + length)]
         assert row == expected

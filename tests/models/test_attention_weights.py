@@ -29,7 +29,7 @@ def make(shape: str, **options: Any) -> Any:
 
 
 @torch.no_grad()
-def looped(attention: Attention, inputs: tuple[Any, ...], visible: Tensor) -> Tensor:
+def attention_by_loop(attention: Attention, inputs: tuple[Any, ...], visible: Tensor) -> Tensor:
     """softmax(q k / sqrt(width) + bias) over what is visible, bool [batch, queries, keys], number by number."""
     x = inputs[0]
     if isinstance(attention, SelfAttention):
@@ -81,14 +81,14 @@ def test_they_are_those_of_a_loop(shape: str, options: dict[str, Any]) -> None:
         found = out.encoder_attention if shape == "encoder_decoder" and stack.side == "encoder" else out.attention
         assert len(found) == len(stack.blocks)
         for block, weights in zip(stack.blocks, found, strict=True):
-            expected = looped(block.self_attention.f, called[block.self_attention.f], visible)
+            expected = attention_by_loop(block.self_attention.f, called[block.self_attention.f], visible)
             torch.testing.assert_close(weights.detach(), expected, rtol=1e-10, atol=1e-12)
             assert not weights.masked_select(~visible[:, None]).any()
             torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
         if hasattr(stack.blocks[0], "cross_attention"):
             visible = SOURCE.ne(0)[:, None, :].expand(-1, own.shape[1], -1)
             for block, weights in zip(stack.blocks, out.cross_attention, strict=True):
-                expected = looped(block.cross_attention.f, called[block.cross_attention.f], visible)
+                expected = attention_by_loop(block.cross_attention.f, called[block.cross_attention.f], visible)
                 torch.testing.assert_close(weights.detach(), expected, rtol=1e-10, atol=1e-12)
 
 

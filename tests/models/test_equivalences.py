@@ -23,7 +23,7 @@ def sizes(positions: str = "sinusoidal", **options: Any) -> dict[str, Any]:
     return {**base, "positions": positions, "max_length": longest, **options}
 
 
-def awaken(model: torch.nn.Module) -> None:
+def perturb(model: torch.nn.Module) -> None:
     """Move every parameter from its start, so that scales of 0 and branches of 0 hide nothing."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -32,13 +32,13 @@ def awaken(model: torch.nn.Module) -> None:
 
 def translator(recipe: str = "deepnorm", positions: str = "sinusoidal", **options: Any) -> kl.EncoderDecoder:
     model = kl.EncoderDecoder(**sizes(positions, **options), encoder_layers=2, decoder_layers=3, recipe=recipe)
-    awaken(model)
+    perturb(model)
     return model
 
 
 def language_model(recipe: str = "deepnorm", positions: str = "sinusoidal", **options: Any) -> kl.Decoder:
     model = kl.Decoder(**sizes(positions, **options), layers=3, recipe=recipe)
-    awaken(model)
+    perturb(model)
     return model
 
 
@@ -103,7 +103,7 @@ def test_a_padded_batch_equals_its_sentences_one_by_one(recipe: str, positions: 
 @pytest.mark.parametrize("recipe", ["deepnorm", "normformer"])
 def test_an_encoder_may_be_padded_on_either_side(recipe: str, positions: str) -> None:
     model = kl.Encoder(**sizes(positions), layers=3, recipe=recipe)
-    awaken(model)
+    perturb(model)
     short = tokens(4)
     alone = model(short[None]).logits
     for batch, at in ((torch.cat([short, torch.zeros(3).long()]), 0), (torch.cat([torch.zeros(3).long(), short]), 3)):

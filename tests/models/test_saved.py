@@ -154,7 +154,7 @@ def test_a_loaded_model_trains(tmp_path: Path) -> None:
     assert need_sparse_layers(model)
 
 
-def read_or_told(folder: Path) -> Any:
+def load_or_error(folder: Path) -> Any:
     """The model in a folder, or what is wrong with it."""
     try:
         found = kl.load_model(folder)
@@ -204,7 +204,7 @@ def test_an_interrupted_save_leaves_the_old_model_the_new_one_or_none(
     if earlier != "over a model of the same configuration":
         allowed += [f"this is not a saved model: {what}" for what in ("the folder does not exist", "there is no config.toml")]
         allowed.append("the model is incomplete: there is no model.safetensors")
-    assert read_or_told(folder) in allowed
+    assert load_or_error(folder) in allowed
     kl.save(model, folder)
     assert_same(model, kl.load_model(folder))
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]

@@ -106,16 +106,16 @@ def test_it_serves_few_rows_without_gradients_on_a_gpu(monkeypatch: pytest.Monke
         def is_contiguous(self) -> bool:
             return True
 
-    def asked(rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> bool:
+    def is_supported(rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> bool:
         return can_run_few_rows(Gpu(rows, inputs), Gpu(outputs, inputs, dtype=dtype))  # pyright: ignore[reportArgumentType]
 
-    assert not asked(320, 512, 512)
+    assert not is_supported(320, 512, 512)
     with torch.no_grad():
-        assert asked(320, 512, 512)
-        assert asked(320, 2048, 512)
-        assert asked(320, 512, 8003)
-        assert not asked(513, 512, 512)
-        assert not asked(0, 512, 512)
-        assert not asked(320, 100, 512)
-        assert not asked(320, 512, 512, torch.bfloat16)
+        assert is_supported(320, 512, 512)
+        assert is_supported(320, 2048, 512)
+        assert is_supported(320, 512, 8003)
+        assert not is_supported(513, 512, 512)
+        assert not is_supported(0, 512, 512)
+        assert not is_supported(320, 100, 512)
+        assert not is_supported(320, 512, 512, torch.bfloat16)
         assert not can_run_few_rows(torch.randn(3, 64), torch.randn(64, 64))

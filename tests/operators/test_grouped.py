@@ -18,7 +18,7 @@ each_kind = pytest.mark.parametrize(
 )
 
 
-def looped(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
+def product_by_loop(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
     out = rows.new_zeros(len(rows), weight.shape[1])
     start = 0
     for matrix, end in zip(weight, groups.ends.tolist(), strict=True):
@@ -36,7 +36,7 @@ def test_products_and_gradients_are_those_of_a_loop(
     rows = torch.randn(sum(sizes) + rest, inputs, dtype=dtype, requires_grad=True)
     weight = torch.randn(len(sizes), outputs, inputs, dtype=dtype, requires_grad=True)
     assert grouped._is_served(groups.ends, rows, weight) == (dtype == torch.float32 and inputs == 8 and len(rows) > 0)
-    found, expected = multiply_groups(rows, weight, groups), looped(rows, weight, groups)
+    found, expected = multiply_groups(rows, weight, groups), product_by_loop(rows, weight, groups)
     torch.testing.assert_close(found, expected)
     gradient = torch.randn_like(expected)
     for ours, theirs in zip(

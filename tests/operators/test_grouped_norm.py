@@ -34,7 +34,7 @@ def close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> No
     assert bool((error <= tolerance * max(1.0, float(expected.detach().abs().max()))).all()) if error.numel() else True
 
 
-def looped(
+def norm_by_loop(
     product: Tensor, shift: Tensor | None, gain: Tensor, bias: Tensor | None, groups: Groups, kept: Tensor | float
 ) -> Tensor:
     """The norm of the rows of each group, one group after the other; kept: what is multiplied in behind the ReLU."""
@@ -75,7 +75,7 @@ def compare(
     given = [None if each is None else each.requires_grad_() for each in (product, shift, gain, bias)]
     exact: list[Any] = [None if each is None else each.detach().double().requires_grad_() for each in given]
     found, statistics = grouped_relu_norm(product, *groups, shift, gain, bias, EPS, seed, p)
-    expected = looped(*exact, groups, keep_mask(seed, product.shape, p).double() / (1 - p))
+    expected = norm_by_loop(*exact, groups, keep_mask(seed, product.shape, p).double() / (1 - p))
     assert (found.dtype, statistics.dtype) == (dtype, precise)
     close(found[:inside], expected, tolerance)
     assert not found[inside:].any()

@@ -36,37 +36,37 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("built")
 def test_kernels_are_left_out_by_name() -> None:
-    assert all(kernels.run_on(GPU, name) for name in kernels.NAMES)
-    with kernels.left_out("residual_norm", "loss"):
-        with kernels.left_out("inner_norm"):
-            left = {name for name in kernels.NAMES if not kernels.run_on(GPU, name)}
+    assert all(kernels.runs_on(GPU, name) for name in kernels.NAMES)
+    with kernels.disabled("residual_norm", "loss"):
+        with kernels.disabled("inner_norm"):
+            left = {name for name in kernels.NAMES if not kernels.runs_on(GPU, name)}
             assert left == {"residual_norm", "loss", "inner_norm"}
-        assert kernels.run_on(GPU, "inner_norm")
-        assert not kernels.run_on(GPU, "loss")
-    assert kernels.run_on(GPU, "loss")
-    assert not kernels.run_on(torch.device("cpu"), "loss")
+        assert kernels.runs_on(GPU, "inner_norm")
+        assert not kernels.runs_on(GPU, "loss")
+    assert kernels.runs_on(GPU, "loss")
+    assert not kernels.runs_on(torch.device("cpu"), "loss")
 
 
 def test_a_plan_leaves_them_out_too() -> None:
-    with kernels.assumed(), kernels.left_out("few_rows"):
-        assert kernels.run_on(torch.device("meta"), "loss")
-        assert not kernels.run_on(torch.device("meta"), "few_rows")
+    with kernels.assumed(), kernels.disabled("few_rows"):
+        assert kernels.runs_on(torch.device("meta"), "loss")
+        assert not kernels.runs_on(torch.device("meta"), "few_rows")
 
 
 def test_an_unknown_kernel_names_the_nearest() -> None:
     with pytest.raises(UnknownOptionError, match="unknown kernel 'resdual_norm'; did you mean 'residual_norm'"):
-        kernels.left_out("resdual_norm").__enter__()
-    assert kernels.run_on(torch.device("cpu"), "loss") is False
+        kernels.disabled("resdual_norm").__enter__()
+    assert kernels.runs_on(torch.device("cpu"), "loss") is False
 
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.filterwarnings("default")  # the compiler warns about itself
 def test_compiled_code_follows_what_is_left_out() -> None:
-    ask = torch.compile(lambda x: x if kernels.run_on(GPU, "inner_norm") else -x, backend="eager", fullgraph=True)
+    ask = torch.compile(lambda x: x if kernels.runs_on(GPU, "inner_norm") else -x, backend="eager", fullgraph=True)
     x = torch.ones(1)
     assert ask(x) == 1
-    with kernels.left_out("inner_norm"):
+    with kernels.disabled("inner_norm"):
         assert ask(x) == -1
     assert ask(x) == 1
-    with kernels.left_out("residual_norm"):
+    with kernels.disabled("residual_norm"):
         assert ask(x) == 1

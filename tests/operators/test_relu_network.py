@@ -44,7 +44,7 @@ def factors(rows: int, dim: int, width: int, device: str) -> tuple[Tensor, Tenso
     return gradient, weight, hidden
 
 
-def begun_anywhere(given: Tensor) -> Tensor:
+def misaligned(given: Tensor) -> Tensor:
     """The same numbers, one further in memory."""
     return torch.cat([given.new_zeros(1), given.flatten()])[1:].view(given.shape)
 
@@ -155,24 +155,24 @@ def test_an_older_gpu_has_the_product_and_a_pass(shape: tuple[int, int, int, int
 def test_views_may_begin_anywhere(moved: int) -> None:
     given = list(factors(43, 64, 136, "cuda"))
     expected = relu_backward(given[0] @ given[1], given[2])
-    given[moved] = begun_anywhere(given[moved])
+    given[moved] = misaligned(given[moved])
     for found, each in zip(masked_product(*given), expected, strict=True):
         close(found, each.double())
-    assert_exact([begun_anywhere(each.detach()).requires_grad_() for each in network(2, 7, 64, 128, "cuda")], True)
+    assert_exact([misaligned(each.detach()).requires_grad_() for each in network(2, 7, 64, 128, "cuda")], True)
 
 
 def test_the_kernel_reads_what_begins_at_its_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     gradient, weight, hidden = (each.bfloat16() for each in factors(43, 64, 136, "cpu"))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
-    assert unit._come_in_tiles(gradient, weight, hidden)
-    assert not unit._come_in_tiles(begun_anywhere(gradient), weight, hidden)
-    assert not unit._come_in_tiles(gradient, begun_anywhere(weight), hidden)
-    assert not unit._come_in_tiles(gradient, weight, begun_anywhere(hidden))
-    assert not unit._come_in_tiles(gradient[:0], weight, hidden[:0])
+    assert unit._supports_tile_copies(gradient, weight, hidden)
+    assert not unit._supports_tile_copies(misaligned(gradient), weight, hidden)
+    assert not unit._supports_tile_copies(gradient, misaligned(weight), hidden)
+    assert not unit._supports_tile_copies(gradient, weight, misaligned(hidden))
+    assert not unit._supports_tile_copies(gradient[:0], weight, hidden[:0])
     for dim, width in ((60, 136), (64, 132)):
-        assert not unit._come_in_tiles(*(each.bfloat16() for each in factors(43, dim, width, "cpu")))
+        assert not unit._supports_tile_copies(*(each.bfloat16() for each in factors(43, dim, width, "cpu")))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 9))
-    assert not unit._come_in_tiles(gradient, weight, hidden)
+    assert not unit._supports_tile_copies(gradient, weight, hidden)
 
 
 @pytest.mark.gpu
@@ -215,6 +215,6 @@ def test_it_can_be_left_out(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("this GPU does not copy tiles")
     calls: list[str] = []
     monkeypatch.setattr(unit, "relu_backward", lambda *given: calls.append("pass") or relu_backward(*given))
-    with kernels.left_out(left):
+    with kernels.disabled(left):
         masked_product(*factors(129, 64, 136, "cuda"))
     assert calls == (["pass"] if left == "relu_network" else [])

@@ -16,7 +16,7 @@ from kilolayer.cli.main import main
 from kilolayer.config import build, dump
 from kilolayer.errors import OptionError
 from kilolayer.probe.forecast import POWER, STEPS, RangeTest, forecast, judge
-from kilolayer.probe.range_test import fading_rate, rise, smoothed, turning_rate
+from kilolayer.probe.range_test import fading_rate, smoothed, sweep_rates, turning_rate
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
@@ -131,7 +131,7 @@ def test_it_measures_the_gradient_that_autograd_gives(small: RunConfig) -> None:
 def test_an_absurd_rate_is_told_to_die_and_a_small_one_to_live(small: RunConfig) -> None:
     task = prepare(small, cache_folder())
     config = task.resolve(small)
-    steps = rise(Trial(config, task), STEPS)
+    steps = sweep_rates(Trial(config, task), STEPS)
     assert steps[-1].lr == pytest.approx(1.0)
     test = RangeTest.of(steps)
     assert judge(test, replace(config.train, lr=1e-4), RATES, None).lives

@@ -14,7 +14,7 @@ from kilolayer.compare.outcome import Kind, Outcome
 from kilolayer.compare.result import Member, Result
 from kilolayer.compare.table import tabulate
 from kilolayer.reproduce.cells import cell_of, cells_by, grid_of, is_lower
-from kilolayer.reproduce.lab import Run, told
+from kilolayer.reproduce.lab import Run, as_json
 
 KINDS: tuple[Kind, ...] = ("finished",) * 3 + ("diverged", "dead", "no_progress", "unfinished", "failed", "waiting")
 SETTINGS = [
@@ -55,7 +55,7 @@ def test_a_reproduction_and_the_comparisons_table_choose_the_same(task: str, see
     comparison, results = made_up(task, random.Random(seed))
     table = tabulate(comparison, results)
     assert table.chosen_by.key == ("accuracy" if task == "masked_lm" else "loss")
-    grid = grid_of([told(result, table.chosen_by) for result in results], "model.recipe", "layers")
+    grid = grid_of([as_json(result, table.chosen_by) for result in results], "model.recipe", "layers")
     for recipe, cells in grid.items():
         for layers, cell in cells.items():
             beside = table.cell(recipe, layers)
@@ -76,7 +76,7 @@ def test_the_best_validation_counts_though_a_later_one_is_worse() -> None:
 
     results = [result("early", 1e-3, [2.0, 2.6]), result("late", 2e-3, [3.0, 2.5])]
     comparison = Comparison(Path("made-up"), [Member(each.name, each.options, each.folder) for each in results], {})
-    cell = cell_of(told(each, tabulate(comparison, results).chosen_by) for each in results)
+    cell = cell_of(as_json(each, tabulate(comparison, results).chosen_by) for each in results)
     assert cell is not None
     assert (cell.options, cell.loss) == ({"train.lr": 1e-3}, 2.0)
 

@@ -48,7 +48,7 @@ def test_all_figures_and_tables_are_there_with_a_claim_a_setting_and_a_rule() ->
         assert each.claim.endswith(".")
         assert each.setting.endswith(".")
         assert "eld if" in each.rule or "held" in each.rule
-        assert "cannot be told" in each.rule or "otherwise" in each.rule.lower()
+        assert "undecided" in each.rule or "otherwise" in each.rule.lower()
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES])
@@ -59,7 +59,7 @@ def test_the_tiny_form_runs_and_leaves_a_page(
     assert main(["reproduce", name, "--tiny", "--out", str(tmp_path)]) == 0
     folder = tmp_path / "tiny" / name
     document = json.loads((folder / "found.json").read_text())
-    assert document["verdict"] in ("held", "not held", "cannot tell")
+    assert document["verdict"] in ("held", "not held", "undecided")
     assert document["verdict"] in capsys.readouterr().out
     page = (folder / "page.html").read_text()
     assert document["claim"].split(";")[0].split("'")[0] in page
@@ -94,7 +94,7 @@ def methods(**losses: tuple[float | None, ...]) -> Found:
         ("not held", (2.0, 1.9, 1.8, None), (2.0, None, None, None), (2.1, 2.0, 1.9, 1.9)),
         ("not held", (2.0, 1.9, 1.8, 1.8), (2.0, None, None, None), (2.1, 2.0, 1.9, 1.7)),
         ("not held", (2.0, 1.9, 1.8, 1.8), (2.0, None, 1.9, 1.9), (2.1, 2.0, 1.9, 1.9)),
-        ("cannot tell", (2.0, 1.9, 1.8, 1.8), (2.0, None, 1.9, None), (2.1, 2.0, 1.9, 1.9)),
+        ("undecided", (2.0, 1.9, 1.8, 1.8), (2.0, None, 1.9, None), (2.1, 2.0, 1.9, 1.9)),
     ],
 )
 def test_table_1_is_judged_by_its_rule(word: str, deepnorm: Any, post_ln: Any, pre_ln: Any) -> None:
@@ -106,7 +106,7 @@ def test_a_run_without_time_decides_nothing() -> None:
     for run in found["runs"]:
         if run["options"]["layers"] == 100:
             run |= {"outcome": "waiting", "loss": None}
-    assert get("deepnet-table1").judge(found).word == "cannot tell"
+    assert get("deepnet-table1").judge(found).word == "undecided"
 
 
 NO_RESULT = pytest.mark.parametrize("open_", ["waiting", "unfinished", "failed"])
@@ -129,8 +129,8 @@ def test_one_rate_of_post_ln_alone_does_not_decide_table_1() -> None:
         for layers in (6, 18, 50, 100)
         for lr in (2.5e-4, 1e-3)
     ]
-    assert get("deepnet-table1").judge({"runs": runs}).word == "cannot tell"
-    assert get("deepnet-figure6").judge({"runs": runs}).word == "cannot tell"
+    assert get("deepnet-table1").judge({"runs": runs}).word == "undecided"
+    assert get("deepnet-figure6").judge({"runs": runs}).word == "undecided"
 
 
 @NO_RESULT
@@ -140,7 +140,7 @@ def test_table_1_waits_for_every_rate(open_: str, loss: float) -> None:
     judge = get("deepnet-table1").judge
     assert judge(found).word == ("held" if loss > 1.8 else "not held")
     found["runs"].append(run_of(None, 1, open_, model__recipe="pre_ln", layers=100, train__lr=4e-3))
-    assert judge(found).word == "cannot tell"
+    assert judge(found).word == "undecided"
 
 
 def test_table_1_is_decided_where_the_open_runs_can_change_nothing() -> None:
@@ -152,10 +152,10 @@ def test_table_1_is_decided_where_the_open_runs_can_change_nothing() -> None:
 def test_one_seed_holds_nothing_in_table_1() -> None:
     found = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, None, None, None), pre_ln=(2.1, 2.0, 1.9, 1.9))
     one = {"runs": [run for run in found["runs"] if run["options"]["train.seed"] == 1]}
-    assert get("deepnet-table1").judge(one).word == "cannot tell"
+    assert get("deepnet-table1").judge(one).word == "undecided"
     lives = methods(deepnorm=(2.0, 1.9, 1.8, 1.8), post_ln=(2.0, 2.0, 2.0, 2.0))
     one = {"runs": [run for run in lives["runs"] if run["options"]["train.seed"] == 1]}
-    assert get("deepnet-table1").judge(one).word == "cannot tell"
+    assert get("deepnet-table1").judge(one).word == "undecided"
 
 
 @NO_RESULT
@@ -164,7 +164,7 @@ def test_table_4_waits_for_every_rate(open_: str) -> None:
     found = {name: two_seeds(loss, train__lr=5e-4) for name, loss in zip(MODELS, (2.0, 1.9, 1.8), strict=True)}
     assert judge(found).word == "held"
     wide = next(iter(MODELS))
-    assert judge(found | {wide: found[wide] + two_seeds(open_, train__lr=2e-3)}).word == "cannot tell"
+    assert judge(found | {wide: found[wide] + two_seeds(open_, train__lr=2e-3)}).word == "undecided"
 
 
 @NO_RESULT
@@ -174,7 +174,7 @@ def test_a_language_model_with_an_open_rate_is_not_asked(open_: str, tmp_path: P
     reproduction = get("deepnet-table7")
     assert isinstance(reproduction, FewShots)
     for tiny in (False, True):
-        asked = reproduction._ask(cell, tmp_path, Lab(tmp_path, tiny=tiny))
+        asked = reproduction._evaluate(cell, tmp_path, Lab(tmp_path, tiny=tiny))
         assert asked == {"text": "2.000 (1 of 2 runs without a result)", "sets": {}}
 
 
@@ -184,7 +184,7 @@ def test_the_depth_law_waits_for_every_depth(open_: str) -> None:
     runs = [run_of(2.0, seed, model__recipe="deepnorm", layers=n) | {"bleu": bleu} for bleu, n in rows for seed in (1, 2)]
     judge = get("deepnet-figure8").judge
     assert judge({"runs": runs}).word == "held"
-    assert judge({"runs": [*runs, *two_seeds(open_, model__recipe="deepnorm", layers=100)]}).word == "cannot tell"
+    assert judge({"runs": [*runs, *two_seeds(open_, model__recipe="deepnorm", layers=100)]}).word == "undecided"
 
 
 def six_methods(**changed: float | str) -> Found:
@@ -208,11 +208,11 @@ def six_methods(**changed: float | str) -> Found:
         ("held", {}),
         ("not held", {"fra_deepnorm_6": "diverged", "deu_pre_ln_18": "waiting"}),
         ("not held", {"deu_pre_ln_18": 1.7, "fra_pre_ln_18": 1.7, "fra_deepnorm_6": "waiting"}),
-        ("cannot tell", {"deu_pre_ln_18": 1.7}),
-        ("cannot tell", {"fra_deepnorm_6": "waiting"}),
-        ("cannot tell", {"fra_deepnorm_6": "failed"}),
-        ("cannot tell", {"fra_pre_ln_18": "waiting"}),
-        ("cannot tell", {"deu_post_ln_18": "unfinished"}),
+        ("undecided", {"deu_pre_ln_18": 1.7}),
+        ("undecided", {"fra_deepnorm_6": "waiting"}),
+        ("undecided", {"fra_deepnorm_6": "failed"}),
+        ("undecided", {"fra_pre_ln_18": "waiting"}),
+        ("undecided", {"deu_post_ln_18": "unfinished"}),
     ],
 )
 def test_table_2_is_judged_by_its_rule(word: str, changed: dict[str, float | str]) -> None:
@@ -225,10 +225,10 @@ def test_table_2_is_judged_by_its_rule(word: str, changed: dict[str, float | str
         ("held", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
         ("not held", (1.7, 1.9, 1.8, 1.9, "waiting"), (1.7, 1.9, 1.8, 1.9, "waiting")),
         ("not held", ("waiting", "waiting", "diverged", 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
-        ("cannot tell", ("diverged", 1.9, 1.8, "waiting", 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
-        ("cannot tell", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, "failed", 1.8, 1.9, 1.9)),
-        ("cannot tell", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, "unfinished", 1.9, 1.9)),
-        ("cannot tell", (1.81, 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.81)),
+        ("undecided", ("diverged", 1.9, 1.8, "waiting", 1.9), (1.9, 1.9, 1.8, 1.9, 1.9)),
+        ("undecided", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, "failed", 1.8, 1.9, 1.9)),
+        ("undecided", ("diverged", 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, "unfinished", 1.9, 1.9)),
+        ("undecided", (1.81, 1.9, 1.8, 1.9, 1.9), (1.9, 1.9, 1.8, 1.9, 1.81)),
     ],
 )
 def test_figure_9_is_judged_by_its_rule(word: str, alpha: Any, beta: Any) -> None:
@@ -249,8 +249,8 @@ def test_figure_9_is_judged_by_its_rule(word: str, alpha: Any, beta: Any) -> Non
         ("held", (2.0, 1.9, 1.8), (2.0, 1.9, 1.8)),
         ("not held", (2.0, "diverged", 1.8), (2.0, "waiting", 1.8)),
         ("not held", (2.0, "waiting", 2.1), (2.0, 1.9, 1.8)),
-        ("cannot tell", (2.0, "waiting", 1.8), (2.0, 1.9, 1.8)),
-        ("cannot tell", (2.0, 1.9, 1.8), (2.0, "failed", 1.8)),
+        ("undecided", (2.0, "waiting", 1.8), (2.0, 1.9, 1.8)),
+        ("undecided", (2.0, 1.9, 1.8), (2.0, "failed", 1.8)),
     ],
 )
 def test_larger_models_are_judged_by_their_rule(word: str, depths: Any, experts: Any) -> None:
@@ -269,8 +269,8 @@ def test_larger_models_are_judged_by_their_rule(word: str, depths: Any, experts:
         ("held", 1.8, 1.9, "diverged"),
         ("not held", 1.8, "waiting", 1.7),
         ("not held", "diverged", "waiting", "waiting"),
-        ("cannot tell", 1.8, "diverged", "waiting"),
-        ("cannot tell", 1.8, "waiting", 1.9),
+        ("undecided", 1.8, "diverged", "waiting"),
+        ("undecided", 1.8, "waiting", 1.9),
     ],
 )
 def test_table_11_is_judged_by_its_rule(word: str, whole: Any, alpha: Any, beta: Any) -> None:
@@ -285,7 +285,7 @@ def test_table_11_is_judged_by_its_rule(word: str, whole: Any, alpha: Any, beta:
     # One seed of beta = 1 that lives says nothing of how it compares.
     kept = [run for run in runs if run["options"]["model.recipe.beta"] == "derived" or run["options"]["train.seed"] == 1]
     if word == "held" and beta != "diverged":
-        assert judge({"runs": kept}).word == "cannot tell"
+        assert judge({"runs": kept}).word == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -296,10 +296,10 @@ def test_table_11_is_judged_by_its_rule(word: str, whole: Any, alpha: Any, beta:
         ("not held", 40.0, "waiting", "diverged"),
         ("not held", "failed", "diverged", "dead"),
         ("not held", 40.0, "waiting", 39.0),  # whatever becomes of the default start
-        ("cannot tell", 40.0, "waiting", 42.0),
-        ("cannot tell", 40.0, 39.0, 42.0),
-        ("cannot tell", 40.0, "diverged", "finished"),  # without a score
-        ("cannot tell", "unfinished", "diverged", 42.0),
+        ("undecided", 40.0, "waiting", 42.0),
+        ("undecided", 40.0, 39.0, 42.0),
+        ("undecided", 40.0, "diverged", "finished"),  # without a score
+        ("undecided", "unfinished", "diverged", 42.0),
     ],
 )
 def test_table_1_of_admin_is_judged_by_its_rule(word: str, shallow: Any, deep_plain: Any, deep: Any) -> None:
@@ -319,8 +319,8 @@ def test_table_1_of_admin_is_judged_by_its_rule(word: str, shallow: Any, deep_pl
         ("held", 2.4, 1.8),
         ("not held", 1.7, 1.8),
         ("not held", "waiting", "diverged"),
-        ("cannot tell", "waiting", 1.8),
-        ("cannot tell", "diverged", "failed"),
+        ("undecided", "waiting", 1.8),
+        ("undecided", "diverged", "failed"),
     ],
 )
 def test_figure_2_of_admin_is_judged_by_its_rule(word: str, plain: Any, ours: Any) -> None:
@@ -350,12 +350,12 @@ def glue(post_ln: str, sub_ln: str, points: float = 81.0, seeds: int = 3, unfini
         ("held", glue("diverged", "finished")),
         ("not held", glue("finished", "finished", 79.0)),
         ("not held", glue("waiting", "diverged", unfinished=3)),
-        ("cannot tell", glue("finished", "finished")),
-        ("cannot tell", glue("diverged", "waiting")),
-        ("cannot tell", glue("finished", "unfinished", 79.0)),  # its scores are the smaller rate's
-        ("cannot tell", glue("failed", "finished", 79.0)),
-        ("cannot tell", glue("diverged", "finished", seeds=1)),
-        ("cannot tell", glue("diverged", "finished", unfinished=1)),
+        ("undecided", glue("finished", "finished")),
+        ("undecided", glue("diverged", "waiting")),
+        ("undecided", glue("finished", "unfinished", 79.0)),  # its scores are the smaller rate's
+        ("undecided", glue("failed", "finished", 79.0)),
+        ("undecided", glue("diverged", "finished", seeds=1)),
+        ("undecided", glue("diverged", "finished", unfinished=1)),
     ],
 )
 def test_table_6_is_judged_by_its_rule(word: str, found: Found) -> None:
@@ -461,7 +461,7 @@ def test_routing_is_judged_where_every_run_has_finished(outcome: str, tmp_path: 
     assert reproduction.judge(reproduction.measure(Clipped(tmp_path / "all"))).word == "held"
     for missing in ({("plain", 2): outcome}, {("sparse", seed): outcome for seed in (1, 2)}):
         found = reproduction.measure(Clipped(tmp_path / str(len(missing)), missing=missing))
-        assert reproduction.judge(found).word == "cannot tell"
+        assert reproduction.judge(found).word == "undecided"
         assert reproduction.numbers(found).rows[0][1] == "1.000"
         with undrawn_charts():
             assert len(reproduction.panels(found)) == 2
@@ -469,7 +469,7 @@ def test_routing_is_judged_where_every_run_has_finished(outcome: str, tmp_path: 
 
 @pytest.mark.parametrize(
     ("ours", "plain", "word"),
-    [((0.1, 0.15), (0.2, 0.9), "held"), ((0.1, 0.5), (0.2, 0.9), "not held"), ((0.1, 0.3), (0.2, 0.9), "cannot tell")],
+    [((0.1, 0.15), (0.2, 0.9), "held"), ((0.1, 0.5), (0.2, 0.9), "not held"), ((0.1, 0.3), (0.2, 0.9), "undecided")],
 )
 def test_figure_4_is_judged_by_its_rule(ours: Any, plain: Any, word: str) -> None:
     updates = {name: dict(zip(("6", "100"), row, strict=True)) for name, row in (("deepnorm", ours), ("post_ln", plain))}
@@ -493,8 +493,8 @@ def test_a_process_that_failed_decides_nothing() -> None:
         {**run_of(None, outcome="failed"), "options": {"layers": "60-12"}},
         {**run_of(2.0), "options": {"layers": "6-6"}},
     ]
-    assert get("admin-table3").judge({"runs": runs, "signs": {}}).word == "cannot tell"
-    assert get("admin-figure2").judge({"admin": runs, "default": runs[::-1]}).word == "cannot tell"
+    assert get("admin-table3").judge({"runs": runs, "signs": {}}).word == "undecided"
+    assert get("admin-figure2").judge({"admin": runs, "default": runs[::-1]}).word == "undecided"
 
 
 def test_real_text_is_asked_for_before_any_work(

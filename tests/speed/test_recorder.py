@@ -99,7 +99,7 @@ def test_where_recording_fails_work_runs_as_it_is_for_good_and_that_is_said_once
 def test_one_recorder_falls_back_without_the_other() -> None:
     said: list[str] = []
     steps, pool = make_recorder(said)
-    validation = steps.beside("validation runs")
+    validation = steps.sharing_pool("validation runs")
     piece = Piece("sum", torch.sum, (torch.ones(3),))
     steps.run([piece])
     steps.run([piece])
@@ -114,7 +114,7 @@ def test_one_recorder_falls_back_without_the_other() -> None:
 @pytest.mark.parametrize("at_capture", [False, True])
 def test_where_memory_is_short_all_recordings_of_the_pool_go_and_the_work_is_done_once(at_capture: bool) -> None:
     steps, pool = make_recorder()
-    validation = steps.beside("validation runs")
+    validation = steps.sharing_pool("validation runs")
     for _ in range(2):
         validation.run([Piece("sum", torch.sum, (torch.ones(5),))])
     work = Sum()
@@ -157,20 +157,20 @@ def test_recordings_are_dropped_when_weights_move_and_not_before() -> None:
     def run() -> None:
         recorder.run([Piece("forward", model, (torch.ones(2, 3),))])
 
-    recorder.follow(model)
+    recorder.drop_if_moved(model)
     run()
     run()
     with torch.no_grad():
         model.weight += 1
-    recorder.follow(model)
+    recorder.drop_if_moved(model)
     run()
     assert pool.events == ["record", "replay", "replay"]
     model.weight.data = model.weight.data.clone()
-    recorder.follow(model)
+    recorder.drop_if_moved(model)
     assert not recorder.recordings
     run()
     run()
-    recorder.follow(other)
+    recorder.drop_if_moved(other)
     assert not recorder.recordings
 
 
@@ -180,14 +180,14 @@ def test_what_is_forgotten_is_warmed_up_again() -> None:
     for _ in range(2):
         recorder.run([piece])
         recorder.run([piece])
-        recorder.forget([piece])
+        recorder.drop([piece])
     assert not recorder.recordings
     assert pool.events == ["record", "replay"] * 2
 
 
 def test_without_a_pool_work_is_run_as_it_is() -> None:
     recorder = Recorder(CPU, "steps run", pytest.fail, None)
-    recorder.follow(nn.Linear(1, 1))
+    recorder.drop_if_moved(nn.Linear(1, 1))
     assert [float(recorder.run([Piece("sum", torch.sum, (torch.ones(3),))])) for _ in range(3)] == [3, 3, 3]
     assert not recorder.recordings
     assert not recorder.warm

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import kilolayer as kl
-from kilolayer.cli.plan import usual_work
+from kilolayer.cli.plan import typical_work
 from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
 from kilolayer.data.masking import fixed_masks
@@ -203,9 +203,9 @@ def test_the_model_has_a_row_for_the_mask(corpus: Path, cache: Path) -> None:
 
 
 def test_the_plan_counts_scores_at_hidden_places_alone(corpus: Path) -> None:
-    work = usual_work(config_of(corpus, masking={"rate": 0.5}), None)
+    work = typical_work(config_of(corpus, masking={"rate": 0.5}), None)
     assert (work.batch, work.length, work.scored, work.scores) == (4, LENGTH, 11, 44)
-    assert usual_work(config_of(corpus), 102).scored == 15
+    assert typical_work(config_of(corpus), 102).scored == 15
 
 
 FAULTS: list[tuple[dict[str, Any], str]] = [

@@ -26,7 +26,7 @@ from kilolayer.training.step import Stepper
 accumulate, take, record = Stepper.accumulate, Stepper.step, Recorder.run
 
 
-def go_on(group: dist.ProcessGroup, folder: Path, cache: str, code: int = 0) -> None:
+def train_or_resume(group: dist.ProcessGroup, folder: Path, cache: str, code: int = 0) -> None:
     """Train a run, from its newest checkpoint where it has one."""
     os.environ["KILOLAYER_CACHE"] = cache
     run = Run.open(folder)
@@ -45,7 +45,7 @@ def stop_at_step(group: dist.ProcessGroup, folder: Path, cache: str, step: int, 
         return take(*arguments)
 
     with patch.object(Stepper, "step", interrupted):
-        go_on(group, folder, cache, code=143)
+        train_or_resume(group, folder, cache, code=143)
 
 
 def stop_in_validation(group: dist.ProcessGroup, folder: Path, cache: str, run: int, ranks: tuple[int, ...]) -> None:
@@ -60,7 +60,7 @@ def stop_in_validation(group: dist.ProcessGroup, folder: Path, cache: str, run: 
         return record(recorder, *arguments, **options)
 
     with patch.object(Recorder, "run", interrupted):
-        go_on(group, folder, cache, code=143)
+        train_or_resume(group, folder, cache, code=143)
 
 
 def spoil_a_batch(group: dist.ProcessGroup, folder: Path, cache: str, number: int, rank: int) -> None:
@@ -75,7 +75,7 @@ def spoil_a_batch(group: dist.ProcessGroup, folder: Path, cache: str, number: in
             stepper.totals += float("nan")
 
     with patch.object(Stepper, "accumulate", spoiled):
-        go_on(group, folder, cache)
+        train_or_resume(group, folder, cache)
 
 
 def type_train(group: dist.ProcessGroup, folder: Path, cache: str, words: list[str], code: int) -> None:

@@ -26,7 +26,7 @@ from kilolayer.errors import InputError, UnreadableError
 from kilolayer.files.tensors import load_tensors
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint, CheckpointError
-from kilolayer.training.keeping import Inspector, prune
+from kilolayer.training.retention import Inspector, prune
 from kilolayer.training.saver import Saver
 
 EVERY_FILE = (*checkpoint.FILES, "manifest.json")

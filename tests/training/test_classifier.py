@@ -119,7 +119,7 @@ def test_rates_by_layer_reach_experts_that_processes_share(tmp_path: Path, examp
     for run in (one, even):
         assert train(run, task_of(run)) == 0
     pool = ProcessPool(tmp_path)
-    pool.run(shared_runs.go_on, 2, two.folder, os.environ["KILOLAYER_CACHE"])
+    pool.run(shared_runs.train_or_resume, 2, two.folder, os.environ["KILOLAYER_CACHE"])
     pool.stop()
     expected, found, other = (last_checkpoint(run).model for run in (one, two, even))
     of_experts = [name for name in expected if ".experts." in name and ".blocks.0." in name]

@@ -141,7 +141,7 @@ def test_what_the_moments_tell_is_what_a_loop_over_the_gradients_tells(optimizer
         batch = type("Batch", (), {"parts": (source, target, labels), "tokens": labels.numel()})()
         stepper.step([batch], config.lr)
     left1, left2 = 1 - 0.9**steps, 1 - 0.9**steps
-    found = {pulse.side: pulse for pulse in watch.feel(config.lr)}
+    found = {pulse.side: pulse for pulse in watch.measure(config.lr)}
 
     def norm(prefix: str) -> float:
         return math.sqrt(sum(float((mean / left1).square().sum()) for name, mean in means.items() if name.startswith(prefix)))
@@ -178,7 +178,7 @@ def test_measured_gradients_are_read_where_every_look_has_them() -> None:
         optimizer.taken.fill_(10)
         watch = StackWatch(model, optimizer, config)
         for step in (10, 20):
-            watch.look(step, 1.0, LayerNorms(gradient={"decoder": [1.0, 2.0]}))
+            watch.find_dead(step, 1.0, LayerNorms(gradient={"decoder": [1.0, 2.0]}))
         assert (watch.before["decoder"] == 0.5) is reads
 
 
@@ -191,9 +191,9 @@ def test_a_checkpoint_keeps_what_was_seen_and_told() -> None:
         group.buffers["squares"].fill_(1.0)
     whole, resumed = StackWatch(model, optimizer, config), StackWatch(model, optimizer, config)
     low = LayerNorms(gradient={"decoder": [1e-6, 1.0]})
-    assert whole.look(10, config.lr, low) == {}
+    assert whole.find_dead(10, config.lr, low) == {}
     resumed.load_state(json.loads(json.dumps(whole.state())))
-    assert resumed.look(20, config.lr, low) == whole.look(20, config.lr, low) != {}
+    assert resumed.find_dead(20, config.lr, low) == whole.find_dead(20, config.lr, low) != {}
     told = StackWatch(model, optimizer, config)
     told.load_state(json.loads(json.dumps(whole.state())))
-    assert told.look(30, config.lr, low) == {}
+    assert told.find_dead(30, config.lr, low) == {}

@@ -138,7 +138,7 @@ def test_two_processes_train_as_one_that_reads_both_batches(
     one = new_run_of(task, tmp_path / "one", corpus, **merge(smooth, {"train": {"accumulate": 2}}))
     two = new_run_of(task, tmp_path / "two", corpus, **smooth)
     assert train(one, task_of(one)) == 0
-    pool.run(shared_runs.go_on, 2, two.folder, os.environ["KILOLAYER_CACHE"])
+    pool.run(shared_runs.train_or_resume, 2, two.folder, os.environ["KILOLAYER_CACHE"])
     expected, found = last_checkpoint(one).model, last_checkpoint(two).model
     assert expected.keys() == found.keys()
     for name, weight in expected.items():

@@ -73,7 +73,7 @@ def created(name: str, made: Made, folder: Path, **sections: Any) -> Run:
     return Run.create(folder, in_steps(task.resolve(config), task), task.vocabulary)
 
 
-def begun(run: Run) -> tuple[Any, Any]:
+def start_of_run(run: Run) -> tuple[Any, Any]:
     """Its task, and its model before the first step."""
     task = run.task(cache_folder())
     trainer = Trainer(run, task)
@@ -117,7 +117,7 @@ def masked_losses(model: Any, rows: Tensor, parts: Any) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "marian"])
 def test_the_first_loss_is_that_of_the_imported_model(name: str, made: dict[str, Made], tmp_path: Path) -> None:
-    task, model = begun(created(name, made[name], tmp_path))
+    task, model = start_of_run(created(name, made[name], tmp_path))
     parts = next(task.training_batches(1)).parts
     with torch.no_grad():
         found = task.loss(model, parts, hidden_states=False)
@@ -150,7 +150,7 @@ def test_a_classifier_takes_berts_body_pooler_and_types(made: dict[str, Made], t
     )
     pair = Made(folder, theirs, start.corpus)
     sections: dict[str, Any] = {"examples": {"second": "b"}}
-    task, model = begun(created("classifier", pair, tmp_path / "run", **sections))
+    task, model = start_of_run(created("classifier", pair, tmp_path / "run", **sections))
     tokens, _ = next(task.training_batches(1)).parts
     rows = their_ids(pair)
     types = ((tokens == 3).cumsum(dim=1) > 0).long() - ((tokens == 3).cumsum(dim=1) == 1).long() * (tokens == 3).long()
@@ -166,7 +166,7 @@ def test_a_pooler_alone_begins_the_head_and_classes_are_learned_anew(made: dict[
 
     lines = (made["bert"].corpus / "train.en").read_text().splitlines()
     theirs = bert_folder(tmp_path / "alone", lines, BertModel)
-    _, model = begun(created("classifier", Made(tmp_path / "alone", theirs, made["bert"].corpus), tmp_path / "run"))
+    _, model = start_of_run(created("classifier", Made(tmp_path / "alone", theirs, made["bert"].corpus), tmp_path / "run"))
     torch.testing.assert_close(model.head.dense.weight, theirs.pooler.dense.weight, rtol=0, atol=0)
     assert model.head.output.weight.shape == (2, 16)
 
@@ -176,7 +176,7 @@ def test_a_run_starts_from_a_model_that_was_saved(corpus: Path, tmp_path: Path) 
     kl.save(saved, tmp_path / "saved")
     whole = Made(tmp_path / "saved", None, corpus)
     run = created("gpt2", whole, tmp_path / "run", tokenizer={"kind": "bytes"})
-    _, model = begun(run)
+    _, model = start_of_run(run)
     assert run.config.model.recipe == saved.config.recipe
     assert all(torch.equal(weight, saved.state_dict()[name]) for name, weight in model.state_dict().items())
     with pytest.raises(KilolayerError, match="cannot start from a saved model of the shape 'decoder'"):

@@ -215,7 +215,7 @@ def test_no_update_is_made_twice_for_want_of_memory(monkeypatch: pytest.MonkeyPa
     def fail(_: torch.Tensor) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(stepper.meter, "note_update", fail)
+    monkeypatch.setattr(stepper.meter, "record_update", fail)
     with pytest.raises(torch.OutOfMemoryError):
         stepper.step([some_batch(0)], 1e-3, LayerNorms())
     assert float(stepper.optimizer.taken) == 9

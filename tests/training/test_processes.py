@@ -47,7 +47,7 @@ def made(folder: Path, corpus: Path, model: str, **options: Any) -> Run:
     return new_run(folder, corpus, **merge(MODELS[model], {"train": {**SMOOTH, **options}}))
 
 
-def on(pool: ProcessPool, size: int, run: Run, function: Any = shared_runs.go_on, *arguments: Any) -> None:
+def on(pool: ProcessPool, size: int, run: Run, function: Any = shared_runs.train_or_resume, *arguments: Any) -> None:
     pool.run(function, size, run.folder, os.environ["KILOLAYER_CACHE"], *arguments)
 
 

@@ -172,7 +172,7 @@ def test_a_language_model_reads_another_text_with_another_stride(runs: dict[str,
     assert code == 0, err
 
 
-def told(*words: object) -> list[str]:
+def error_lines(*words: object) -> list[str]:
     code, out, err = typed(*words)
     assert (code, out) == (2, ""), err
     lines = err.splitlines()
@@ -182,7 +182,7 @@ def told(*words: object) -> list[str]:
 
 @pytest.mark.parametrize(("task", "other"), [*permutations(SMALL, 2)])
 def test_runs_of_different_tasks_are_not_compared(runs: dict[str, Run], task: str, other: str) -> None:
-    lines = told("evaluate", runs[task].folder, "--against", runs[other].folder)
+    lines = error_lines("evaluate", runs[task].folder, "--against", runs[other].folder)
     if task == "translation":
         assert lines[0] == f"kilolayer: a translator cannot be compared with {runs[other].registration.title}"
         assert str(runs[other].folder) in lines[1]
@@ -199,16 +199,16 @@ def test_a_text_that_cannot_be_scored_is_refused_before_the_model_is_read(
     (few := tmp_path / "few.de").write_text("eins\n")
     (empty := tmp_path / "empty.txt").write_text("")
     translator, source = ["evaluate", runs["translation"].folder], ["--source", corpus / "valid.en"]
-    assert "not aligned: 20 lines and 1 line" in told(*translator, *source, "--reference", few)[0]
-    assert "the file is empty" in told(*translator, *source, "--reference", empty)[0]
-    lines = told(*translator, "--test", "newstest")
+    assert "not aligned: 20 lines and 1 line" in error_lines(*translator, *source, "--reference", few)[0]
+    assert "the file is empty" in error_lines(*translator, *source, "--reference", empty)[0]
+    lines = error_lines(*translator, "--test", "newstest")
     assert "the corpus 'newstest' has no text for en-de" in lines[0]
     assert "expected newstest.en and newstest.de" in lines[2]
-    assert "--source has no effect on a language model" in told("evaluate", runs["causal_lm"].folder, *source)[0]
-    assert "the file is empty" in told("evaluate", runs["masked_lm"].folder, "--test", empty)[0]
-    lines = told("evaluate", runs["causal_lm"].folder, "--test", "absent.txt")
+    assert "--source has no effect on a language model" in error_lines("evaluate", runs["causal_lm"].folder, *source)[0]
+    assert "the file is empty" in error_lines("evaluate", runs["masked_lm"].folder, "--test", empty)[0]
+    lines = error_lines("evaluate", runs["causal_lm"].folder, "--test", "absent.txt")
     assert ("does not exist" in lines[0], "--test: absent.txt" in lines[1]) == (True, True)
-    assert "label" in told("evaluate", runs["classify"].folder, "--test", corpus / "bare.tsv")[0]
+    assert "label" in error_lines("evaluate", runs["classify"].folder, "--test", corpus / "bare.tsv")[0]
 
 
 def test_what_is_missing_or_too_much_is_named() -> None:

@@ -284,7 +284,7 @@ def test_training_goes_on_after_a_skipped_step_and_says_which(
     run = new_run(tmp_path / "run", corpus, train={"log_every": 3, "layers_every": 1})
     PoisonedBatches(monkeypatch, {2, 4, 5, 6})
     watched: list[int] = []
-    monkeypatch.setattr(StackWatch, "look", lambda _watch, step, *_: watched.append(step) or {})
+    monkeypatch.setattr(StackWatch, "find_dead", lambda _watch, step, *_: watched.append(step) or {})
     assert loop.train(run, task_of(run)) == 0
     assert watched == [1, 3]  # the layers of a skipped step have no finite gradient
     rows = read_metrics(run.folder)

@@ -33,7 +33,7 @@ from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
-from kilolayer.training.stop import Stopped, catching
+from kilolayer.training.stop import Stopped, handle_signals
 from kilolayer.training.trainer import Best, Trainer
 
 FOREVER = 60.0  # much longer than a signal may take
@@ -292,7 +292,7 @@ def test_before_and_after_training_a_signal_acts_at_once(
 
 def test_an_exception_that_was_dropped_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "REPEAT_SECONDS", 0.1)
-    with catching():
+    with handle_signals():
         with suppress(Stopped):  # as Python does in a destructor
             interrupt(signal.SIGHUP)
         with pytest.raises(Stopped) as caught:
@@ -308,7 +308,7 @@ def test_what_a_destructor_drops_is_raised_again_soon_and_shown_to_nobody(capfd:
 
     before = time.monotonic()
     hook = sys.unraisablehook
-    with catching():
+    with handle_signals():
         Interrupted()
         with pytest.raises(Stopped):
             time.sleep(FOREVER)
@@ -339,29 +339,29 @@ def test_a_signal_that_a_library_turns_into_an_error_of_its_own_is_a_signal(
 
 
 def test_an_error_that_no_signal_has_caused_stays_one() -> None:
-    with catching() as found:
-        with pytest.raises(TypeError), found.at_once():
+    with handle_signals() as found:
+        with pytest.raises(TypeError), found.raising_at_once():
             raise TypeError
-        with suppress(Stopped), found.at_once():
+        with suppress(Stopped), found.raising_at_once():
             interrupt()
-        found.heed()
-        with pytest.raises(TypeError), found.at_next_step():
+        found.acknowledge()
+        with pytest.raises(TypeError), found.waiting_for_step():
             raise TypeError
 
 
 def test_handlers_and_alarm_are_put_back() -> None:
     numbers = (*stop.SIGNALS, signal.SIGALRM)
     before = [signal.getsignal(number) for number in numbers]
-    with pytest.raises(Stopped), catching():
+    with pytest.raises(Stopped), handle_signals():
         interrupt()
     assert [signal.getsignal(number) for number in numbers] == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_second_signal_raises_while_the_first_waits_for_a_step() -> None:
-    with catching() as found, found.at_next_step():
+    with handle_signals() as found, found.waiting_for_step():
         os.kill(os.getpid(), signal.SIGTERM)
-        assert (found.signal, found.insists) == (signal.SIGTERM, False)
+        assert (found.signal, found.is_repeated) == (signal.SIGTERM, False)
         with pytest.raises(Stopped) as caught:
             interrupt(signal.SIGINT)
     assert caught.value.number == signal.SIGTERM

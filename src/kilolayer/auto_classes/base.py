@@ -94,7 +94,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
         wanted = self.config.use_cache and not self.training if use_cache is None else use_cache
         return new_cache(crossed=self.config.is_encoder_decoder) if past_key_values is None and wanted else past_key_values
 
-    def wanted(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
+    def requested_outputs(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
         """Whether the wrapped model returns the states and attention weights of all layers; by default, as configured."""
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         weights = self.config.output_attentions if output_attentions is None else output_attentions

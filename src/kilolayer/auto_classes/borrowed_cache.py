@@ -72,7 +72,7 @@ def new_cache(*, crossed: bool) -> Kept:
     return EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
 
 
-def lend(
+def borrow_cache(
     kept: Kept | None, layers: int, attention_mask: Tensor | None, length: int
 ) -> tuple[BorrowedCache | None, Tensor | None]:
     """A cache for one forward pass over `length` new positions, and which of these are not padding: bool [batch, length], or

@@ -44,7 +44,7 @@ class ReadsText(KilolayerPreTrainedModel):
         if given is None:
             raise InputError("no input was given", fix="give input_ids or inputs_embeds")
         _, real = real_positions(attention_mask, 0, given.shape[1])
-        wanted = self.wanted(output_hidden_states, output_attentions)
+        wanted = self.requested_outputs(output_hidden_states, output_attentions)
         return self.model(input_ids, embeddings=inputs_embeds, mask=real, types=token_type_ids, **wanted)
 
 

@@ -9,7 +9,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from transformers.utils.generic import can_return_tuple
 
 from kilolayer.auto_classes.base import output
-from kilolayer.auto_classes.borrowed_cache import Kept, lend
+from kilolayer.auto_classes.borrowed_cache import Kept, borrow_cache
 from kilolayer.auto_classes.encoders import ReadsText
 from kilolayer.auto_classes.translator import ReadsSources
 from kilolayer.errors import InputError
@@ -61,8 +61,8 @@ class KilolayerModel(ReadsSources, ReadsText):
         if given is None:
             raise InputError("no input was given", fix="give input_ids or inputs_embeds")
         kept = self.kept(past_key_values, use_cache)
-        cache, real = lend(kept, self.config.num_hidden_layers, attention_mask, given.shape[1])
-        wanted = self.wanted(output_hidden_states, output_attentions)
+        cache, real = borrow_cache(kept, self.config.num_hidden_layers, attention_mask, given.shape[1])
+        wanted = self.requested_outputs(output_hidden_states, output_attentions)
         out = self.model(input_ids, embeddings=inputs_embeds, mask=real, cache=cache, **wanted)
         return output(
             BaseModelOutputWithPast,

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2
 from transformers.utils.generic import can_return_tuple
 
 from kilolayer.auto_classes.base import IGNORED, KilolayerPreTrainedModel, output, read, token_loss
-from kilolayer.auto_classes.borrowed_cache import Kept, lend
+from kilolayer.auto_classes.borrowed_cache import Kept, borrow_cache
 from kilolayer.auto_classes.padding import real_positions
 from kilolayer.errors import InputError
 from kilolayer.layers.stack import StackOutput
@@ -90,7 +90,7 @@ class ReadsSources(KilolayerPreTrainedModel):
         output_attentions: bool | None,
     ) -> tuple[Seq2SeqModelOutput, Tensor]:
         """The states of source and target, and the routers' auxiliary loss, a scalar."""
-        wanted = self.wanted(output_hidden_states, output_attentions)
+        wanted = self.requested_outputs(output_hidden_states, output_attentions)
         target = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
         if target is None:
             raise InputError("no target was given", fix="give decoder_input_ids, or labels, or call generate")
@@ -104,7 +104,7 @@ class ReadsSources(KilolayerPreTrainedModel):
             _, real = real_positions(attention_mask, 0, states.shape[1])
             source = Source(StackOutput(states, others[0], attention=others[1]), real)
         kept = self.kept(past_key_values, use_cache)
-        cache, real = lend(kept, self.config.num_hidden_layers, decoder_attention_mask, target.shape[1])
+        cache, real = borrow_cache(kept, self.config.num_hidden_layers, decoder_attention_mask, target.shape[1])
         out = self.model.decoder(
             read(self.model.embedding, decoder_input_ids, decoder_inputs_embeds, real),
             memory=Sequences(source.output.states, source.real),

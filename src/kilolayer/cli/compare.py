@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import whole
+from kilolayer.cli.configuration import int_between
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.train import add_run_options
 from kilolayer.config import overrides
@@ -37,10 +37,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the comparison [runs/compare-NAME]")
     parser.add_argument(
-        "--parallel", type=whole(1, MOST_PARALLEL), help="maximum number of runs at once [as many as memory and cores allow]"
+        "--parallel",
+        type=int_between(1, MOST_PARALLEL),
+        help="maximum number of runs at once [as many as memory and cores allow]",
     )
     parser.add_argument(
-        "--seconds", type=whole(1, 10**9), help="stop after this many seconds, with checkpoints; the same command continues"
+        "--seconds",
+        type=int_between(1, 10**9),
+        help="stop after this many seconds, with checkpoints; the same command continues",
     )
     parser.add_argument("--json", action="store_true", help="print all results as one JSON document")
 

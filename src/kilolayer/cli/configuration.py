@@ -32,13 +32,13 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, typed
 
 
-def given(path: Path | None, typed: Sequence[str]) -> Given:
+def read_tables(path: Path | None, typed: Sequence[str]) -> Given:
     """The tables of a file, overridden by options such as `--model.dim 64`."""
     sources = [*([str(path)] if path is not None else []), *(["the command-line options"] if typed else [])]
     return Given(load(path) if path is not None else {}, overrides(typed), tuple(sources))
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
+def int_between(least: int, most: int) -> Callable[[str], int]:
     """An argparse type for a whole number within bounds."""
 
     def read_number(text: str) -> int:

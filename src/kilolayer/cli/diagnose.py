@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import add_device, given, whole
+from kilolayer.cli.configuration import add_device, int_between, read_tables
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
@@ -27,10 +27,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     add_run_options(parser)
     parser.add_argument("source", type=Path, metavar="CONFIG.toml|RUN", help="a configuration, or a run folder")
-    parser.add_argument("--at", type=whole(1, 10**12), metavar="STEP", help="step of the run's checkpoint to use [the newest]")
+    parser.add_argument(
+        "--at", type=int_between(1, 10**12), metavar="STEP", help="step of the run's checkpoint to use [the newest]"
+    )
     parser.add_argument(
         "--steps",
-        type=whole(1, MOST_STEPS),
+        type=int_between(1, MOST_STEPS),
         metavar="N",
         help="for a configuration: train N steps in memory, and measure how far they move the output [none]",
     )
@@ -83,15 +85,15 @@ def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
         raise OptionError("a configuration has no checkpoints", where="--at", fix="name a run, or remove it")
     from kilolayer.training.start import read_started
 
-    return read_started(given(options.source, typed))[0]
+    return read_started(read_tables(options.source, typed))[0]
 
 
 def show(found: Diagnosis) -> None:
     """Print the verdict and the tables."""
-    from kilolayer.report.diagnosis_page import stacks_table, under, updates_table
+    from kilolayer.report.diagnosis_page import stacks_table, subtitle, updates_table
 
     measured = found.measured
-    show_line(f"{under(measured)}\n")
+    show_line(f"{subtitle(measured)}\n")
     for line in found.verdict():
         show_line(line)
     show_line()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import Flags, whole
+from kilolayer.cli.configuration import Flags, int_between
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError, WriteError, shown, unknown
 from kilolayer.terminal import counted, say
@@ -35,8 +35,10 @@ def add_flags(parser: Flags) -> None:
         metavar="FOLDER",
         help=f"folder with the files NAME.val.jsonl [nlu/zeroshot in the folder ${DATA}]",
     )
-    parser.add_argument("--limit", type=whole(1, 10**9), metavar="N", help="ask only the first N questions of each set [all]")
-    parser.add_argument("--seed", type=whole(0, 2**63 - 1), help="seed for drawing the examples [0]")
+    parser.add_argument(
+        "--limit", type=int_between(1, 10**9), metavar="N", help="ask only the first N questions of each set [all]"
+    )
+    parser.add_argument("--seed", type=int_between(0, 2**63 - 1), help="seed for drawing the examples [0]")
 
 
 def refuse_flags(options: argparse.Namespace) -> None:
@@ -51,8 +53,8 @@ def refuse_flags(options: argparse.Namespace) -> None:
 def evaluate(run: Run, options: argparse.Namespace) -> int:
     """Evaluate all sets with all numbers of shots, save the scores in the run folder if it is writable, and print them."""
     from kilolayer.evaluate.shots.examples import read_examples
-    from kilolayer.evaluate.shots.kept import keep, read_kept
     from kilolayer.evaluate.shots.score import score_set
+    from kilolayer.evaluate.shots.score_file import add_scores, read_scores
     from kilolayer.models.decoder import Decoder
     from kilolayer.tasks.causal_lm.config import CausalLMConfig
     from kilolayer.tasks.causal_lm.task import CausalLMTask
@@ -66,7 +68,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     asked = [read_examples(each, folder) for each in sets]
     for each in asked:
         each.check(max(shots), options.limit)
-    read_kept(run.folder)
+    read_scores(run.folder)
     chosen = choose(run.checkpoints, run.config.train)
     model = run.load_reader(choose_device(options.device), chosen=chosen)
     assert isinstance(model, Decoder)
@@ -78,7 +80,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
             say(_about(each, count, options.limit))
             found = score_set(model, vocabulary, length, each, shots=count, seed=seed, limit=options.limit)
             try:
-                keep(run.folder, found, chosen.table())
+                add_scores(run.folder, found, chosen.table())
             except WriteError as error:  # the run is read-only: its scores are still printed
                 say(f"warning: these scores are printed but not saved: {error.what}: {error.where}")
             scores += found

@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli import evaluate_shots
-from kilolayer.cli.configuration import Flags, whole
+from kilolayer.cli.configuration import Flags, int_between
 from kilolayer.cli.output import show_scores, show_scores_json
 from kilolayer.errors import InputError, OptionError
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def add_flags(parser: Flags) -> None:
     """Add the flags that only language models have."""
     parser.add_argument(
-        "--stride", type=whole(1, 2**24), metavar="N", help="tokens from the start of one window to the next [text.stride]"
+        "--stride",
+        type=int_between(1, 2**24),
+        metavar="N",
+        help="tokens from the start of one window to the next [text.stride]",
     )
     evaluate_shots.add_flags(parser)
 

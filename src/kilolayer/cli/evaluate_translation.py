@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import Flags, whole
+from kilolayer.cli.configuration import Flags, int_between
 from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, resolve
@@ -47,7 +47,7 @@ def add_flags(parser: Flags) -> None:
     parser.add_argument(
         "--against", type=Path, nargs="+", default=[], metavar="RUN", help="other runs with the same test set, to compare with"
     )
-    parser.add_argument("--samples", type=whole(1, 100_000), default=SAMPLES, help=f"bootstrap samples [{SAMPLES}]")
+    parser.add_argument("--samples", type=int_between(1, 100_000), default=SAMPLES, help=f"bootstrap samples [{SAMPLES}]")
     parser.add_argument(
         "--spbleu", type=Path, metavar="MODEL", help="add spBLEU, computed on the pieces of this SentencePiece model"
     )
@@ -64,7 +64,10 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
         raise OptionError("a run is compared with itself", where=str(options.run), fix="name other runs after --against")
     runs = [run, *(_other(path) for path in options.against)]
     metrics, tests = _metrics(options), _tests(run, options)
-    made = {str(each.folder): _on_tests(each, tests, options) if tests else _on_own(each, options) for each in runs}
+    made = {
+        str(each.folder): _score_other_text(each, tests, options) if tests else _score_own_test_set(each, options)
+        for each in runs
+    }
     own = made[str(run.folder)]
     more = {part: score_all(each.hypotheses, each.references, metrics) for part, each in own.parts.items()}
     scores = add_scores(own.scores, more)
@@ -129,7 +132,7 @@ def _tests(run: Run, options: argparse.Namespace) -> list[ParallelText]:
     return find_tests(run.config, text, cache_folder())
 
 
-def _on_own(run: Run, options: argparse.Namespace) -> System:
+def _score_own_test_set(run: Run, options: argparse.Namespace) -> System:
     """The results on the run's own test set, translated now if it has not been yet."""
     from kilolayer.data.text import read_lines
     from kilolayer.tasks.results import read_scores
@@ -147,7 +150,7 @@ def _on_own(run: Run, options: argparse.Namespace) -> System:
     return System(parts, read_scores(run.folder))
 
 
-def _on_tests(run: Run, tests: list[ParallelText], options: argparse.Namespace) -> System:
+def _score_other_text(run: Run, tests: list[ParallelText], options: argparse.Namespace) -> System:
     """The results on another text, translated now; nothing is written to the run folder."""
     from kilolayer.models.encoder_decoder import EncoderDecoder
     from kilolayer.tasks.translation.config import TranslationConfig

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import add_device, whole
-from kilolayer.cli.lines import at_once, typed_argument, typed_lines
+from kilolayer.cli.configuration import add_device, int_between
+from kilolayer.cli.lines import lines_per_answer, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import unknown
 
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a masked language model")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="a text with <mask> in it [each line of standard input]")
-    parser.add_argument("--top", type=whole(1, 1000), default=5, metavar="N", help="tokens to show for each mask [5]")
+    parser.add_argument("--top", type=int_between(1, 1000), default=5, metavar="N", help="tokens to show for each mask [5]")
     add_device(parser)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the matrix products [fp32]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     filler = MaskedLanguageModel(Run.open(options.run, ["masked_lm"]), device=options.device, precision=options.precision)
     texts = typed_lines() if options.text is None else iter([typed_argument(options.text, "TEXT")])
-    found = filler.fillings(texts, top=options.top, at_once=at_once(TEXTS_AT_ONCE))
+    found = filler.fillings(texts, top=options.top, at_once=lines_per_answer(TEXTS_AT_ONCE))
     if options.json:
         show_json([dataclasses.asdict(each) for each in found])
     else:

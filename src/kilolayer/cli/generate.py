@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_device, add_precision, whole
-from kilolayer.cli.lines import at_once, typed_argument, typed_lines
+from kilolayer.cli.configuration import add_device, add_precision, int_between
+from kilolayer.cli.lines import lines_per_answer, typed_argument, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.cli.search_flags import SAMPLING, add_search_flags, typed_search
 from kilolayer.errors import OptionError
@@ -29,10 +29,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of a language model")
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue [each line of standard input]")
     parser.add_argument(
-        "--max-tokens", type=whole(1, 10**6), default=256, metavar="N", help="maximum number of tokens to generate [256]"
+        "--max-tokens",
+        type=int_between(1, 10**6),
+        default=256,
+        metavar="N",
+        help="maximum number of tokens to generate [256]",
     )
     add_search_flags(parser, SAMPLING)
-    parser.add_argument("--samples", type=whole(1, 10_000), metavar="N", help="number of continuations per prompt [1]")
+    parser.add_argument("--samples", type=int_between(1, 10_000), metavar="N", help="number of continuations per prompt [1]")
     add_device(parser)
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -50,7 +54,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     search = typed_search(options, typed, writer.search, **more)
     typed_texts = typed_lines() if options.prompt is None else iter([typed_argument(options.prompt, "--prompt")])
     prompts = (each.text for each in typed_texts)
-    results = writer.continuations(prompts, search, at_once=at_once(PROMPTS_AT_ONCE))
+    results = writer.continuations(prompts, search, at_once=lines_per_answer(PROMPTS_AT_ONCE))
     if options.json:
         found = list(results)
         cut = sum(each.cut for each in found)

@@ -30,7 +30,7 @@ def typed_lines() -> Iterator[Typed]:
         yield _checked(line.removesuffix(b"\n").removesuffix(b"\r"), f"standard input, line {number}")
 
 
-def at_once(most: int) -> int:
+def lines_per_answer(most: int) -> int:
     """How many lines to read before answering: 1 on a terminal, so that each line is answered at once."""
     return 1 if sys.stdin.isatty() else most
 

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code: 0 done, 2 an error of the user or the machine, 128 + n ended by signal n."""
     if arguments is None:
         terminal.prepare()
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit_on_interrupt)
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + getattr(ended, "number", signal.SIGINT)
     except BrokenPipeError:
         # The reader of the results has gone. Exit like other programs, which such a pipe ends by a signal.
-        terminal.leave_stdout()
+        terminal.abandon_stdout()
         return 128 + signal.SIGPIPE
     except Exception as error:
-        _let_the_first_speak()
-        known = _explained(error)
+        _let_first_process_report()
+        known = _as_kilolayer_error(error)
         if known is None:
             terminal.say("kilolayer: this is a bug in Kilolayer; please report it with the lines below")
             raise
@@ -85,21 +85,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _leave(*_: object) -> NoReturn:
+def _exit_on_interrupt(*_: object) -> NoReturn:
     """Exit at once on Ctrl-C, without an exception: libraries may swallow it or replace it by another."""
     with suppress(Exception):
         sys.stdout.flush()
     os._exit(128 + signal.SIGINT)
 
 
-def _explained(error: Exception) -> KilolayerError | None:
+def _as_kilolayer_error(error: Exception) -> KilolayerError | None:
     """A KilolayerError that explains the error; None if it is a bug in this program."""
     if isinstance(error, KilolayerError):
         return error
     if isinstance(error, OSError):
         reason, fix = file_fault(error)
         if error.filename is None:
-            terminal.leave_stdout()
+            terminal.abandon_stdout()
             return KilolayerError(f"the output cannot be written: {reason}", fix=fix)
         return KilolayerError(f"a file cannot be used: {reason}", where=os.fsdecode(error.filename), fix=fix)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
@@ -111,9 +111,9 @@ def _explained(error: Exception) -> KilolayerError | None:
     return None
 
 
-def _let_the_first_speak() -> None:
+def _let_first_process_report() -> None:
     """If processes fail together, the first reports why; torchrun ends the others while they wait here."""
-    if not terminal.speaks():
+    if not terminal.writes_to_terminal():
         time.sleep(5)
 
 
@@ -122,7 +122,7 @@ def _run(words: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"kilolayer {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = words[0] if words else "--help"
-    known = verbs_for(words)
+    known = subcommands_for(words)
     if not chosen.startswith("-") and chosen not in known:
         raise unknown(chosen, known, kind="verb")
     module = importlib.import_module(known[chosen].home) if chosen in known else None
@@ -140,7 +140,7 @@ def _run(words: list[str]) -> int:
     return module.run(active.parse_intermixed_args(words[1:]), typed)
 
 
-def verbs_for(words: Sequence[str] = ()) -> dict[str, Verb]:
+def subcommands_for(words: Sequence[str] = ()) -> dict[str, Verb]:
     """All subcommands: the built-in ones, those of each task, and those of the (user-defined) task of a run in `words`."""
     own = {name: Verb(summary, f"kilolayer.cli.{name}") for name, summary in OWN_VERBS.items()}
     first = {"train": own.pop("train")}

@@ -61,7 +61,7 @@ def show_scores(scores: dict[str, Any]) -> None:
         _show_directions(tests, scores.get("averages", {}))
     else:
         for name, entry in tests.items():
-            show_table(name, [(each["name"], _shown(each), _how(each)) for each in entry.values()])
+            show_table(name, [(each["name"], _shown(each), _signature_or_reason(each)) for each in entry.values()])
     if tests:
         _show_weights(scores.get("weights"))
     else:
@@ -75,7 +75,9 @@ def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[
     for side, values in averages.items():
         rows.append([f"average {side}", *(_shown({"value": values[key]} if key in values else {}) for key in names)])
     show_table("scores by test set", rows, ["", *names.values()])
-    for line in dict.fromkeys(f"{each['name']}: {_how(each)}" for entry in tests.values() for each in entry.values()):
+    for line in dict.fromkeys(
+        f"{each['name']}: {_signature_or_reason(each)}" for entry in tests.values() for each in entry.values()
+    ):
         show_line(line)
     show_line()
 
@@ -110,7 +112,7 @@ def show_scores_json(scores: dict[str, Any]) -> None:
     show_json({"scores": tables_of_tests(scores), **{name: scores[name] for name in ("weights",) if name in scores}})
 
 
-def _how(score: dict[str, Any]) -> str:
+def _signature_or_reason(score: dict[str, Any]) -> str:
     return score["signature"] if "value" in score else f"not available: {score['reason']}"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_options, given, whole
+from kilolayer.cli.configuration import add_options, int_between, read_tables
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
 from kilolayer.config import table_of
 from kilolayer.models.config import ModelConfig
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LARGEST = 1_000_000  # maximum batch, length and beam, as a guard against typing errors
-COUNT = whole(1, LARGEST)
+COUNT = int_between(1, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     from kilolayer.speed.budget import budget
 
-    work = usual_work(whole, options.length)
+    work = typical_work(whole, options.length)
     work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=options.precision)
     cost = budget(config, work)
     depths = config.depths
@@ -82,7 +82,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
 
     A run that starts from another one inherits its model as defaults.
     """
-    found = given(path, typed)
+    found = read_tables(path, typed)
     if set(found.merged) <= {"model"}:
         return found.build(PlanConfig)
     from kilolayer.training.start import read_started  # imports numpy and SentencePiece, which are not needed for only a model
@@ -90,7 +90,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     return read_started(found)[0]
 
 
-def usual_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
+def typical_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
     """A run's typical batch, with `length` tokens per sequence and side and its beam; for only a model, Work's defaults."""
     from kilolayer.speed.budget import Work
 
@@ -126,10 +126,10 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
             (f"training, per step of {work.batch} x {work.length}", human_count(_step_flops(cost))),
         ],
     )
-    a_side = " a side" if len(depths.sides) > 1 else ""
+    per_side = " per side" if len(depths.sides) > 1 else ""
     optimizer = "Adam's moments" if work.precision == "fp32" else "Adam's moments and fp32 masters"
     show_table(
-        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{a_side}",
+        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{per_side}",
         [
             ("weights", human_bytes(training.weights)),
             ("gradients", human_bytes(training.gradients)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_device
-from kilolayer.cli.lines import at_once, typed_lines
+from kilolayer.cli.lines import lines_per_answer, typed_lines
 from kilolayer.cli.output import show_json, write_text
 from kilolayer.errors import unknown
 from kilolayer.terminal import counted, say
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     classifier = Classifier(Run.open(options.run, ["classify"]), device=options.device, precision=options.precision)
     rows = (classifier.sentences_of(line.text, line.where) for line in typed_lines())
     cut, tables = 0, []
-    for prediction in classifier.predictions(rows, at_once=at_once(ROWS_AT_ONCE)):
+    for prediction in classifier.predictions(rows, at_once=lines_per_answer(ROWS_AT_ONCE)):
         cut += prediction.cut
         if options.json:
             tables.append(_table(prediction))

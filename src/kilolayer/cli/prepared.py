@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import given
+from kilolayer.cli.configuration import read_tables
 from kilolayer.tasks import registry
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def prepared(path: Path, typed: list[str], device: str = "auto") -> Iterator[tup
 
     with TemporaryDirectory() as folder:
         is_embedded = path == registry.EMBEDDED
-        config, start = read_started(given(path, typed), {"data": {"folder": folder}} if is_embedded else None)
+        config, start = read_started(read_tables(path, typed), {"data": {"folder": folder}} if is_embedded else None)
         choose_device(config.train.device if device == "auto" else device)
         if is_embedded:
             write_corpus(Path(folder))

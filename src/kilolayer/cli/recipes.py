@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 from kilolayer import recipes
-from kilolayer.cli.configuration import whole
+from kilolayer.cli.configuration import int_between
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.config import Table, choices_of, help_texts, overrides
 from kilolayer.errors import OptionError
@@ -21,8 +21,8 @@ SINGLES = (12, 24, 100, 1000)
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe; set its options with --model.recipe.NAME VALUE")
-    parser.add_argument("--encoder-layers", type=whole(0, DEEPEST), metavar="N", help="depth of the encoder")
-    parser.add_argument("--decoder-layers", type=whole(0, DEEPEST), metavar="M", help="depth of the decoder")
+    parser.add_argument("--encoder-layers", type=int_between(0, DEEPEST), metavar="N", help="depth of the encoder")
+    parser.add_argument("--decoder-layers", type=int_between(0, DEEPEST), metavar="M", help="depth of the decoder")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

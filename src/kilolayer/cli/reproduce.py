@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from kilolayer.cli.compare import MOST_PARALLEL
-from kilolayer.cli.configuration import whole
+from kilolayer.cli.configuration import int_between
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.errors import InputError, OptionError, shown, unknown
 from kilolayer.files.paths import kind_of
@@ -26,11 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--parallel",
-        type=whole(1, MOST_PARALLEL),
+        type=int_between(1, MOST_PARALLEL),
         metavar="N",
         help="maximum number of runs at once [as many as memory and cores allow]",
     )
-    parser.add_argument("--seconds", type=whole(1, 10**9), help="stop after this many seconds; the same command continues")
+    parser.add_argument(
+        "--seconds", type=int_between(1, 10**9), help="stop after this many seconds; the same command continues"
+    )
     parser.add_argument("--json", action="store_true", help="print all measurements as one JSON document")
 
 

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import whole
+from kilolayer.cli.configuration import int_between
 from kilolayer.config import help_texts
 from kilolayer.errors import OptionError
 
@@ -28,7 +28,7 @@ def add_search_flags(parser: argparse.ArgumentParser, names: Sequence[str]) -> N
     for name in names:
         ends = defaults[name].metadata["range"]
         is_whole = float not in (hints[name], *typing.get_args(hints[name]))
-        read = whole(int(ends.least), int(ends.most)) if is_whole else float
+        read = int_between(int(ends.least), int(ends.most)) if is_whole else float
         parser.add_argument(f"--{name.replace('_', '-')}", type=read, metavar="N" if is_whole else "X", help=texts[name])
 
 

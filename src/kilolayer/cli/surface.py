@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_device, whole
+from kilolayer.cli.configuration import add_device, int_between
 from kilolayer.cli.output import show_json, show_line, show_table
 from kilolayer.cli.prepared import prepared
 from kilolayer.errors import InputError, OptionError, shown, unknown
@@ -41,15 +41,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|CONFIG.toml",
         help="a run folder; or a configuration, for its model before the first step",
     )
-    parser.add_argument("--size", type=whole(3, 501), default=SIZE, help=f"points per side, an odd number [{SIZE}]")
+    parser.add_argument("--size", type=int_between(3, 501), default=SIZE, help=f"points per side, an odd number [{SIZE}]")
     parser.add_argument(
         "--span", type=_span, help=f"distance to each side, relative to the norm of each filter of the weights [{SPAN:g}]"
     )
-    parser.add_argument("--seed", type=whole(0, 2**31 - 1), help="seed of the two random directions [0]")
+    parser.add_argument("--seed", type=int_between(0, 2**31 - 1), help="seed of the two random directions [0]")
     parser.add_argument("--trajectory", action="store_true", help="use the plane of the run's checkpoints, and show its path")
     parser.add_argument(
         "--batches",
-        type=whole(1, 100_000),
+        type=int_between(1, 100_000),
         default=BATCHES,
         help=f"number of batches that the loss is averaged over [{BATCHES}]",
     )

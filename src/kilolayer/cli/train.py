@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.configuration import add_options, describe_options, given
+from kilolayer.cli.configuration import add_options, describe_options, read_tables
 from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
 from kilolayer.config import option_places, overrides
 from kilolayer.errors import OptionError
 from kilolayer.tasks import registry
-from kilolayer.terminal import command, how_to_reach, leave_stdout, say
+from kilolayer.terminal import abandon_stdout, activation_hint, command, say
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     add_run_options(parser)
-    parser.epilog = f"{_changeable()}\n\n{parser.epilog}"
+    parser.epilog = f"{_resumable_options()}\n\n{parser.epilog}"
     parser.add_argument(
         "config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration file [the embedded default]"
     )
@@ -57,7 +57,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(typed_names=[f"--{place}" for place in sorted(places) if "." in place])
 
 
-def _changeable() -> str:
+def _resumable_options() -> str:
     """The options that may be given with --resume."""
     from kilolayer.training.changes import MAY_CHANGE
 
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
         if resume:
             return old_run(folder, overrides(typed))
-        return new_run(folder, given(path, typed), processes, is_embedded=path == registry.EMBEDDED)
+        return new_run(folder, read_tables(path, typed), processes, is_embedded=path == registry.EMBEDDED)
 
     return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json))
 
@@ -93,7 +93,7 @@ def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool
         _show(run, scores, report, as_json)
         sys.stdout.flush()
     except OSError:
-        leave_stdout()  # nobody reads the results, but they are saved in the run folder
+        abandon_stdout()  # nobody reads the results, but they are saved in the run folder
 
 
 def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> None:
@@ -110,7 +110,7 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> No
         say(line)
     say(f"next: {command()} {task.usage.format(run.folder)}")
     say(f"to train on your own text: {command()} train --help")
-    if (reach := how_to_reach()) is not None:
+    if (reach := activation_hint()) is not None:
         say(reach)
     if len(tests) == 1 and (headline := task.headline) is not None:
         (entry,) = tests.values()

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import config as configuration
-from kilolayer.compare.flat_options import TOLD, differing_options, flat_options
+from kilolayer.compare.flat_options import ALWAYS_NAMED, differing_options, flat_options
 from kilolayer.compare.grid import (
     DEPTHS,
     LAYERS,
     RECIPE,
     Axis,
     Setting,
+    apply_setting,
     axes_of,
     differing,
     join_axes,
-    laid_over,
     name_of,
     nested,
     same,
@@ -83,7 +83,7 @@ class Comparison:
         folder = storable(folder)
         base = base_of(folder, config, options)
         made = cls(folder, [], base)
-        made._take([], axes, settings)
+        made._set_members([], axes, settings)
         _check_new(folder)
         if base.get("data", {}).get("folder") == str(folder / "data"):
             write_corpus(folder / "data")
@@ -138,7 +138,7 @@ class Comparison:
         found = cls.open(folder)
         base = base_of(found.folder, config, options)
         if found.base != base and not any(map(record_of, found.members)):
-            return cls._anew(found.folder, base, axes, settings)
+            return cls._replace_unstarted(found.folder, base, axes, settings)
         if found.base != base:
             raise InputError(
                 "the folder already holds a comparison of another configuration",
@@ -152,10 +152,12 @@ class Comparison:
         return found
 
     @classmethod
-    def _anew(cls, folder: Path, base: Table, axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> Comparison:
+    def _replace_unstarted(
+        cls, folder: Path, base: Table, axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None
+    ) -> Comparison:
         """Replace a comparison none of whose runs has begun, for example because its configuration had a mistake."""
         made = cls(folder, [], base)
-        made._take([], axes, settings)
+        made._set_members([], axes, settings)
         with locked(folder):
             for path in (folder / "configs").glob("*.toml"):
                 path.unlink()
@@ -204,18 +206,18 @@ class Comparison:
         fresh = [axis.name for axis in axes if axis.name not in known]
         before = [Member(each.name, {**each.options, **self._present(each, fresh)}, each.folder) for each in self.members]
         joined = join_axes([*axes_of(each.options for each in before), *axes])
-        self._take(before, axes, settings_of(joined))
+        self._set_members(before, axes, settings_of(joined))
         self._write()
 
     def add(self, settings: Iterable[Mapping[str, Any]]) -> None:
         """Add single runs, which need not form a grid; existing ones are kept."""
-        self._take(self.members, (), list(settings))
+        self._set_members(self.members, (), list(settings))
         self._write()
 
     def table_of(self, member: Member) -> Table:
         """The configuration of a run, as tables."""
         assert self.base is not None
-        return laid_over(self.base, member.options)
+        return apply_setting(self.base, member.options)
 
     def config_of(self, member: Member) -> RunConfig:
         """The configuration of a run, checked; raises if it cannot be trained."""
@@ -257,18 +259,18 @@ class Comparison:
         found = read_json(path)
         return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
-    def note_failure(self, member: Member, text: str | None) -> None:
+    def record_failure(self, member: Member, text: str | None) -> None:
         """Record why a run has failed; None: it is tried again."""
         failures = {name: each for name, each in self.failures().items() if name != member.name}
         failures |= {} if text is None else {member.name: text}
         if failures != self.failures():
             write(self.folder / "failures.json", json.dumps(failures, indent=1))
 
-    def _take(self, before: list[Member], axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> None:
+    def _set_members(self, before: list[Member], axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> None:
         """Check new settings (None: all combinations of the axes) and set the members to `before` plus these."""
         wanted = settings_of(join_axes(axes)) if settings is None else list(settings)
         differ = differing([*(member.options for member in before), *wanted])
-        named = list(dict.fromkeys([*self.named, *TOLD, *(axis.name for axis in axes), *differ]))
+        named = list(dict.fromkeys([*self.named, *ALWAYS_NAMED, *(axis.name for axis in axes), *differ]))
         members = list(before)
         for setting in wanted:
             if not any(same(setting, member.options) for member in members):

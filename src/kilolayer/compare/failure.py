@@ -20,11 +20,11 @@ def failure_of(log: Path, code: int, start: int = 0) -> str:
     """The line that names the error. start: the length in bytes of what earlier processes wrote to the log."""
     written = read_bytes(log)[start:] if kind_of(log) == "file" else b""
     lines = [line for line in written.decode("utf-8", errors="replace").splitlines() if line.strip()]
-    told = [line.removeprefix("kilolayer: ").strip() for line in lines if line.startswith("kilolayer: ")]
+    messages = [line.removeprefix("kilolayer: ").strip() for line in lines if line.startswith("kilolayer: ")]
     if code < 0:
         return "killed, probably because memory ran out" if code == -9 else f"ended by signal {-code}"
-    if code == 2 and told:
-        return "out of memory" if told[-1] == "there is not enough memory" else told[-1]
+    if code == 2 and messages:
+        return "out of memory" if messages[-1] == "there is not enough memory" else messages[-1]
     found = _exception(lines) or (lines[-1].strip() if lines else f"exit code {code}")
     return found if len(found) <= LONGEST else f"{found[:LONGEST]}..."
 
@@ -46,10 +46,10 @@ def _exception(lines: list[str]) -> str | None:
     below = iter(lines[starts[-1] + 1 :])
     for line in below:
         if not line[0].isspace():
-            told = line.strip()
-            if NAMES_ALONE.fullmatch(told):
-                return f"{told.rstrip(':')} ({frames[-1]})" if frames else told
-            return f"{told} {next(below, '').strip()}".strip() if told.endswith(":") else told
+            message = line.strip()
+            if NAMES_ALONE.fullmatch(message):
+                return f"{message.rstrip(':')} ({frames[-1]})" if frames else message
+            return f"{message} {next(below, '').strip()}".strip() if message.endswith(":") else message
         if place := FRAME.match(line):
             frames.append(f"{place[1]}, line {place[2]}")
     return None

@@ -10,10 +10,10 @@ from kilolayer.compare.grid import LAYERS, RECIPE, SEED, Setting
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import DEFAULT_LAYERS
 
-TOLD = (RECIPE, LAYERS, SEED)
+ALWAYS_NAMED = (RECIPE, LAYERS, SEED)
 """Options that always describe a run, even if all runs have the same value."""
-UNTOLD = ("train.layers_every", "train.threads", "train.timeout", "train.log_every", "train.device")
-UNTOLD += ("train.tensorboard", "train.trackers")
+NEVER_NAMED = ("train.layers_every", "train.threads", "train.timeout", "train.log_every", "train.device")
+NEVER_NAMED += ("train.tensorboard", "train.trackers")
 """Options that may differ between runs without affecting what they learn."""
 
 
@@ -42,10 +42,12 @@ def differing_options(tables: Sequence[Mapping[str, Any]]) -> list[Setting]:
     """For each configuration, the options in which it differs from the others; recipe, depth and seed are always included."""
     flat = [flat_options(table) for table in tables]
     names = list(dict.fromkeys(name for values in flat for name in values))
-    told = [
-        name for name in names if name in TOLD or (name not in UNTOLD and len({repr(values.get(name)) for values in flat}) > 1)
+    named = [
+        name
+        for name in names
+        if name in ALWAYS_NAMED or (name not in NEVER_NAMED and len({repr(values.get(name)) for values in flat}) > 1)
     ]
-    return [{name: values.get(name, "none") for name in told} for values in flat]
+    return [{name: values.get(name, "none") for name in named} for values in flat]
 
 
 def plain_recipe(value: Any) -> Any:

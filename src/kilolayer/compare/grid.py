@@ -98,9 +98,9 @@ def name_of(setting: Mapping[str, Any], named: Collection[str] | None = None) ->
     """
     if not setting:
         return "run"
-    told = {name: value for name, value in setting.items() if named is None or name in named} or setting
-    last = [name.rpartition(".")[2] for name in told]
-    parts = [_part(name, value, last.count(name.rpartition(".")[2]) > 1) for name, value in told.items()]
+    visible = {name: value for name, value in setting.items() if named is None or name in named} or setting
+    last = [name.rpartition(".")[2] for name in visible]
+    parts = [_part(name, value, last.count(name.rpartition(".")[2]) > 1) for name, value in visible.items()]
     plain = "-".join(part for part, _ in parts)
     if all(whole for _, whole in parts) and len(plain) <= LONGEST_NAME:
         return plain
@@ -120,7 +120,7 @@ def shown_value(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def laid_over(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
+def apply_setting(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
     """The tables of a run: those of the base, overridden by a setting. A recipe replaces the base's whole recipe."""
     table = dict(base)
     options = {name: value for name, value in setting.items() if name != LAYERS}

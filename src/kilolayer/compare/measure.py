@@ -69,11 +69,11 @@ def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[M
     def known(measure: Measure) -> bool:
         return any(not math.isnan(measure.of(result)) for result in results)
 
-    told = [measure for measure in [*own, VALIDATION_LOSS] if known(measure)]
-    if not any(measure.part == "validation" for measure in told):
-        told.append(TRAINING_LOSS)
-    chosen_by = next(measure for measure in told if measure.part != "test")
-    return chosen_by, tuple(told)
+    available = [measure for measure in [*own, VALIDATION_LOSS] if known(measure)]
+    if not any(measure.part == "validation" for measure in available):
+        available.append(TRAINING_LOSS)
+    chosen_by = next(measure for measure in available if measure.part != "test")
+    return chosen_by, tuple(available)
 
 
 def _titles(results: Sequence[Result], headline: Headline) -> list[str]:

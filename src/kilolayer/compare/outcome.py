@@ -41,20 +41,20 @@ def outcome_of(record: Record | None, failure: str | None = None) -> Outcome:
     if record is None:
         return Outcome("waiting", None, "waiting") if failure is None else Outcome("failed", None, f"failed: {failure}")
     step = max((int(row["step"]) for row in (*record.train, *record.valid)), default=0)
-    found = _dead(record) or gave_up(record)
+    found = _dead(record) or ended_by_divergence(record)
     if found is not None:
         return found
     if not record.scores:
-        if (lasting := _died_long_ago(record)) is not None:
+        if (lasting := _long_diverged(record)) is not None:
             return lasting
         if failure is not None:
             return Outcome("failed", step, f"failed: {failure}")
         wanted = number(record.config, "train", "steps")
         return Outcome("unfinished", step, f"step {step:,}" + (f" of {wanted:,.0f}" if wanted == wanted else ""))
-    return _not_finite(record) or _rose(record) or _no_progress(record, step) or Outcome("finished", step, "finished")
+    return _not_finite(record) or _loss_rose(record) or _no_progress(record, step) or Outcome("finished", step, "finished")
 
 
-def gave_up(record: Record) -> Outcome | None:
+def ended_by_divergence(record: Record) -> Outcome | None:
     """A divergence that ended the run: too many steps in a row were skipped, up to the last one."""
     skipped = [int(row["step"]) for row in record.event if str(row.get("text", "")).endswith("is not finite")]
     last = skipped[-TOLERATED:]
@@ -64,14 +64,14 @@ def gave_up(record: Record) -> Outcome | None:
     return _diverged(last[0])
 
 
-def stopped_dead(record: Record) -> Outcome | None:
+def ended_by_dead_stack(record: Record) -> Outcome | None:
     """A dead stack that ended the run, with train.stop_when_dead."""
     return _dead(record) if record.config.get("train", {}).get("stop_when_dead") else None
 
 
-def _died_long_ago(record: Record) -> Outcome | None:
+def _long_diverged(record: Record) -> Outcome | None:
     """A divergence of an unfinished run that has lasted as long as all training before it, which no spike does."""
-    found = _not_finite(record) or _rose(record)
+    found = _not_finite(record) or _loss_rose(record)
     if found is None or found.step is None:
         return None
     steps = [int(row["step"]) for row in (record.train if len(record.train) >= FEW else record.valid)]
@@ -101,7 +101,7 @@ def _not_finite(record: Record) -> Outcome | None:
     return None
 
 
-def _rose(record: Record) -> Outcome | None:
+def _loss_rose(record: Record) -> Outcome | None:
     """A loss that rose for good. Uses the training loss, since the validation loss also rises when a model overfits."""
     rows, key = (record.train, _training_key(record)) if len(record.train) >= FEW else (record.valid, "loss")
     losses = [number(row, key) for row in rows]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kilolayer.compare.common_failure import CommonFailure
 from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.failing_alike import FailingAlike
 from kilolayer.compare.failure import failure_of
 from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, threads_of
 from kilolayer.compare.result import Member, is_complete, record_of
@@ -28,7 +28,7 @@ from kilolayer.files.reading import read_text
 from kilolayer.files.writing import make_folder
 from kilolayer.terminal import LiveLine, counted, say
 from kilolayer.training.run import holder_of, locked
-from kilolayer.training.stop import Stop, Stopped, catching
+from kilolayer.training.stop import Stop, Stopped, handle_signals
 
 POLL_SECONDS = 0.2
 # -P, as for the installed command: modules are not looked up in the current folder.
@@ -67,7 +67,7 @@ def run_all(
     comparison: Comparison,
     parallel: int | None = None,
     seconds: float | None = None,
-    tell: Callable[[str], Any] = say,
+    write_line: Callable[[str], Any] = say,
 ) -> int:
     """Train all runs that are not complete; return 0, or 128 + n if signal n ended it, after a checkpoint of each run.
 
@@ -75,7 +75,7 @@ def run_all(
     checkpoint and the waiting ones are left for later. A run that failed earlier is tried again. If the first few runs fail
     alike and no run has taken a step, no more are started, and this raises with their reason.
     """
-    with locked(comparison.folder), catching() as stop, stop.at_next_step():
+    with locked(comparison.folder), handle_signals() as stop, stop.waiting_for_step():
         members = [member for member in comparison.members if not is_complete(member)]
         if not members:
             return 0
@@ -85,7 +85,7 @@ def run_all(
                 where=str(comparison.started_in),
                 fix="create it again, or correct started_in in comparison.toml",
             )
-        return _Queue(comparison, members, parallel, stop, tell).run(seconds)
+        return _Queue(comparison, members, parallel, stop, write_line).run(seconds)
 
 
 @dataclass
@@ -94,11 +94,11 @@ class _Queue:
     waiting: list[Member]
     parallel: int | None
     stop: Stop
-    tell: Callable[[str], Any]
+    write_line: Callable[[str], Any]
     running: list[Child] = field(default_factory=list, init=False)
     alone: set[str] = field(default_factory=set, init=False)
     """Runs that ran out of memory beside others and are tried once more, alone."""
-    failing: FailingAlike = field(default_factory=FailingAlike, init=False)
+    failing: CommonFailure = field(default_factory=CommonFailure, init=False)
 
     def __post_init__(self) -> None:
         plans: dict[tuple[object, ...], Any] = {}
@@ -117,13 +117,13 @@ class _Queue:
         every = counted(len(self.comparison.members), "run")
         self.say(f"{self.total} of {every} to train, at most {self.most} at once")
         try:
-            while self._goes_on() and (end is None or time.monotonic() < end):
+            while self._is_active() and (end is None or time.monotonic() < end):
                 if not self._start_next():
                     time.sleep(POLL_SECONDS)
                 self._collect()
                 self._show()
             if self._all_fail() and not self.running and not self.stop.signal:
-                raise self._given_up()
+                raise self._all_failed_error()
         finally:
             self._stop_all()
             self.line.clear()
@@ -131,12 +131,12 @@ class _Queue:
             return 128 + self.stop.signal
         return 0
 
-    def _goes_on(self) -> bool:
+    def _is_active(self) -> bool:
         return bool(self.running or (self.waiting and not self._all_fail())) and not self.stop.signal
 
     def say(self, text: str) -> None:
         self.line.clear()
-        self.tell(text)
+        self.write_line(text)
 
     def _start_next(self) -> bool:
         """Start the next run that there is room for, or take over one that is already under way."""
@@ -165,7 +165,7 @@ class _Queue:
         return not any(kind_of(member.folder / "config.toml") for member in self.comparison.members)
 
     def _start(self, member: Member, device: Device) -> None:
-        self.comparison.note_failure(member, None)
+        self.comparison.record_failure(member, None)
         log = self.comparison.log_path(member)
         logged = log.stat().st_size if kind_of(log) == "file" else 0
         process = None
@@ -206,17 +206,17 @@ class _Queue:
                 continue
             self.running.remove(child)
             del child.device.demands[child.member.name]
-            self._note(child, code)
+            self._handle_exit(child, code)
 
-    def _note(self, child: Child, code: int | None) -> None:
+    def _handle_exit(self, child: Child, code: int | None) -> None:
         if is_complete(child.member) or (code is not None and code > 128):
-            self._tell(child.member)
+            self._report(child.member)
         elif code is None:
             self.waiting.append(child.member)  # the process of an earlier queue ended early: resume the run
         else:
             self._fail(child, code)
 
-    def _tell(self, member: Member) -> None:
+    def _report(self, member: Member) -> None:
         """Report the outcome of a run whose process has ended. One that died before it was stopped counts as dead."""
         outcome = self.comparison.result_of(member).outcome
         stopped = {"unfinished": f"stopped at {outcome.text}", "waiting": "stopped before it began"}
@@ -235,7 +235,7 @@ class _Queue:
             return
         if code == 2 and not any(kind_of(each.folder / "config.toml") for each in self.comparison.members):
             raise _refusal(log, member)
-        self.comparison.note_failure(member, text)
+        self.comparison.record_failure(member, text)
         self.say(f"{member.name}: failed: {text}; log: {log}")
         if not text.startswith(OUT_OF_MEMORY):  # running out of memory depends on the size: other runs may fit
             self.failing.learns = self.failing.learns or any(map(_has_stepped, self.comparison.members))
@@ -243,11 +243,11 @@ class _Queue:
 
     def _all_fail(self) -> bool:
         """Whether so many runs failed before their first step that all would; runs under way may still show otherwise."""
-        if self.failing.enough:
+        if self.failing.is_reached:
             self.failing.learns = any(map(_has_stepped, self.comparison.members))
-        return self.failing.enough
+        return self.failing.is_reached
 
-    def _given_up(self) -> KilolayerError:
+    def _all_failed_error(self) -> KilolayerError:
         failed, left = len(self.failing.members), len(self.waiting)
         others = f"; {counted(left, 'other')} {'is' if left == 1 else 'are'} not started" if left else ""
         return KilolayerError(
@@ -276,14 +276,14 @@ class _Queue:
                 for child in self.running:
                     child.ask_to_stop()
         for child in self.running:
-            self._note_stopped(child)
+            self._record_stopped(child)
 
-    def _note_stopped(self, child: Child) -> None:
+    def _record_stopped(self, child: Child) -> None:
         code = None if child.process is None else child.process.returncode
         if code is not None and 0 < code <= 128 and not is_complete(child.member):
             text = failure_of(self.comparison.log_path(child.member), code, child.logged)
-            self.comparison.note_failure(child.member, None if IN_USE in text else text)
-        self._tell(child.member)
+            self.comparison.record_failure(child.member, None if IN_USE in text else text)
+        self._report(child.member)
 
 
 def _has_stepped(member: Member) -> bool:

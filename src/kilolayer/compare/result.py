@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.compare.grid import Setting
-from kilolayer.compare.outcome import Outcome, gave_up, outcome_of, stopped_dead
+from kilolayer.compare.outcome import Outcome, ended_by_dead_stack, ended_by_divergence, outcome_of
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_json
@@ -50,7 +50,7 @@ def is_complete(member: Member) -> bool:
     if kind_of(path) == "file":
         return _holds_scores(path)
     record = record_of(member)
-    return record is not None and (gave_up(record) or stopped_dead(record)) is not None
+    return record is not None and (ended_by_divergence(record) or ended_by_dead_stack(record)) is not None
 
 
 def _holds_scores(path: Path) -> bool:

@@ -12,7 +12,7 @@ from kilolayer.compare.grid import Axis
 from kilolayer.compare.queue import run_all
 from kilolayer.errors import OptionError, shown
 from kilolayer.files.paths import as_path
-from kilolayer.runs.given import plain_tables
+from kilolayer.runs.config_source import plain_tables
 from kilolayer.training.stop import Stopped
 
 Axes = Mapping[str, Sequence[Any]] | Sequence[Axis]

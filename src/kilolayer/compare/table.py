@@ -72,11 +72,11 @@ class Cell:
         others = [result for result in self.best.results if result.outcome.kind != "finished"]
         spread = self.best.spread(measure)
         if spread is None:
-            return _fate(others) if others else "-"
+            return _unfinished_text(others) if others else "-"
         shown = measure.show(spread.mean)
         if spread.deviation is not None:
             shown += f" ± {measure.show(spread.deviation)}"
-        return shown + (f" ({_fate(others, len(self.best.results))})" if others else "")
+        return shown + (f" ({_unfinished_text(others, len(self.best.results))})" if others else "")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _main(axes: Sequence[Axis]) -> tuple[Axis | None, Axis | None]:
     return first, second
 
 
-def _fate(results: Sequence[Result], of: int | None = None) -> str:
+def _unfinished_text(results: Sequence[Result], of: int | None = None) -> str:
     """The outcome of runs that did not finish, briefly: the text of a single one, counts of several."""
     if of is None and len(results) == 1:
         return results[0].outcome.text
@@ -226,7 +226,7 @@ def _is_number(value: Any) -> bool:
 def as_json(table: ComparisonTable) -> dict[str, Any]:
     """The table as plain values."""
 
-    def told(spread: Spread | None) -> Mapping[str, Any] | None:
+    def as_json(spread: Spread | None) -> Mapping[str, Any] | None:
         return None if spread is None else {"mean": spread.mean, "deviation": spread.deviation, "values": spread.values}
 
     def name(measure: Measure) -> str:
@@ -244,7 +244,7 @@ def as_json(table: ComparisonTable) -> dict[str, Any]:
                 "tried": cell.tried,
                 "runs": [result.name for result in cell.best.results],
                 "outcomes": [result.outcome.text for result in cell.best.results],
-                "measures": {name(measure): told(cell.best.spread(measure)) for measure in table.measures},
+                "measures": {name(measure): as_json(cell.best.spread(measure)) for measure in table.measures},
                 "text": {name(measure): cell.text(measure) for measure in table.measures},
             }
             for cell in table.cells

@@ -26,15 +26,15 @@ def view_of(
 ) -> ComparisonView:
     """Everything that the page shows."""
     axes = [axis for axis in comparison.axes if len(axis.values) > 1]
-    told = table.measures[0]
+    measure = table.measures[0]
     return ComparisonView(
         title=f"Comparison {comparison.folder.name}",
         runs=[_run(result, table.measures) for result in results],
         axes=[ViewAxis(axis.name, [_plain(axis.name, value) for value in axis.values]) for axis in axes],
-        grid=_grid(table, told) if table.rows is not None else None,
-        table=Table(table.header(told), table.lines(told)),
-        table_note=_note(table, told),
-        facts=_facts(results, table, told),
+        grid=_grid(table, measure) if table.rows is not None else None,
+        table=Table(table.header(measure), table.lines(measure)),
+        table_note=_note(table, measure),
+        facts=_facts(results, table, measure),
         commands=[f"kilolayer compare {comparison.folder}"] if comparison.base is not None else [],
         notes=[*map(_sentence, verdicts), *(f"{note}." for note in table.notes)],
     )

@@ -19,7 +19,7 @@ from kilolayer import config as configuration
 from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.held_out import HeldOut
-from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, split_columns, unordered
+from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, pair_name, split_columns
 from kilolayer.data.text import SUFFIXES
 from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_distance, nearest, shown, unknown
 from kilolayer.files.paths import kind_of
@@ -36,7 +36,7 @@ class CorpusConfig:
     """Stem of the file names, required: "train" means train.en and train.de, train.en-de.en and train.en-de.de, or train.tsv;
     plain, .gz or .xz."""
     directions: list[str] = field(default_factory=list)
-    """The directions that it is used for. Absent: all directions for which it has text."""
+    """The directions that it is used for. Default: all directions for which it has text."""
     columns: list[str] = field(default_factory=list)
     """The languages of the columns of a two-column TSV file."""
     synthetic: bool = False
@@ -374,7 +374,7 @@ class _Finder:
                 return None
             return ParallelText((table,), direction, self._count(table), tuple(entry.columns), **shared)
         split = self._split(table, self.cache)
-        pair = unordered(direction.source, direction.target)
+        pair = pair_name(direction.source, direction.target)
         return ParallelText((split[pair][0],), direction, split[pair][1], **shared) if pair in split else None
 
     def _file(self, name: str) -> Path | None:

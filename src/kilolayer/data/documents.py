@@ -17,7 +17,7 @@ from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import IdleOptionError, InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
-from kilolayer.files.reading import open_regular, parse_json, read_json, unreadable, whole_characters
+from kilolayer.files.reading import open_regular, parse_json, read_json, replace_surrogates, unreadable
 
 
 def _paths(value: Any) -> Any:
@@ -63,7 +63,7 @@ class TextConfig(DocumentsConfig):
     """`[text]` of a model that reads from left to right."""
 
     stride: int | None = bounded(None, least=1, most=2**24)
-    """Tokens from the start of one test window to the next: each token has at least length - stride tokens of context. Absent:
+    """Tokens from the start of one test window to the next: each token has at least length - stride tokens of context. Default:
     length."""
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ def _json_lines(path: Path) -> Iterator[bytes]:
             continue
         try:
             text = parse_json(line)["text"]
-            yield whole_characters(text).encode()
+            yield replace_surrogates(text).encode()
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
                 'not a JSON object with a "text"', where=f"{path}, line {number}", fix='a line is {"text": "..."}'

@@ -14,7 +14,7 @@ from typing import Any
 from kilolayer.data.glue import Columns, Kind
 from kilolayer.data.text import READERS, read_lines
 from kilolayer.errors import InputError, OptionError, nearest, shown
-from kilolayer.files.reading import parse_json, whole_characters
+from kilolayer.files.reading import parse_json, replace_surrogates
 from kilolayer.terminal import counted
 
 LARGEST_NUMBER = 1e15
@@ -80,7 +80,7 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
         return
     lines = enumerate(read_lines(path), 1)
     names: Sequence[str | int] | None = None
-    told = "names"
+    verb = "names"
     if isinstance(columns.first, str):
         number, header = next(lines, (1, ""))
         names = header.split("\t")
@@ -95,12 +95,12 @@ def _lines(path: Path, columns: Columns, *, skip_broken: bool) -> Iterator[tuple
     for number, line in lines:
         values = line.split("\t")
         if names is None:
-            names, told = range(1, len(values) + 1), "has"
+            names, verb = range(1, len(values) + 1), "has"
         if len(values) == len(names):
             yield number, dict(zip(names, values, strict=True))
         elif not skip_broken:
             raise InputError(
-                f"the line has {counted(len(values), 'column')}, and the first line {told} {len(names)}",
+                f"the line has {counted(len(values), 'column')}, and the first line {verb} {len(names)}",
                 where=f"{path}, line {number}",
                 fix="columns are separated by single tabs, without quotes: correct the line",
             )
@@ -157,7 +157,7 @@ def _sentence(found: Fields, column: str | int, where: str, *, empty: bool) -> s
     text = found[column]
     if not isinstance(text, str):
         raise InputError(f"{shown(column)} is {shown(text)}, not a text", where=where, fix="write the sentence in quotes")
-    text = whole_characters(text).strip()
+    text = replace_surrogates(text).strip()
     if not text and not empty:
         raise InputError(f"the sentence in column {shown(column)} is empty", where=where, fix="fill it in, or remove the line")
     return text

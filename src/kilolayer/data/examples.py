@@ -41,15 +41,15 @@ class ExamplesConfig:
     first: str | int = bounded("sentence", least=1, most=MOST_COLUMNS)
     """Column of the sentence: a name from the header line; or a number, counted from 1, for files without a header."""
     second: str | int | None = bounded(None, least=1, most=MOST_COLUMNS)
-    """Column of the second sentence. Absent: one sentence per example."""
+    """Column of the second sentence. Default: one sentence per example."""
     label: str | int = bounded("label", least=1, most=MOST_COLUMNS)
     """Column of the label."""
     kind: Kind = "class"
     """What a label is: a class, or a number."""
     classes: list[str] = field(default_factory=list)
-    """The classes, in order. Absent: those that occur in the training examples, sorted."""
+    """The classes, in order. Default: those that occur in the training examples, sorted."""
     metric: MetricName | None = None
-    """Metric by which the best checkpoint is chosen. Absent: GLUE's own, else accuracy for classes and pearson for numbers."""
+    """Metric by which the best checkpoint is chosen. Default: GLUE's own, else accuracy for classes and pearson for numbers."""
     length: int = bounded(128, least=8, most=2**20)
     """Maximum number of tokens in an example; the longer of two sentences is truncated first."""
     rows: int = bounded(32, least=1, most=2**20)

@@ -43,7 +43,7 @@ class MaskingConfig:
         if self.keep + self.random > 1:
             raise OptionError(f"keep and random are {self.keep + self.random:g} together", fix="lower them: 0.1 each is usual")
 
-    def most(self, length: int) -> int:
+    def max_masked(self, length: int) -> int:
         """The maximum number of tokens that are hidden in a row of `length` tokens."""
         return int(self.counts(np.array([max(1, length - EDGES)]))[0])
 
@@ -83,10 +83,10 @@ class Masker:
 
     def __init__(self, config: MaskingConfig, length: int, vocab_size: int) -> None:
         self.config, self.length, self.vocab_size, self.mask = config, length, vocab_size, vocab_size
-        self.most = config.most(length)
+        self.most = config.max_masked(length)
         self._lengths = span_lengths(config.span)
 
-    def hide(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def mask_tokens(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mask rows, int64 [rows, length]. Returns the masked rows, and positions and labels, int64 [rows, most] each."""
         hidden = self._draw(tokens > END, rng)
         counts = hidden.sum(axis=1)
@@ -185,7 +185,7 @@ class MaskedText:
     def __next__(self) -> MaskedBatch:
         packed = next(self.packed)
         rng = np.random.default_rng([TRAINING, self.packed.seed, self.epoch, self.index])
-        return _batch(packed, *self.masker.hide(packed.tokens.numpy(), rng))
+        return _batch(packed, *self.masker.mask_tokens(packed.tokens.numpy(), rng))
 
     def skip(self) -> None:
         """Advance by one batch without reading it."""
@@ -215,7 +215,7 @@ def fixed_masks(rows: FixedRows, masker: Masker, size: int, most: int | None = N
     for packed in rows.batches(size, most):
         # Each row has its own generator, so the masks do not depend on how rows are batched.
         found = [
-            masker.hide(row[None], np.random.default_rng([HELD_OUT, place + number]))
+            masker.mask_tokens(row[None], np.random.default_rng([HELD_OUT, place + number]))
             for number, row in enumerate(packed.tokens.numpy())
         ]
         place += len(found)

@@ -118,7 +118,7 @@ def _columns(path: Path, count: int) -> Iterator[list[str]]:
         yield cells
 
 
-def unordered(one: str, other: str) -> str:
+def pair_name(one: str, other: str) -> str:
     """A name for a language pair, the same for both directions."""
     return "-".join(sorted((one, other)))
 
@@ -167,7 +167,7 @@ def _languages(path: Path) -> Iterator[tuple[str, list[str]]]:
                     where=f"{path}, line {number}",
                     fix="names consist of letters, digits and _",
                 )
-        yield unordered(*cells[:2]), cells
+        yield pair_name(*cells[:2]), cells
 
 
 def blank_side(text: ParallelText) -> InputError | None:

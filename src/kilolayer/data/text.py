@@ -17,7 +17,7 @@ from kilolayer.files.reading import open_regular
 BOM = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 CHUNK = 1 << 20
-LOOKED_AT = 400
+INSPECTED_BYTES = 400
 """Number of bytes at the start of a text that are checked for UTF-16."""
 LONGEST_LINE = 1 << 26
 """Maximum line length in bytes. A single huge line, only a few megabytes when compressed, could fill all memory."""
@@ -55,7 +55,7 @@ def count_lines(path: Path) -> int:
     with open_file(path) as stream:
         while chunk := stream.read(CHUNK):
             if not lines:
-                _refuse_utf_16(chunk[:LOOKED_AT], str(path))
+                _refuse_utf_16(chunk[:INSPECTED_BYTES], str(path))
             lines, last = lines + chunk.count(b"\n"), chunk[-1:]
     return lines + (last != b"\n")
 
@@ -78,7 +78,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 def _refuse_utf_16(start: bytes, name: str) -> None:
     """Raise if a text starts like UTF-16: with its byte order mark, or with NUL in nearly every second byte."""
-    start = start[:LOOKED_AT]
+    start = start[:INSPECTED_BYTES]
     kind = "UTF-16" if start.startswith(UTF_16_MARKS) else None
     if kind is None and len(start) >= 8:
         pairs = len(start) // 2

@@ -47,7 +47,7 @@ class TokenizerConfig:
 
     path: str | None = None
     """An existing tokenizer: a SentencePiece model, or the folder of a Marian model; with kind = "byte_bpe", a tokenizer.json,
-    or a folder with vocab.json and merges.txt; with "wordpiece", a tokenizer.json, or a folder with vocab.txt. Absent: one is
+    or a folder with vocab.json and merges.txt; with "wordpiece", a tokenizer.json, or a folder with vocab.txt. Default: one is
     trained on the training text."""
     kind: Literal["unigram", "bpe", "byte_bpe", "wordpiece", "bytes"] = "unigram"
     """SentencePiece's unigram or bpe; for language models also GPT-2's byte_bpe, or bytes, where each byte is a token.
@@ -170,7 +170,7 @@ class Tokenizer:
         """The score by which SentencePiece ranks a piece."""
         return self._pieces.get_score(token)
 
-    def is_apart(self, token: int) -> bool:
+    def is_reserved(self, token: int) -> bool:
         """Whether text is never split into this piece: a special token, a tag, or a byte of byte fallback."""
         return any(getattr(self._pieces, f"is_{kind}")(token) for kind in ("control", "unknown", "byte", "unused"))
 

@@ -22,7 +22,7 @@ import torch
 
 from kilolayer.data.tokenizer import END
 from kilolayer.data.vocabulary import TextVocabulary
-from kilolayer.evaluate.shared_prefix import Batch, Window, batches, read, share
+from kilolayer.evaluate.shared_prefix import Batch, Window, batches, group_by_prefix, read
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.moe.shard import refuse_part
@@ -94,7 +94,7 @@ def score_tokens(model: Decoder, pairs: Sequence[Pair], length: int) -> list[tup
     totals, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
     with in_mode(model, training=False):
         written = write_out(model)
-        for batch in batches(windows, share(windows), TOKENS_AT_ONCE[next(model.parameters()).device.type]):
+        for batch in batches(windows, group_by_prefix(windows), TOKENS_AT_ONCE[next(model.parameters()).device.type]):
             values, best = _predictions(written, batch)
             np.add.at(totals, owners[batch.windows], values)
             np.logical_and.at(greedy, owners[batch.windows], best)

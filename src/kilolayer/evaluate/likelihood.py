@@ -88,7 +88,7 @@ def measure(
         return F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="none").double().sum()
 
     recorder = recorder or Recorder.plain(next(model.parameters()).device)
-    recorder.follow(model)
+    recorder.drop_if_moved(model)
     total, tokens, size = 0.0, 0, 0
     with in_mode(model, training=False):
         for batch in batches:

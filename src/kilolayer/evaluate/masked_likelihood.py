@@ -81,7 +81,7 @@ def measure_masked(model: Encoder, batches: Iterable[MaskedBatch], recorder: Rec
         return torch.stack([nll.double().sum(), correct.double().sum()])
 
     recorder = recorder or Recorder.plain(next(model.parameters()).device)
-    recorder.follow(model)
+    recorder.drop_if_moved(model)
     nll, correct, tokens = 0.0, 0, 0
     with in_mode(model, training=False):
         for batch in batches:

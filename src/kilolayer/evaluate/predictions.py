@@ -55,7 +55,7 @@ def predict(
         return model(tokens, **types_for(model.config, tokens)).logits.float()
 
     recorder = recorder or Recorder.plain(next(model.parameters()).device)
-    recorder.follow(model)
+    recorder.drop_if_moved(model)
     head = model.config.head
     assert head is not None
     found = np.empty((len(examples) if most is None else min(most, len(examples)), head.outputs), np.float32)

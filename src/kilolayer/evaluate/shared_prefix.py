@@ -69,7 +69,7 @@ class Batch:
     windows: np.ndarray
 
 
-def share(windows: Sequence[Window]) -> list[Row]:
+def group_by_prefix(windows: Sequence[Window]) -> list[Row]:
     """Group all windows into rows with few tokens in total, by comparing neighbours in lexicographic order."""
     # As big-endian bytes, token sequences sort by their tokens.
     keys = [window.inputs.astype(">u4").tobytes() for window in windows]
@@ -145,7 +145,7 @@ def read(model: Decoder, batch: Batch) -> Tensor:
     )
     stack.positions.check_length(int(batch.positions.max()) + 1)
     placed = Placed(positions, positions, _mask(batch, positions, branches))
-    x = stack.enter(model.embedding(tokens), positions)
+    x = stack.add_positions(model.embedding(tokens), positions)
     real = branches != FILLING if (batch.branches == FILLING).any() else None
     view = make_view(stack.positions, placed, stack.product_dtype, real=real)
     # The fast stacks build their own masks, which do not support branches, so the plain layers run.

@@ -13,7 +13,7 @@ from kilolayer.convert.huggingface.foreign_class import is_plain
 from kilolayer.convert.spelled_out import spell_out
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import InputError, OptionError
-from kilolayer.exporting.form import folded, is_plain_stack, without_unread
+from kilolayer.exporting.form import folded, is_plain_stack, without_unused_tokens
 from kilolayer.exporting.source import Source
 from kilolayer.files.reading import read_bytes
 from kilolayer.layers.stack import Stack
@@ -28,7 +28,7 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 def ctranslate2_files(source: Source) -> tuple[str, dict[str, bytes]]:
     """Why the model fits, and the names and contents of all files but the README."""
     specs = _import_specs()
-    model = without_unread(folded(source.model, source.positions))
+    model = without_unused_tokens(folded(source.model, source.positions))
     left_out = source.model.config.first_predicted - model.config.first_predicted
     _check(source, model)
     plain = spell_out(model, source.positions)

@@ -51,7 +51,7 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     """
     if to not in get_args(Target):
         raise unknown(str(to), get_args(Target), kind="format", where="to")
-    folder = check_out(as_path(out, "the folder to write"))
+    folder = check_output_folder(as_path(out, "the folder to write"))
     source = Source.of(run)
     if to == "huggingface":
         architecture, why, files = huggingface_files(source)
@@ -62,11 +62,11 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
         why, files = ctranslate2_files(source)
         use = ctranslate2_use(source, folder)
     files["README.md"] = card(source, architecture, why, use).encode()
-    _put(folder, files)
+    _write_files(folder, files)
     return Export(folder, architecture, why, source.weights, source.finished)
 
 
-def check_out(folder: Path) -> Path:
+def check_output_folder(folder: Path) -> Path:
     """The absolute path; raises if it is a file or a folder that is not empty."""
     folder = resolve(folder)
     try:
@@ -82,7 +82,7 @@ def check_out(folder: Path) -> Path:
     return folder
 
 
-def _put(folder: Path, files: dict[str, bytes]) -> None:
+def _write_files(folder: Path, files: dict[str, bytes]) -> None:
     """Write all files at once: to a temporary folder next to `folder`, which is renamed when complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

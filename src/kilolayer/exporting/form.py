@@ -64,7 +64,7 @@ def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> 
     plain = folded(model, positions)
     kind = "its layers are Pre-LN" if plain is model else "it has a plain Post-LN form"
     reasons: list[list[str]] = []
-    for each in _spellings(without_unread(plain), positions):
+    for each in _spellings(without_unused_tokens(plain), positions):
         for foreign in _classes(each.config):
             misfits = list(foreign.misfits(each.config))
             if not misfits:
@@ -76,7 +76,7 @@ def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> 
     return NoPlainForm("; ".join(nearest))
 
 
-def without_unread(model: AnyModel) -> AnyModel:
+def without_unused_tokens(model: AnyModel) -> AnyModel:
     """The model without its first tokens if those are neither predicted nor read, else the model itself."""
     config = model.config
     if not 0 < config.first_predicted <= FIRST_READ[config.shape]:

@@ -74,9 +74,9 @@ def _of_pieces(tokenizer: Tokenizer) -> dict[str, Any]:
         merges = _merges(tokenizer)
         model: dict[str, Any] = {"type": "BPE", "vocab": vocab, "merges": merges, "unk_token": "<unk>", "fuse_unk": True}
     else:
-        scores = [NEVER if tokenizer.is_apart(token) else tokenizer.score(token) for token in range(len(pieces))]
+        scores = [NEVER if tokenizer.is_reserved(token) else tokenizer.score(token) for token in range(len(pieces))]
         model = {"type": "Unigram", "unk_id": 1, "vocab": [list(pair) for pair in zip(pieces, scores, strict=True)]}
-    letters = {letter for token, piece in enumerate(pieces) if not tokenizer.is_apart(token) for letter in piece}
+    letters = {letter for token, piece in enumerate(pieces) if not tokenizer.is_reserved(token) for letter in piece}
     unknown = "".join(letter for letter in APART_LETTERS if letter not in letters)
     return _table(
         PIECE_SPECIAL,
@@ -102,7 +102,7 @@ def _of_pieces(tokenizer: Tokenizer) -> dict[str, Any]:
 def _merges(tokenizer: Tokenizer) -> list[list[str]]:
     """Every way to make a piece of two others, in the order in which SentencePiece merges."""
     found = []
-    known = {piece: token for token, piece in enumerate(tokenizer.pieces) if not tokenizer.is_apart(token)}
+    known = {piece: token for token, piece in enumerate(tokenizer.pieces) if not tokenizer.is_reserved(token)}
     for piece, token in known.items():
         cuts = [(piece[:place], piece[place:]) for place in range(1, len(piece))]
         found += [(-tokenizer.score(token), token, [left, right]) for left, right in cuts if left in known and right in known]

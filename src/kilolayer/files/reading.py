@@ -88,7 +88,7 @@ def read_json(path: Path, most: int = SMALL) -> Any:
         ) from None
 
 
-def whole_characters(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with lone surrogates, which JSON allows, replaced, so that UTF-8 can encode it."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -80,14 +80,14 @@ def beam_search(
     for length in range(1, max(limits) + 1):
         log_probabilities = reader.read(tokens)
         candidates, parents, tokens = _continuations(log_probabilities, totals, beam)
-        written = torch.cat([of_parents(written, parents), tokens[..., None]], dim=2)
+        written = torch.cat([reorder_by_parent(written, parents), tokens[..., None]], dim=2)
         ends = tokens == EOS
         over = advance(running, length, candidates, written, ends)
         if all(over):
             break
         order = open_first(ends, beam)
         totals = candidates.masked_fill(ends, float("-inf")).gather(1, order)
-        tokens, parents, written = tokens.gather(1, order), parents.gather(1, order), of_parents(written, order)
+        tokens, parents, written = tokens.gather(1, order), parents.gather(1, order), reorder_by_parent(written, order)
         reader.branch(parents)
         if any(over):
             rows = without_gaps(~torch.tensor(over, device=tokens.device))
@@ -128,6 +128,6 @@ def open_first(ends: Tensor, beam: int) -> Tensor:
     return ends.long().argsort(dim=1, stable=True)[:, :beam]
 
 
-def of_parents(written: Tensor, parents: Tensor) -> Tensor:
+def reorder_by_parent(written: Tensor, parents: Tensor) -> Tensor:
     """Reorder [batch, hypotheses, length] by parent, int64 [batch, children]."""
     return written.gather(1, parents[..., None].expand(-1, -1, written.shape[2]))

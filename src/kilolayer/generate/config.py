@@ -22,20 +22,20 @@ class SearchConfig:
     """The decoding method, its options, and how much is read and decoded at once."""
 
     method: Method = "beam"
-    """greedy: the most probable token at each step; beam: beam search; sample: random sampling. Absent: the method whose
+    """greedy: the most probable token at each step; beam: beam search; sample: random sampling. Default: the method whose
     options are set, or beam."""
     beam: int | None = bounded(None, least=1, most=10_000)
-    """Beam size. Absent: 5."""
+    """Beam size. Default: 5."""
     length_penalty: float | None = bounded(None, least=0, most=1000)
-    """Beam search ranks hypotheses by log-probability / length^length_penalty; the length includes the end token. Absent: 1."""
+    """Beam search ranks hypotheses by log-probability / length^length_penalty; length includes the end token. Default: 1."""
     temperature: float | None = bounded(None, above=0, most=1e6)
-    """Sampling divides the logits by this: below 1 is safer, above 1 more varied; instead of 0, use greedy. Absent: 1."""
+    """Sampling divides the logits by this: below 1 is safer, above 1 more varied; instead of 0, use greedy. Default: 1."""
     top_k: int | None = bounded(None, least=1, most=2**24)
-    """Sample from this many of the most probable tokens. Absent: from all."""
+    """Sample from this many of the most probable tokens. Default: from all."""
     top_p: float | None = bounded(None, above=0, most=1)
-    """Sample from the smallest set of most probable tokens whose total probability reaches this. Absent: from all."""
+    """Sample from the smallest set of most probable tokens whose total probability reaches this. Default: from all."""
     seed: int | None = bounded(None, least=0, most=2**63 - 1)
-    """Seed for sampling: the same seed and line give the same result, whatever else is in the batch. Absent: 0."""
+    """Seed for sampling: the same seed and line give the same result, whatever else is in the batch. Default: 0."""
     n_best: int = bounded(1, least=1, most=10_000)
     """Number of hypotheses to return per line: the best of a beam, best first, or this many samples, in the order drawn."""
     max_length_factor: float = bounded(2.0, least=0, most=1000)

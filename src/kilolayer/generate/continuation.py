@@ -16,7 +16,7 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
-from kilolayer.generate.search import Choose, follow, make_reader
+from kilolayer.generate.search import Choose, extend_hypotheses, make_reader
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.moe.shard import refuse_part
@@ -46,36 +46,41 @@ def continue_texts(
     *,
     context: int,
     indices: Sequence[int] | None = None,
-    hear: Callable[[int], None] | None = None,
+    on_token: Callable[[int], None] | None = None,
 ) -> list[list[Hypothesis]]:
     """`config.n_best` continuations of each text, greedy or sampled, until the model ends them or they reach the maximum
     length.
 
     texts: token ids, at least one each.
     indices: the number of each text, which seeds its samples.
-    hear: called with each token as it is generated, if there is only one continuation.
+    on_token: called with each token as it is generated, if there is only one continuation.
     """
     samples = range(config.n_best)
     lines = [_Line(text, sample, list(tokens[-context:])) for text, tokens in enumerate(texts) for sample in samples]
     numbers = uniforms(config.seed or 0, range(len(texts)) if indices is None else indices, config.n_best, config.max_length(0))
     refuse_part(model)
     with in_mode(model, training=False):
-        _write_on(write_out(model), lines, config, numbers.to(next(model.parameters()).device), context, hear)
+        _continue_lines(write_out(model), lines, config, numbers.to(next(model.parameters()).device), context, on_token)
     found: list[list[Hypothesis]] = [[] for _ in texts]
     for line in lines:
         found[line.text].append(Hypothesis(line.written, line.log_probability, line.log_probability, line.ended))
     return found
 
 
-def _write_on(
-    model: Decoder, lines: list[_Line], config: SearchConfig, numbers: Tensor, context: int, hear: Callable[[int], None] | None
+def _continue_lines(
+    model: Decoder,
+    lines: list[_Line],
+    config: SearchConfig,
+    numbers: Tensor,
+    context: int,
+    on_token: Callable[[int], None] | None,
 ) -> None:
     """Decode in rounds, each until a line's context is full."""
     most = config.max_length(0)
     while open_ := [line for line in lines if not line.ended and len(line.written) < most]:
         for batch in _batches(open_, padded=model.config.max_length is None):
             limits = [min(most - len(line.written), context - len(line.window) + 1) for line in batch]
-            _extend(model, batch, limits, _chooser(batch, config, numbers, hear))
+            _extend(model, batch, limits, _chooser(batch, config, numbers, on_token))
         for line in open_:
             line.window = line.window[-max(1, context // 2) :]
 
@@ -96,14 +101,14 @@ def _extend(model: Decoder, lines: list[_Line], limits: list[int], choose: Choos
     width = max(len(line.window) for line in lines)
     source = torch.tensor([line.window + [PAD] * (width - len(line.window)) for line in lines])
     reader = make_reader(model, source.to(next(model.parameters()).device), width=1, max_length=max(limits))
-    for line, (found,) in zip(lines, follow(reader, limits, 1, choose), strict=True):
+    for line, (found,) in zip(lines, extend_hypotheses(reader, limits, 1, choose), strict=True):
         line.written += found.tokens
         line.window += found.tokens
         line.log_probability += found.log_probability
         line.ended = found.ended
 
 
-def _chooser(lines: list[_Line], config: SearchConfig, numbers: Tensor, hear: Callable[[int], None] | None) -> Choose:
+def _chooser(lines: list[_Line], config: SearchConfig, numbers: Tensor, on_token: Callable[[int], None] | None) -> Choose:
     """The function that chooses the next tokens. The number of a draw identifies the sample and the token within it."""
     texts, samples, done = torch.tensor(
         [[line.text, line.sample, len(line.written)] for line in lines], device=numbers.device
@@ -116,8 +121,8 @@ def _chooser(lines: list[_Line], config: SearchConfig, numbers: Tensor, hear: Ca
             drawn = numbers[texts[rows], samples[rows], done[rows] + step]
             temperature = 1.0 if config.temperature is None else config.temperature
             chosen = draw(log_probabilities, drawn[:, None], temperature=temperature, top_k=config.top_k, top_p=config.top_p)
-        if hear is not None:
-            hear(int(chosen[0, 0]))
+        if on_token is not None:
+            on_token(int(chosen[0, 0]))
         return chosen
 
     return choose

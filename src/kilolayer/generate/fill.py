@@ -100,7 +100,7 @@ def fill_texts(
     return found
 
 
-def spell(ids: Sequence[int], vocabulary: TextVocabulary) -> str:
+def decode_with_masks(ids: Sequence[int], vocabulary: TextVocabulary) -> str:
     """The text of ids, with <mask> for masks."""
     rest, parts = list(ids), []
     while vocabulary.vocab_size in rest:

@@ -99,7 +99,7 @@ def _beam_options(config: SearchConfig) -> dict[str, Any]:
 
 def greedy(reader: Reads, limits: list[int]) -> list[list[Hypothesis]]:
     """Choose the most probable token at each step."""
-    return follow(reader, limits, 1, lambda log_probabilities, rows, step: top(log_probabilities[:, 0], 1)[1])
+    return extend_hypotheses(reader, limits, 1, lambda log_probabilities, rows, step: top(log_probabilities[:, 0], 1)[1])
 
 
 def sample(
@@ -119,10 +119,10 @@ def sample(
     def choose(log_probabilities: Tensor, rows: Tensor, step: int) -> Tensor:
         return draw(log_probabilities, numbers[rows, :, step], temperature=temperature, top_k=top_k, top_p=top_p)
 
-    return follow(reader, limits, samples, choose)
+    return extend_hypotheses(reader, limits, samples, choose)
 
 
-def follow(reader: Reads, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
+def extend_hypotheses(reader: Reads, limits: list[int], width: int, choose: Choose) -> list[list[Hypothesis]]:
     """Extend `width` independent hypotheses of each sentence token by token until all have ended."""
     found: list[list[Hypothesis]] = [[] for _ in limits]
     tokens, device = reader.first, reader.first.device

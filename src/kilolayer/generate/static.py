@@ -35,12 +35,12 @@ class StaticReader:
         self.max_length = allowed_length(model, max_length, before=0 if reads_source else length)
         self.decoders = decoders_of(model)
         positions = model.config.max_length if reads_source else None
-        size = Size.holding(len(source), width, self.max_length, length, positions)
+        size = Size.smallest_for(len(source), width, self.max_length, length, positions)
         self.decoder = self.decoders.decoder(ScoringDecoder, model, size)
         if reads_source:
-            self.decoders.enter(self.decoder, source)
+            self.decoders.start_batch(self.decoder, source)
         else:
-            self.decoder.enter_text(text[:, :-1])
+            self.decoder.start_texts(text[:, :-1])
         self.rows = torch.arange(len(source), device=source.device)
 
     def branch(self, parents: Tensor) -> None:

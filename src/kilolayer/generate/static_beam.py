@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kilolayer.generate.beam import Sentence, advance, of_parents, open_first
+from kilolayer.generate.beam import Sentence, advance, open_first, reorder_by_parent
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.reader import BOS, EOS, PAD, allowed_length
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -25,9 +25,9 @@ def static_beam_search(
     longest = allowed_length(model, max(limits), before=0)
     sentences = [Sentence(min(limit, longest), beam, length_penalty, n_best, by_bound=True) for limit in limits]
     decoders = decoders_of(model)
-    size = Size.holding(len(source), beam, longest, source.shape[1], model.config.max_length)
+    size = Size.smallest_for(len(source), beam, longest, source.shape[1], model.config.max_length)
     decoder = decoders.decoder(BeamDecoder, model, size)
-    decoders.enter(decoder, source)
+    decoders.start_batch(decoder, source)
     running = dict(enumerate(sentences))
     written = torch.empty(decoder.size.rows, beam, 0, dtype=torch.int64)
     decoders.take_step(decoder)
@@ -37,13 +37,13 @@ def static_beam_search(
             decoders.take_step(decoder)
             decoder.send(length)
         totals, parents, tokens = decoder.receive(length - 1)
-        written = torch.cat([of_parents(written, parents), tokens[..., None]], dim=2)
+        written = torch.cat([reorder_by_parent(written, parents), tokens[..., None]], dim=2)
         ends = tokens == EOS
         over = advance(running, length, totals, written, ends)
         running = {row: sentence for (row, sentence), is_over in zip(running.items(), over, strict=True) if not is_over}
         if not running:
             break
-        written = of_parents(written, open_first(ends, beam))
+        written = reorder_by_parent(written, open_first(ends, beam))
     return [sentence.best for sentence in sentences]
 
 
@@ -64,8 +64,8 @@ class BeamDecoder(StaticDecoder):
         """Host buffers, one for even and one for odd steps, because one is read while the other is written."""
         self.sent = [torch.cuda.Event() for _ in range(2)] if on_gpu else None
 
-    def enter(self, source: Tensor) -> None:
-        super().enter(source)
+    def start_batch(self, source: Tensor) -> None:
+        super().start_batch(source)
         self.tokens.fill_(BOS)
         self.totals.fill_(float("-inf"))
         self.totals[: len(source), 0] = 0.0

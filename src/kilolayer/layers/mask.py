@@ -62,7 +62,7 @@ def self_mask(
         return Mask(values=causal_grid(length, past + length, past, device)) if past else Mask(causal=True)
     if not causal and segments is None:
         assert real is not None
-        return Mask(values=_never_empty(real[:, None, None, :]))
+        return Mask(values=_all_if_empty(real[:, None, None, :]))
     grid = causal_grid(length, past + length, past, device)
     allowed = grid if causal else torch.ones_like(grid)
     if real is not None:
@@ -84,9 +84,9 @@ def cross_mask(*, real: Tensor | None, segments: Tensor | None, memory_segments:
     if segments is not None and memory_segments is not None:
         same = segments[:, None, :, None] == memory_segments[:, None, None, :]
         allowed = same if allowed is None else allowed & same
-    return Mask(values=None if allowed is None else _never_empty(allowed))
+    return Mask(values=None if allowed is None else _all_if_empty(allowed))
 
 
-def _never_empty(allowed: Tensor) -> Tensor:
+def _all_if_empty(allowed: Tensor) -> Tensor:
     # A row with only padding would give 0/0 in the softmax, so it attends to all of the padding.
     return allowed | ~allowed.any(dim=-1, keepdim=True)

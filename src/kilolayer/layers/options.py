@@ -22,7 +22,7 @@ class LayerOptions:
     heads: int = bounded(8, least=1, most=2**20)
     """Number of attention heads; must divide dim."""
     kv_heads: int | None = bounded(None, least=1, most=2**20)
-    """Number of key and value heads (grouped-query attention); must divide heads. Absent: the same as heads."""
+    """Number of key and value heads (grouped-query attention); must divide heads. Default: the same as heads."""
     ffn_dim: int = bounded(2048, least=1, most=2**24)
     """Hidden width of the feed-forward network."""
     activation: Activation = "relu"

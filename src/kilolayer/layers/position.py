@@ -100,14 +100,14 @@ class Rotation:
     decay: Tensor | None = None
 
     def rotate_query(self, query_BHLD: Tensor) -> Tensor:
-        turned = self._turn(query_BHLD)
+        turned = self._rotate(query_BHLD)
         return turned if self.decay is None else turned * self.decay
 
     def rotate_key(self, key_BHLD: Tensor) -> Tensor:
-        turned = self._turn(key_BHLD)
+        turned = self._rotate(key_BHLD)
         return turned if self.decay is None else turned / self.decay
 
-    def _turn(self, x: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor) -> Tensor:
         left, right = x.chunk(2, dim=-1)
         return x * self.cos + torch.cat([-right, left], dim=-1) * self.sin
 

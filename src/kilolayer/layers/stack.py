@@ -132,17 +132,17 @@ class Stack(nn.Module):
                 f"a cache of {len(cache.layers)} layers for a {self.side} of {len(self.blocks)}",
                 fix="make it by this model's new_cache(capacity=...)",
             )
-        x, view = self.look(inputs, memory, cache)
+        x, view = self.prepare_inputs(inputs, memory, cache)
         run = self._run_with_weights if attention_weights else self.run
         out = run(x, view, cache.layers if cache else None, hidden_states=hidden_states)
         if cache is not None:
             cache.advance(inputs.states.shape[1])
         return out
 
-    def look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, View]:
+    def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, View]:
         """Prepare the layers' inputs: x [batch, length, dim] with positions and dropout, and the view that all layers share."""
         placed = place(self.positions, inputs, cache, causal=self.side == "decoder")
-        x = self.dropout(self.enter(inputs.states, placed.places))
+        x = self.dropout(self.add_positions(inputs.states, placed.places))
         view = make_view(
             self.positions,
             placed,
@@ -154,7 +154,7 @@ class Stack(nn.Module):
         )
         return x, view
 
-    def enter(self, embedded: Tensor, places: Tensor) -> Tensor:
+    def add_positions(self, embedded: Tensor, places: Tensor) -> Tensor:
         """Add positions and apply the input norm: [batch, length, dim] to the same; places: int [1 or batch, length]."""
         return self.input_norm(self.positions.at_input(embedded, places))
 

@@ -101,11 +101,11 @@ class _Profile:
         self.scales = [1.0]
         self.total = 0.0
         self.before = [_scale_of(sublayer).clone() for sublayer in self.sublayers]
-        self.handles = [stack.register_forward_pre_hook(self._note_padding)]
+        self.handles = [stack.register_forward_pre_hook(self._record_padding)]
         for index, sublayer in enumerate(self.sublayers):
             _scale_of(sublayer).fill_(1.0)
             self.handles.append(sublayer.register_forward_pre_hook(self._before(index)))
-            self.handles.append(sublayer.branch.register_forward_hook(self._note_branch))
+            self.handles.append(sublayer.branch.register_forward_hook(self._record_branch))
             self.handles.append(sublayer.register_forward_hook(self._after))
 
     def remove(self) -> None:
@@ -124,10 +124,10 @@ class _Profile:
             _scale_of(sublayer).fill_(scale)
         return scales
 
-    def _note_padding(self, stack: nn.Module, inputs: tuple[Sequences, ...]) -> None:
+    def _record_padding(self, stack: nn.Module, inputs: tuple[Sequences, ...]) -> None:
         self.real = inputs[0].real
 
-    def _note_branch(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _record_branch(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.branch = output
 
     def _before(self, index: int) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from kilolayer import recipes
-from kilolayer.config import adopt, bounded, strict_class
+from kilolayer.config import bounded, convert_fields, strict_class
 from kilolayer.errors import IdleOptionError, OptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.models.head import Head
@@ -38,7 +38,7 @@ class ModelConfig(LayerOptions):
     shape: Shape = "encoder_decoder"
     """Which stacks the model has."""
     layers: int | None = bounded(None, least=1, most=DEEPEST)
-    """Number of layers in each stack. Absent: 18."""
+    """Number of layers in each stack. Default: 18."""
     encoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
     """Number of encoder layers, if different from `layers`."""
     decoder_layers: int | None = bounded(None, least=1, most=DEEPEST)
@@ -55,7 +55,7 @@ class ModelConfig(LayerOptions):
     """Token id of padding; absent if nothing is padded."""
     tie_embeddings: bool | Literal["output"] | None = None
     """Share one embedding table between input and output: in an encoder-decoder among source, target and output, or with
-    "output" between target and output only. Absent: true, but false for a decoder-only model, which with a shared table starts
+    "output" between target and output only. Default: true, but false for a decoder-only model, which with a shared table starts
     out repeating its input."""
     scale_embeddings: bool = True
     """Multiply the input embeddings by sqrt(dim)."""
@@ -63,17 +63,17 @@ class ModelConfig(LayerOptions):
     """Apply a norm to the embedded input, positions included, as BERT does."""
     token_types: int | None = bounded(None, least=1, most=2**16)
     """Number of token types, each with a learned vector added at the input; BERT has 2, for the two sentences of a pair.
-    Absent: none."""
+    Default: none."""
     output_transform: bool = False
     """Insert norm(activation(W x + b)) between the encoder and the output logits, as BERT does."""
     output_bias: bool = False
     """Add a learned bias to the output logits."""
     final_norm: bool | None = None
-    """False omits the final norm of a recipe that has one. Absent: as the recipe specifies."""
+    """False omits the final norm of a recipe that has one. Default: as the recipe specifies."""
     moe: MoE | None = None
-    """Experts that replace feed-forward networks: the table [model.moe], see docs/sparse.md. Absent: a dense model."""
+    """Experts that replace feed-forward networks: the table [model.moe], see docs/sparse.md. Default: a dense model."""
     head: Head | None = None
-    """Scores whole sequences from an encoder's output: the table [model.head]. Absent: logits over the vocabulary at each
+    """Scores whole sequences from an encoder's output: the table [model.head]. Default: logits over the vocabulary at each
     position."""
     first_predicted: int = bounded(0, least=0, below=2**24)
     """Lowest token id that can be predicted. The ids below it, special tokens that an imported model's vocabulary does not
@@ -84,7 +84,7 @@ class ModelConfig(LayerOptions):
     """eps of the decoder's first norm, where a folded model needs a value of its own."""
 
     def __post_init__(self) -> None:
-        adopt(self)
+        convert_fields(self)
         if self.tie_embeddings is None:
             object.__setattr__(self, "tie_embeddings", self.shape != "decoder")
         super().__post_init__()

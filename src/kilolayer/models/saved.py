@@ -77,7 +77,7 @@ def load_model(
             fix=f"use the {CONFIG} and the {WEIGHTS} of the same model",
         )
     for name, tensor in tensors.items():
-        _put(model, name, tensor)
+        _assign(model, name, tensor)
     _set_states_dtype(model, states_dtype)
     if dtype is not None:
         _set_states_dtype(model, None)
@@ -118,7 +118,7 @@ def _tensors_of(model: Model) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _put(model: Model, name: str, tensor: Tensor) -> None:
+def _assign(model: Model, name: str, tensor: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     if leaf in module._parameters:

@@ -29,18 +29,18 @@ class MoE:
     gate: Literal["softmax", "sigmoid"] = "softmax"
     """Turns X-MoE's scores into weights; a linear router always uses softmax."""
     router_dim: int | None = bounded(None, least=1, most=2**20)
-    """Dimension in which X-MoE compares tokens and experts. Absent: half the number of experts, at least 2 (in one dimension a
+    """Dimension in which X-MoE compares tokens and experts. Default: half the number of experts, at least 2 (in one dimension a
     cosine is 1 or -1, and nothing could be learned)."""
     temperature: float | None = bounded(None, least=SMALLEST_TEMPERATURE, most=1e6)
-    """Initial value of X-MoE's learned temperature. Absent: 0.3, or 0.07 with the sigmoid gate."""
+    """Initial value of X-MoE's learned temperature. Default: 0.3, or 0.07 with the sigmoid gate."""
     second: Literal["all", "random", "sampling"] = "all"
     """Which tokens are sent to their second expert in training: all; random: with a probability that grows with the expert's
     weight; sampling: all, but the second expert is drawn by its probability."""
     capacity: float | None = bounded(None, above=0, most=1e6)
     """Maximum number of assignments that an expert accepts in training, as a multiple of an even share; the rest are dropped.
-    Absent: no limit."""
+    Default: no limit."""
     balance: float | None = bounded(None, least=0, most=1e6)
-    """Weight of the load-balancing loss. Absent: 0.01, or 0 with loss_free."""
+    """Weight of the load-balancing loss. Default: 0.01, or 0 with loss_free."""
     z_loss: float = bounded(0.0, least=0, most=1e6)
     """Weight of the router z-loss, which keeps the router's logits small; 1e-3 is usual."""
     loss_free: float = bounded(0.0, least=0, below=1)

@@ -38,4 +38,4 @@ def can_pick_best_tokens(logits: Tensor, count: int) -> bool:
     """Whether the kernels support these logits and this many tokens."""
     known = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
     fits = SMALLEST_VOCABULARY <= logits.shape[-1] <= LARGEST_VOCABULARY and count <= MOST_TOKENS
-    return known and fits and kernels.run_on(logits.device, "best_tokens")
+    return known and fits and kernels.runs_on(logits.device, "best_tokens")

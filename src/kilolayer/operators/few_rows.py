@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def can_run_few_rows(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel supports this product: few rows, and no gradient needed."""
-    if torch.is_grad_enabled() or weight.dtype != torch.float32 or not kernels.run_on(x.device, "few_rows"):
+    if torch.is_grad_enabled() or weight.dtype != torch.float32 or not kernels.runs_on(x.device, "few_rows"):
         return False
     inputs = weight.shape[1]
     return 0 < x.numel() <= MOST_ROWS * inputs and inputs % MULTIPLE == 0 and weight.is_contiguous()

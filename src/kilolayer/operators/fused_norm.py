@@ -26,12 +26,12 @@ PARTS = 264
 
 def can_fuse_residual_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
     """Whether `residual_norm` has a kernel here for rows of this width, a residual in `precise` and products in `rounded`."""
-    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "residual_norm")
+    return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "residual_norm")
 
 
 def can_fuse_inner_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
     """Whether `inner_norm` has a kernel here for rows of this width in `rounded`, normalised in `precise`."""
-    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "inner_norm")
+    return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "inner_norm")
 
 
 def fits_row_kernels(precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
@@ -356,7 +356,7 @@ def empty_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_residual_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, y, shift, omega, ctx.skip, ctx.branch, gain, _, _, keeps_sum, seed, ctx.dropout, samples = inputs
     precise, _, statistics = output
     ctx.rounded, ctx.learned = y.dtype, ctx.needs_input_grad[3]
@@ -380,7 +380,7 @@ def _residual_backward(
     return of_x, of_y, of_shift, of_omega, None, None, of_gain, of_bias, *[None] * 5
 
 
-def _keep_inner(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_inner_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, gain, _, _ = inputs
     ctx.save_for_backward(x, gain, output[1])
     ctx.set_materialize_grads(False)
@@ -392,5 +392,5 @@ def _inner_backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tenso
     return of_x, of_gain, of_bias[0] if of_bias else None, None
 
 
-residual_norm.register_autograd(_residual_backward, setup_context=_keep_residual)
-inner_norm.register_autograd(_inner_backward, setup_context=_keep_inner)
+residual_norm.register_autograd(_residual_backward, setup_context=_setup_residual_context)
+inner_norm.register_autograd(_inner_backward, setup_context=_setup_inner_context)

@@ -80,7 +80,7 @@ def group_sums(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
     ones = rows.new_ones(len(rows), WIDTH // rows.element_size())
     if rows.is_cuda and _is_served(ends, ones, rows):
         return F.grouped_mm(ones.mT, rows, offs=ends)[:, 0].contiguous()
-    if rows.is_cuda and rows.dtype != torch.float64 and kernels.run_on(rows.device, "group_sums"):
+    if rows.is_cuda and rows.dtype != torch.float64 and kernels.runs_on(rows.device, "group_sums"):
         return _sums_of_parts(rows, ends, of_row)
     starts = F.pad(ends.long(), (1, 0))
     precise = rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -102,7 +102,7 @@ def _(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:
     return rows.new_empty(ends.shape[0], rows.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     rows, weight, ends, ctx.transposed = inputs
     ctx.save_for_backward(rows, weight, ends)
 
@@ -117,7 +117,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_rows, of_weight, None, None
 
 
-grouped_product.register_autograd(_backward, setup_context=_keep)
+grouped_product.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _sums_of_parts(rows: Tensor, ends: Tensor, of_row: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""ReLU and norm behind a grouped product on a GPU in one pass over the rows, forward and backward.
+"""Fused bias, ReLU, dropout and norm after a grouped matrix product on a GPU: one pass over the rows, forward and backward.
 
-Each group has its own product's bias and its own norm. What is kept for the backward pass is the product, which then also gives
-the gradients of all three vectors of each group, in sums that take as long however the rows fall into groups. On the CPU the
-same operators run plain formulas, which the kernels are tested against.
+Each group has its own bias and its own norm. Only the product is saved for the backward pass, which also computes the gradients
+of the three vectors of each group, in a time that does not depend on how the rows are distributed over the groups. On the CPU
+the same operators run plain formulas, which the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kilolayer.operators.random_bits import draw_of
 
 
 def can_fuse_grouped_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
-    """Whether `grouped_relu_norm` has a kernel here for products in `rounded` of this width, normalised in `precise`."""
-    return fits_row_kernels(precise, rounded, width) and kernels.run_on(device, "grouped_norm")
+    """Whether `grouped_relu_norm` has a kernel for products of dtype `rounded` and this width, normalised in `precise`."""
+    return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "grouped_norm")
 
 
 @torch.library.custom_op("kilolayer::grouped_relu_norm", mutates_args=(), device_types="cuda")
@@ -42,12 +42,12 @@ def grouped_relu_norm(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """N_e(drop(relu(p + shift_e))) for the rows p of group e, computed in the gain's dtype and rounded to the product's.
+    """Compute N_e(drop(relu(p + shift_e))) for the rows p of each group e, in the gain's dtype, rounded to the product's dtype.
 
-    product [rows, width], anything behind the last group; ends and of_row as `Groups` has them; shift, gain and bias
-    [groups, width]; without bias the norm is RMSNorm. drop is dropout by `seed`, int64 of one element, as random_bits.py draws
-    it; without a seed nothing is dropped. The second output are the statistics: mean (LayerNorm alone) and 1 / deviation of
-    each row, [1 or 2, rows]. Both outputs are 0 behind the last group.
+    product: [rows, width]; rows after the last group may hold anything. ends, of_row: as in `Groups`. shift, gain, bias:
+    [groups, width]; without bias the norm is RMSNorm. seed: int64 [1], for the dropout of random_bits.py; None: no dropout.
+    Returns the result, [rows, width], and the statistics of each row, [1 or 2, rows]: the mean (LayerNorm only) and 1 /
+    standard deviation. Both are 0 after the last group.
     """
     from kilolayer.operators.grouped_norm_kernel import normalise
 
@@ -69,7 +69,7 @@ def grouped_relu_norm_backward(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The gradient of the product, 0 behind the last group, and those of gain, LayerNorm's bias and, if there is one, shift."""
+    """Return the gradients of the product, 0 after the last group, and of gain, bias (LayerNorm only) and shift, if any."""
     from kilolayer.operators.group_sums_kernel import add_up_segments, empty_sums
     from kilolayer.operators.grouped_norm_kernel import normalise_backward
 
@@ -122,7 +122,7 @@ def _(
 
 
 def _rectified(product: Tensor, ends: Tensor, of_row: Tensor, shift: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """relu(p + shift_e), not rounded in between."""
+    """Compute relu(p + shift_e), [rows, width], without rounding in between."""
     before = product.to(dtype).contiguous()
     return cut(before if shift is None else before + shift.to(dtype)[of_row], ends).relu()
 
@@ -148,7 +148,7 @@ def _(
     return empty_contiguous(product), empty_totals(statistics, gain, shift)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *given, gain, _, _, seed, ctx.dropout = inputs
     ctx.save_for_backward(*given, gain, output[1], seed)
     ctx.set_materialize_grads(False)
@@ -163,4 +163,4 @@ def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
     return of_product, None, None, next(rest, None), of_gain, of_bias, None, None, None
 
 
-grouped_relu_norm.register_autograd(_backward, setup_context=_keep)
+grouped_relu_norm.register_autograd(_backward, setup_context=_setup_context)

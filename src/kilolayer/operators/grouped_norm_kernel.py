@@ -1,6 +1,6 @@
-"""The kernels of grouped_norm.py: a program takes a part of the rows and reads each of them once.
+"""Triton kernels for grouped_norm.py: each program processes a part of the rows and reads every row once.
 
-Group by group it loads the vectors of bias and norm, and keeps them, and the sums of their gradients, in registers.
+For each group it loads the vectors of the bias and the norm, and holds them and the sums of their gradients in registers.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -18,9 +18,9 @@ from kilolayer.operators.random_bits_kernel import is_kept
 
 FORWARD = {"per_warp": 512, "fewest": 8, "most": 16, "per_thread": 16}
 BACKWARD = {"per_warp": 256, "fewest": 4, "most": 16, "per_thread": 16}
-"""Wide rows have more warps than in fused_norm_kernel.py: a program holds two vectors more."""
+"""Wide rows use more warps than in fused_norm_kernel.py, because a program holds two more vectors."""
 STAGES = 3
-"""Of a program's loop: while it computes with some rows, those of the next STAGES - 1 steps are on their way."""
+"""Pipeline stages of the loop: the rows of the next STAGES - 1 iterations are loaded during the computation."""
 
 
 def normalise(
@@ -35,7 +35,7 @@ def normalise(
     statistics: Tensor,
     draw: Draw,
 ) -> None:
-    """Write N(drop(relu(product + shift))) into `normed`, and what each row was shifted and scaled by; 0 behind the groups."""
+    """Write N(drop(relu(product + shift))) to `normed` and the norm's statistics to `statistics`; 0 after the last group."""
     rows, width = product.shape
     _normalise[(PARTS,)](
         product,
@@ -68,7 +68,7 @@ def normalise_backward(
     sums: Tensor,
     draw: Draw,
 ) -> None:
-    """Write the gradient of the product, and the sums of each segment for those of gain, bias and shift."""
+    """Write the gradient of the product, and the partial sums per segment for the gradients of gain, bias and shift."""
     rows, width = product.shape
     _normalise_backward[(PARTS,)](
         gradient,

@@ -44,12 +44,12 @@ def why_no_kernels() -> str | None:
     return None
 
 
-def run_on(device: torch.device, name: Name) -> bool:
+def runs_on(device: torch.device, name: Name) -> bool:
     """Whether the kernel of this name runs on this device."""
-    return any_on(device) and name not in _left_out
+    return available_on(device) and name not in _left_out
 
 
-def any_on(device: torch.device) -> bool:
+def available_on(device: torch.device) -> bool:
     """Whether kernels of our own run on this device at all."""
     return (device.type == "cuda" and _can_be_built()) or device.type == _assumed
 
@@ -69,7 +69,7 @@ def assumed(device: str = "meta") -> Iterator[None]:
 
 
 @contextmanager
-def left_out(*names: str) -> Iterator[None]:
+def disabled(*names: str) -> Iterator[None]:
     """Inside, the kernels of these names do not run, and what they compute is computed without them: for measurements.
 
     Code that is compiled inside is compiled without them, and again where it is called outside.
@@ -89,7 +89,7 @@ def _can_be_built() -> bool:
     return why_no_kernels() is None
 
 
-def be_constant_to_the_compiler() -> None:
+def assume_constant_when_compiled() -> None:
     """A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
 
     To be called before anything is compiled, and not earlier: it imports the compiler, which takes as long as torch itself.

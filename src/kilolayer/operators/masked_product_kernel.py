@@ -1,4 +1,4 @@
-"""The kernel of relu_network.py: a product that is masked, and summed over rows, before it is written."""
+"""The Triton kernel for relu_network.py: a matrix product that is masked, and summed over rows, before it is written."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 BLOCK_ROWS, BLOCK_COLUMNS, STEP = 128, 128, 64
-"""A tile of the product, and the terms of its sums that are read at once."""
+"""The tile sizes: rows and columns of the product, and the step along its inner dimension."""
 GROUP = 8
-"""Tiles below one another that run side by side: what they read of the weights, they find in the cache."""
+"""Number of vertically adjacent tiles that run together, so that they read the weights from the cache."""
 
 
 def multiply_and_mask(gradient: Tensor, weight: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, scale: float) -> None:
-    """Write scale * gradient W where hidden is above 0 into `passed`, and its sums over BLOCK_ROWS rows each into `sums`.
+    """Write scale * gradient W where hidden > 0 to `passed`, and its sums over blocks of BLOCK_ROWS rows to `sums`.
 
-    gradient [rows, dim], weight [dim, width], hidden and passed [rows, width]: dense, rows that begin at multiples of 16 bytes;
-    sums [blocks of rows, 1, width].
+    gradient: [rows, dim]. weight: [dim, width]. hidden, passed: [rows, width]. All four have dense rows, aligned to 16 bytes.
+    sums: [blocks, 1, width].
     """
     (rows, dim), width = gradient.shape, weight.shape[1]
     tile = [BLOCK_ROWS, BLOCK_COLUMNS]

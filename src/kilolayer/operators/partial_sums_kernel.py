@@ -1,6 +1,6 @@
-"""Totals of the partial sums that a backward kernel's programs have written, in one launch for all of its vectors.
+"""Reduces the partial sums that the programs of a backward kernel have written, in one launch for all of its vectors.
 
-A program adds up some columns: it reads all their parts at once, and always in the same order.
+Each program reduces a few columns: it reads all their parts at once, in a fixed order, so that the result is deterministic.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -14,16 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 COLUMNS = 16
-"""Columns of a program: few, so that the parts of a narrow vector are read from many multiprocessors."""
+"""Columns per program: few, so that the parts of a narrow vector are read by many multiprocessors."""
 WARPS = 8
 MOST_PARTS = 512
-"""Parts that are read at once; where there are more, they are read one such number after the other."""
+"""Maximum number of parts read at once; more parts are read in several iterations."""
 
 
 def add_up(sums: Tensor, totals: Sequence[Tensor]) -> None:
-    """Write the total of each vector over its parts into its own tensor, in that tensor's dtype.
+    """Sum each vector over its parts and write the result to its tensor in `totals`, in that tensor's dtype.
 
-    sums: fp32 [parts, vectors, width], contiguous; totals: one tensor [width] for each vector, at most 4.
+    sums: fp32 [parts, vectors, width], contiguous. totals: one tensor [width] per vector, at most 4.
     """
     parts, vectors, width = sums.shape
     first, second, third, fourth = [*totals, *[None] * (4 - vectors)]

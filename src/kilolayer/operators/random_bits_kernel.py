@@ -1,4 +1,4 @@
-"""The generator of random_bits.py inside a kernel: one call for each element, in whatever layout its position has."""
+"""The random generator of random_bits.py for use inside Triton kernels, elementwise over a block of positions."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 

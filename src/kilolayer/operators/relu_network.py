@@ -1,8 +1,8 @@
-"""The feed-forward network with a ReLU in half precision on a GPU, as one unit: its backward knows of both products.
+"""The feed-forward network with ReLU in half precision on a GPU, as one autograd function.
 
-The product that gives the hidden states' gradient masks it where it is written, and finds its sum over rows, that of the bias,
-on the way: no pass over it remains. What is kept is what two products and a ReLU keep. On the CPU the operator runs a plain
-formula, which the kernel is tested against.
+In the backward pass, the product that computes the gradient of the hidden states also applies the mask of the ReLU and sums
+over the rows for the gradient of the bias, so that no separate pass is needed. It saves the same tensors as two products and a
+ReLU. On the CPU the operator runs a plain formula, which the kernel is tested against.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kilolayer.operators.random_bits import draw_of
 from kilolayer.operators.relu_product import rectified_product, relu_backward, sum_of_rows
 
 GENERATIONS = (9, 10)
-"""Major compute capabilities: older GPUs copy no whole tiles, as the kernel does; those for graphics lack space for its own."""
+"""Supported major compute capabilities: older GPUs cannot copy whole tiles, and graphics GPUs have too little shared memory."""
 ALIGNMENT = 16
-"""Bytes: where the rows of such tiles begin."""
+"""Alignment in bytes that such copies require of every row."""
 
 
 def relu_network(
@@ -33,15 +33,16 @@ def relu_network(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """W_2 drop(relu(W_1 x + b_1)) + b_2: [..., dim] to the same; W_1 [width, dim]; b_1 [width]; W_2 [dim, width]; b_2 [dim].
+    """Compute W_2 drop(relu(W_1 x + b_1)) + b_2, [..., dim] to the same shape.
 
-    drop is dropout by `seed`, int64 of one element, as random_bits.py draws it; without a seed nothing is dropped.
+    first: W_1 [width, dim]. bias: b_1 [width]. second: W_2 [dim, width]. last_bias: b_2 [dim]. seed: int64 [1], for the dropout
+    of random_bits.py; None: no dropout.
     """
     return _ReluNetwork.apply(x, first, bias, second, last_bias, seed, dropout)
 
 
 class _ReluNetwork(torch.autograd.Function):
-    # Not an operator itself: so the second product is one that recomputation knows, and may keep.
+    # Not a custom operator, so that selective recomputation sees the second product and may save its result.
 
     @staticmethod
     def forward(
@@ -73,13 +74,13 @@ class _ReluNetwork(torch.autograd.Function):
 
 @torch.library.custom_op("kilolayer::masked_product", mutates_args=(), device_types="cuda")
 def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The gradient of what the ReLU read, scale * gradient W where hidden is above 0, and its sum over rows.
+    """Return the gradient of the ReLU's input, scale * gradient W where hidden > 0 and 0 elsewhere, and its sum over rows.
 
-    gradient [rows, dim]; weight [dim, width]; hidden [rows, width], what ReLU and dropout gave; the sum [width]. All in half
-    precision. scale: what dropout multiplied by where it kept.
+    gradient: [rows, dim]. weight: W [dim, width]. hidden: [rows, width], the output of ReLU and dropout. scale: the factor of
+    dropout for elements that it keeps. Returns [rows, width] and [width]. All tensors are in half precision.
     """
     gradient, weight, hidden = gradient.contiguous(), weight.contiguous(), hidden.contiguous()
-    if not (kernels.run_on(hidden.device, "relu_network") and _come_in_tiles(gradient, weight, hidden)):
+    if not (kernels.runs_on(hidden.device, "relu_network") and _supports_tile_copies(gradient, weight, hidden)):
         return relu_backward(gradient @ weight, hidden, scale)
     from kilolayer.operators.masked_product_kernel import BLOCK_ROWS, multiply_and_mask
     from kilolayer.operators.partial_sums_kernel import add_up
@@ -92,8 +93,8 @@ def masked_product(gradient: Tensor, weight: Tensor, hidden: Tensor, scale: floa
     return passed, total
 
 
-def _come_in_tiles(*given: Tensor) -> bool:
-    """Whether this GPU copies tiles of these matrices; a view may begin anywhere."""
+def _supports_tile_copies(*given: Tensor) -> bool:
+    """Whether this GPU can copy tiles of these matrices: each row must be aligned, which the rows of a view may not be."""
     begins = [bytes_to for each in given for bytes_to in (each.data_ptr(), each.stride(0) * each.itemsize)]
     aligned = all(begin % ALIGNMENT == 0 for begin in begins)
     return aligned and given[0].numel() > 0 and torch.cuda.get_device_capability(given[0].device)[0] in GENERATIONS

@@ -1,9 +1,9 @@
-"""The feed-forward network's first product on a GPU: relu(x W^T + b) as one product, and a backward that passes over it once.
+"""The feed-forward network's first product on a GPU: relu(x W^T + b) in one kernel, with a backward of one pass.
 
-cuBLAS applies bias and ReLU where it writes the product, and dropout is a pass over that. The output alone shows where the
-gradient passes, so neither the sums before the ReLU nor a mask is kept, and the backward does not draw again. Where a norm
-follows, its backward and the ReLU's are one pass. On the CPU the operators run plain formulas, which the kernels are tested
-against.
+cuBLAS applies bias and ReLU in the epilogue of the product; dropout is one more pass over the result. The gradient passes where
+the output is above 0, so that neither the input of the ReLU nor a dropout mask is saved, and the backward pass draws no random
+numbers. If a norm follows, its backward and the ReLU's are one pass. On the CPU the operators run plain formulas, which the
+kernels are tested against.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kilolayer.operators.fused_norm import inner_norm, inner_norm_backward
 from kilolayer.operators.random_bits import draw_of
 
 BLOCK_ROWS = 32
-"""Rows that one partial sum of the bias's gradient covers."""
+"""Number of rows in one partial sum of the bias's gradient."""
 
 
 def can_fuse_relu_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products in this dtype can be fused with their ReLU here."""
-    return dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device, "relu_product")
+    """Whether products of this dtype can be fused with their ReLU on this device."""
+    return dtype in (torch.bfloat16, torch.float16) and kernels.runs_on(device, "relu_product")
 
 
 @torch.library.custom_op("kilolayer::relu_product", mutates_args=(), device_types="cuda")
 def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x W^T + b): [..., inputs] to [..., outputs]; weight [outputs, inputs]; bias [outputs]."""
+    """Compute relu(x W^T + b), [..., inputs] to [..., outputs]. weight: W [outputs, inputs]. bias: b [outputs]."""
     return _rectified(x, weight, bias)
 
 
@@ -40,7 +40,7 @@ def _rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("kilolayer::relu_dropout_product", mutates_args=(), device_types="cuda")
 def relu_dropout_product(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, dropout: float) -> Tensor:
-    """drop(relu(x W^T + b)), as `relu_product`, with dropout by `seed`, int64 of one element, as random_bits.py draws it."""
+    """Compute drop(relu(x W^T + b)), with shapes as in `relu_product`. seed: int64 [1], for the dropout of random_bits.py."""
     from kilolayer.operators.relu_product_kernel import drop_in_place
 
     hidden = _rectified(x, weight, bias)
@@ -60,9 +60,9 @@ def normed_relu_product(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """N(h), h = drop(relu(x W^T + b)) itself, and the norm's statistics, as `inner_norm` has them.
+    """Return N(h) and h = drop(relu(x W^T + b)), [..., outputs] each, and the norm's statistics as `inner_norm` returns them.
 
-    seed: int64 of one element, as in `relu_dropout_product`; without one nothing is dropped.
+    gain, norm_bias: of the norm, [outputs]. seed: int64 [1], as in `relu_dropout_product`; None: no dropout.
     """
     hidden = rectified_product(x, weight, bias, seed, dropout)
     normed, statistics = inner_norm(hidden, gain, norm_bias, eps)
@@ -70,7 +70,7 @@ def normed_relu_product(
 
 
 def rectified_product(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
-    """relu(x W^T + b), with dropout behind it where there is a seed."""
+    """Compute relu(x W^T + b), [..., outputs], followed by dropout if there is a seed."""
     if seed is None or dropout == 0:
         return relu_product(x, weight, bias)
     return relu_dropout_product(x, weight, bias, seed, dropout)
@@ -78,9 +78,10 @@ def rectified_product(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | No
 
 @torch.library.custom_op("kilolayer::relu_backward", mutates_args=(), device_types="cuda")
 def relu_backward(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """scale * gradient where hidden is above 0, which ReLU and dropout let through, and its sum over rows, that of the bias.
+    """Return the gradient of the ReLU's input, scale * gradient where hidden > 0, and its sum over rows: that of the bias.
 
-    gradient and hidden [rows, columns], contiguous; the sum [columns]. scale: what dropout multiplied by where it kept.
+    gradient, hidden: [rows, columns], contiguous; hidden is the output of ReLU and dropout. scale: the factor of dropout for
+    elements that it keeps. Returns [rows, columns] and [columns].
     """
     from kilolayer.operators.partial_sums_kernel import add_up
     from kilolayer.operators.relu_product_kernel import pass_gradient
@@ -110,7 +111,7 @@ def _(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Ten
 
 
 def sum_of_rows(x: Tensor) -> Tensor:
-    """[rows, columns] to [columns], summed in fp32 or more."""
+    """Sum over rows, [rows, columns] to [columns], in fp32 or higher precision."""
     return x.sum(dim=0, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
 
 
@@ -145,13 +146,13 @@ def _(gradient: Tensor, hidden: Tensor, scale: float = 1.0) -> tuple[Tensor, Ten
     return torch.empty_like(gradient), gradient.new_empty(gradient.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     x, weight, _ = inputs
     ctx.scale = 1.0
     ctx.save_for_backward(x, weight, output)
 
 
-def _keep_dropped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_dropout_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _, seed, dropout = inputs
     ctx.scale = draw_of(seed, dropout).scale
     ctx.save_for_backward(x, weight, output)
@@ -168,7 +169,7 @@ def _dropped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *_backward(ctx, gradient), None, None
 
 
-def _keep_normed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, weight, _, gain, _, _, seed, dropout = inputs
     ctx.scale = draw_of(seed, dropout).scale
     ctx.save_for_backward(x, weight, gain, *output[1:])
@@ -183,10 +184,10 @@ def _normed_backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | Non
 
 
 def _of_factors(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and W from that of x W^T, [rows, outputs]."""
+    """Return the gradients of x and W, given that of x W^T: [rows, outputs]."""
     return (gradient @ weight).view(x.shape), gradient.t() @ x.reshape(-1, x.shape[-1])
 
 
-relu_product.register_autograd(_backward, setup_context=_keep)
-relu_dropout_product.register_autograd(_dropped_backward, setup_context=_keep_dropped)
-normed_relu_product.register_autograd(_normed_backward, setup_context=_keep_normed)
+relu_product.register_autograd(_backward, setup_context=_setup_context)
+relu_dropout_product.register_autograd(_dropped_backward, setup_context=_setup_dropout_context)
+normed_relu_product.register_autograd(_normed_backward, setup_context=_setup_norm_context)

@@ -1,4 +1,4 @@
-"""The kernels of relu_product.py."""
+"""Triton kernels for relu_product.py."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -12,23 +12,23 @@ from kilolayer.operators.random_bits import Draw
 from kilolayer.operators.random_bits_kernel import is_kept
 
 WARPS = 2
-BLOCK_COLUMNS = 256 * WARPS  # 16 bytes a lane along one row, so that each thread sums columns of its own
+BLOCK_COLUMNS = 256 * WARPS  # 16 bytes per lane along one row, so that each thread sums its own columns
 STEP = 8
-"""Rows that are loaded at once."""
+"""Number of rows loaded at once."""
 BLOCK = 1024
-"""Elements of a program that drops them: 16 bytes a lane of its 4 warps."""
+"""Elements per program of the dropout kernel: 16 bytes per lane of its 4 warps."""
 
 
 def drop_in_place(x: Tensor, draw: Draw) -> None:
-    """Multiply each element of x, contiguous, by draw.scale where it is kept, and by 0 elsewhere."""
+    """Apply dropout to x, which is contiguous, in place: times draw.scale where kept, times 0 elsewhere."""
     size = x.numel()
     _drop_in_place[(triton.cdiv(size, BLOCK),)](x, size, *draw, BLOCK=BLOCK, num_warps=4)
 
 
 def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, block_rows: int, scale: float) -> None:
-    """Write scale * gradient where hidden is above 0 into `passed`, and its sums over `block_rows` rows each into `sums`.
+    """Write scale * gradient where hidden > 0 to `passed`, and its sums over blocks of `block_rows` rows to `sums`.
 
-    gradient, hidden and passed [rows, columns], sums [blocks, 1, columns]; all contiguous.
+    gradient, hidden, passed: [rows, columns]. sums: [blocks, 1, columns]. All are contiguous.
     """
     rows, columns = gradient.shape
     _pass_gradient[(triton.cdiv(columns, BLOCK_COLUMNS), sums.shape[0])](

@@ -1,7 +1,7 @@
-"""What a loss over the vocabulary needs of each row of scores, in one pass forward and one backward on a GPU.
+"""The statistics of each row of logits that a loss over the vocabulary needs: one pass forward and one backward on a GPU.
 
-Nothing else of the scores' size is ever held: they stay in the precision that the product wrote them in, and their gradient
-takes their place. On the CPU the same function runs plain formulas, which the kernels are tested against.
+No other tensor of the logits' size is allocated: they keep the precision of the product that wrote them, and the backward pass
+overwrites them with their gradient. On the CPU the same function runs plain formulas, which the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kilolayer.operators import kernels
 
 
 def can_fuse_score_statistics(device: torch.device) -> bool:
-    """Whether the kernels can run here."""
-    return kernels.run_on(device, "loss")
+    """Whether the kernels run on this device."""
+    return kernels.runs_on(device, "loss")
 
 
 def score_statistics(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """logsumexp of each row, the score of its label, and the row's mean: fp32 [rows] each.
+    """Return the logsumexp of each row, the logit of its label, and the mean of the row: fp32 [rows] each.
 
-    scores [rows, vocabulary], contiguous: the backward pass overwrites them with their gradient. labels int64 [rows].
+    scores: [rows, vocabulary], contiguous; the backward pass overwrites them with their gradient. labels: int64 [rows].
     """
     return _ScoreStatistics.apply(scores, labels)
 

@@ -1,4 +1,4 @@
-"""The kernels of score_statistics.py."""
+"""Triton kernels for score_statistics.py."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -11,11 +11,11 @@ from torch import Tensor
 COLUMNS = 4096
 WARPS = 8
 VECTOR: tl.constexpr = tl.constexpr(8)
-"""Scores that a thread reads at once; they share a maximum, so that little more than one power is taken of each score."""
+"""Logits that a thread reads at once; they share a running maximum, so that there is little more than one exp per logit."""
 
 
 def measure_rows(scores: Tensor, labels: Tensor, total: Tensor, chosen: Tensor, mean: Tensor) -> None:
-    """Write logsumexp, label's score and mean of each row; scores [rows, vocabulary], the others [rows], all contiguous."""
+    """Write logsumexp, the label's logit and the mean of each row. scores: [rows, vocabulary]; others [rows]; contiguous."""
     rows, width = scores.shape
     _measure_rows[(rows,)](scores, labels, total, chosen, mean, WIDTH=width, COLUMNS=COLUMNS, num_warps=WARPS)
 
@@ -23,7 +23,7 @@ def measure_rows(scores: Tensor, labels: Tensor, total: Tensor, chosen: Tensor, 
 def spread_gradients(
     scores: Tensor, labels: Tensor, total: Tensor, of_total: Tensor, of_chosen: Tensor, of_mean: Tensor
 ) -> None:
-    """Put softmax * of_total + of_mean / vocabulary, and of_chosen more at the label, in the place of the scores."""
+    """Overwrite the scores with their gradient: softmax * of_total + of_mean / vocabulary, plus of_chosen at the label."""
     rows, width = scores.shape
     _spread_gradients[(rows, triton.cdiv(width, COLUMNS))](
         scores, labels, total, of_total, of_chosen, of_mean, WIDTH=width, COLUMNS=COLUMNS, num_warps=WARPS

@@ -1,8 +1,8 @@
-"""Attention over short sequences on a GPU: one program holds a whole head, forward and backward.
+"""Fused attention over short sequences on a GPU: one program computes a whole head, forward and backward.
 
-Sentences are short, and then the time goes into launches and copies and not into products. Here queries, keys and values are
-read where the projection wrote them, padding is a bias on the keys, and the backward computes the weights again instead of
-loading them. On the CPU the same operators run `reference`, which is what the kernels are tested against.
+For short sequences most of the time goes into kernel launches and copies, not into matrix products. These operators therefore
+read queries, keys and values where the projection wrote them, take padding as a bias on the keys, and recompute the attention
+weights in the backward pass. On the CPU they run `reference`, which the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HEAD_DIMS = (16, 32, 64, 128)
 
 
 def can_run_short_attention(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
-    """Whether sequences up to `longest` can be attended to here."""
-    # The length last: an exported or compiled model has no number there, and would be bound to one.
-    served = dtype in (torch.bfloat16, torch.float16) and kernels.run_on(device, "short_attention")
+    """Whether the kernels support sequences of up to `longest` tokens on this device."""
+    # The length is checked last: in an exported or compiled model it is symbolic, and a comparison would specialise on it.
+    served = dtype in (torch.bfloat16, torch.float16) and kernels.runs_on(device, "short_attention")
     return served and head_dim in HEAD_DIMS and longest <= LONGEST
 
 
@@ -36,9 +36,11 @@ def reference(
     seed: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """drop(softmax(q k^T / sqrt(head width) + keys)) v, all [batch, length, heads * head width]; 0 where a query sees no key.
+    """Compute drop(softmax(q k^T / sqrt(head_dim) + keys)) v; the output is 0 for a query that may attend to no key.
 
-    drop is dropout on the weights [batch, heads, queries, keys] as random_bits.py draws it; without a seed nothing is dropped.
+    query: [batch, queries, heads * head_dim]. key, value: [batch, length, key heads * head_dim]. keys: a bias on each key,
+    [batch, length]. seed: int64 [1], for the dropout of random_bits.py on the weights [batch, heads, queries, length]; None: no
+    dropout. Returns [batch, queries, heads * head_dim].
     """
     head_dim = query.shape[-1] // heads
     query, key, value = (part.unflatten(-1, (-1, head_dim)).transpose(1, 2) for part in (query, key, value))
@@ -63,10 +65,10 @@ def short_self_attention(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Mixed heads [batch, length, heads * head width] of queries, keys and values that lie side by side.
+    """Compute self-attention from packed queries, keys and values: [batch, length, heads * head_dim].
 
-    packed [batch, length, (heads + 2 key_heads) * head width]; keys: a bias on each key, [batch, length]; seed: int64 of one
-    element, by which weights are dropped with probability `dropout`, or None.
+    packed: [batch, length, (heads + 2 key_heads) * head_dim]. keys: a bias on each key, [batch, length]. seed: int64 [1], for
+    dropout of the attention weights with probability `dropout`; None: no dropout.
     """
     from kilolayer.operators.short_attention_kernel import attend
 
@@ -88,7 +90,7 @@ def short_self_attention_backward(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The gradient of `packed`."""
+    """Return the gradient of `packed`. gradient: that of the output, [batch, length, heads * head_dim]."""
     from kilolayer.operators.short_attention_kernel import attend_backward
 
     head_dim = packed.shape[-1] // (heads + 2 * key_heads)
@@ -110,7 +112,11 @@ def short_cross_attention(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Mixed heads [batch, queries, heads * head width] as `query`; packed [batch, keys, 2 key_heads * head width]."""
+    """Compute cross-attention, in the shape of `query`.
+
+    query: [batch, queries, heads * head_dim]. packed: keys and values, [batch, keys, 2 key_heads * head_dim]. The other
+    arguments are those of `short_self_attention`.
+    """
     from kilolayer.operators.short_attention_kernel import attend
 
     mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -130,7 +136,7 @@ def short_cross_attention_backward(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `query` and of `packed`."""
+    """Return the gradients of `query` and `packed`. gradient: that of the output, [batch, queries, heads * head_dim]."""
     from kilolayer.operators.short_attention_kernel import attend_backward
 
     of_query, found = torch.empty_like(query), torch.empty_like(packed)
@@ -224,7 +230,7 @@ def _(gradient: Tensor, query: Tensor, packed: Tensor, *_: Any) -> tuple[Tensor,
     return torch.empty_like(query), torch.empty_like(packed)
 
 
-def _keep_self(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_self_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     packed, keys, *ctx.numbers, seed, ctx.dropout = inputs
     ctx.save_for_backward(packed, keys, seed)
 
@@ -235,7 +241,7 @@ def _self_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return found, *[None] * 6
 
 
-def _keep_cross(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_cross_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     query, packed, keys, *ctx.numbers, seed, ctx.dropout = inputs
     ctx.save_for_backward(query, packed, keys, seed)
 
@@ -246,5 +252,5 @@ def _cross_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *found, *[None] * 5
 
 
-short_self_attention.register_autograd(_self_backward, setup_context=_keep_self)
-short_cross_attention.register_autograd(_cross_backward, setup_context=_keep_cross)
+short_self_attention.register_autograd(_self_backward, setup_context=_setup_self_context)
+short_cross_attention.register_autograd(_cross_backward, setup_context=_setup_cross_context)

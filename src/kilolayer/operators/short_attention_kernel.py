@@ -1,4 +1,4 @@
-"""The kernels of short_attention.py."""
+"""Triton kernels for short_attention.py."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -23,9 +23,10 @@ def attend(
     causal: bool,
     draw: Draw,
 ) -> None:
-    """Write drop(softmax(q k^T / sqrt(head width) + keys)) v into `mixed`; all [batch, length, heads * head width].
+    """Write drop(softmax(q k^T / sqrt(head_dim) + keys)) v to `mixed`.
 
-    Rows are dense.
+    query, mixed: [batch, queries, heads * head_dim]. key, value: [batch, length, key_heads * head_dim]. keys: [batch, length].
+    The last dimension is dense.
     """
     batch, queries, width = query.shape
     _attend[(batch * heads,)](
@@ -63,7 +64,7 @@ def attend_backward(
     causal: bool,
     draw: Draw,
 ) -> None:
-    """Write the gradients of `attend` in its inputs into the tensors `..._found`."""
+    """Write the gradients of the inputs of `attend` to the tensors `..._found`, which have the same shapes."""
     batch, queries, width = query.shape
     _attend_backward[(batch * key_heads,)](
         gradient,
@@ -93,7 +94,7 @@ def attend_backward(
 
 
 def _strides(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, mixed: Tensor) -> tuple[int, ...]:
-    """Steps from batch to batch and from position to position."""
+    """The strides of the batch and position dimensions."""
     steps = [each.stride(axis) for each in (query, key, value) for axis in (0, 1)]
     return (*steps, 0 if keys is None else keys.stride(0), mixed.stride(0), mixed.stride(1))
 

@@ -1,4 +1,4 @@
-"""The kernel of step_attention.py."""
+"""The Triton kernel for step_attention.py."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-def look(
+def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -19,16 +19,16 @@ def look(
     own: tuple[Tensor, Tensor] | None = None,
     past: Tensor | None = None,
 ) -> None:
-    """Write softmax(q k^T / sqrt(head width)) v over the entries that each hypothesis sees into `mixed`.
+    """Write softmax(q k^T / sqrt(head_dim)) v, over the entries that each hypothesis attends to, to `mixed`.
 
-    query [rows, heads, width, head width]; keys, values [rows, key heads, entries, head width], contiguous; seen bool
-    [rows, 1, width or 1, entries]; mixed [rows, width, heads * head width], contiguous. own: the new keys and values
-    [rows, key heads, width, head width], which are also written behind the first `past` entries; only these are looked at.
+    query: [rows, heads, width, head_dim]. keys, values: [rows, key heads, entries, head_dim], contiguous. seen: bool
+    [rows, 1, width or 1, entries]. mixed: [rows, width, heads * head_dim], contiguous. own: the new keys and values,
+    [rows, key heads, width, head_dim], which are written after the first `past` entries; later entries are not read.
     """
     rows, heads, width, head_dim = query.shape
     key_heads, entries = keys.shape[1:3]
     new_key, new_value = (query, query) if own is None else own
-    # Tensor cores take 16 queries at once; fp32 does without them.
+    # Tensor cores need at least 16 queries; fp32 does not use them.
     queries = max(8 if query.dtype == torch.float32 else 16, triton.next_power_of_2(heads // key_heads * width))
     _look[(rows * key_heads,)](
         query,

@@ -1,7 +1,8 @@
-"""The optimizer's work on many tensors in one launch: update, sum and norm of gradients.
+"""Multi-tensor optimizer kernels: update, accumulation and norm of the gradients of many tensors in one launch.
 
-Each program takes one chunk of one tensor. Gradients and weights are found through tables of addresses, because they are
-thousands of tensors; moments, masters and sums of gradients lie in flat buffers. A program reads and writes each number once.
+Each program processes one chunk of one tensor. Gradients and weights are separate tensors, thousands of them, and are read
+through tables of addresses; moments, master weights and accumulated gradients are in flat buffers. A program reads and writes
+each number once.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -18,19 +19,19 @@ import triton.language as tl
 from torch import Tensor, nn
 
 Use = Literal["collect", "update"]
-"""Of gradients: those of one batch, to be added up, or those of the whole step."""
+"""The use of gradients: those of one batch, to be accumulated, or those of the whole step."""
 CHUNK = 2048
 CHUNKS_AT_ONCE = 8
-"""Of a program that only reads: one chunk would be too little work for it."""
+"""Chunks per program of a kernel that only reads, for which one chunk would be too little work."""
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 class WeightGroup(Protocol):
-    """Weights of one dtype that are decayed alike, and where their state lies.
+    """Weights of one dtype with the same weight decay, and their optimizer state.
 
-    rates: what the learning rate of each weight is multiplied by. eps: what the offset is multiplied by, where there is a root.
-    starts: where each weight's part of a flat buffer begins.
-    buffers: fp32 [size], `means` and `squares`, and where they are kept `masters` and `sums`.
+    rates: the factor of each weight's learning rate. eps: the factor of the offset, if the update has a square root.
+    starts: the start of each weight's part of a flat buffer.
+    buffers: fp32 [size] each: `means`, `squares`, and optionally `masters` and `sums`.
     """
 
     weights: list[nn.Parameter]
@@ -42,15 +43,15 @@ class WeightGroup(Protocol):
 
     @property
     def gradients(self) -> list[Tensor | None]:
-        """What the next update reads."""
+        """The gradients that the next update reads."""
         ...
 
 
 class UpdateKernel:
-    """The launches of an optimizer's groups. decoupled: the decay is of the weights, not a part of the gradient.
+    """Launches the kernels for the groups of an optimizer. decoupled: decay the weights directly, not through the gradient.
 
-    The addresses of the gradients go into tables. While a step is recorded no table can be written: `recording` gives it tables
-    of its own and writes them afterwards.
+    The addresses of the gradients are passed in tables. While a step is recorded as a CUDA graph, no table can be written;
+    `recording` gives the step its own tables and fills them afterwards.
     """
 
     def __init__(self, groups: Sequence[WeightGroup], *, beta1: float, beta2: float, decoupled: bool) -> None:
@@ -62,13 +63,13 @@ class UpdateKernel:
         self.recorded: list[dict[Use, list[Tensor]]] = []
 
     def update(self, factors: Tensor, finite: Tensor) -> None:
-        """One launch a group. factors: fp32 [lr, step, root, offset, scale]; finite: bool []."""
+        """Update all weights, in one launch per group. factors: fp32 [5]: lr, step, root, offset, scale. finite: bool []."""
         self._note("update", [group.gradients for group in self.groups])
         for group, chunks, table in zip(self.groups, self.chunks, self.tables["update"], strict=True):
             self._update_group(group, chunks, table, factors, finite)
 
     def norms(self) -> list[Tensor]:
-        """The norm of each group's gradients: fp64 [] each."""
+        """Return the norm of each group's gradients: fp64 [] each."""
         self._note("update", [group.gradients for group in self.groups])
         return [
             sums_of_squares(group, chunks, table).sum(dtype=torch.float64).sqrt()
@@ -76,14 +77,14 @@ class UpdateKernel:
         ]
 
     def collect(self) -> None:
-        """Add the last backward's gradients to the sums: one launch a group."""
+        """Add the gradients of the last backward pass to the sums, in one launch per group."""
         self._note("collect", [[weight.grad for weight in group.weights] for group in self.groups])
         for group, chunks, table in zip(self.groups, self.chunks, self.tables["collect"], strict=True):
             add_gradients(group, chunks, table)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Around the recording of a step, or of one batch of it."""
+        """A context for recording a step, or one batch of it, as a CUDA graph."""
         usual, self.tables = self.tables, self._new_tables()
         self.noted = {}
         try:
@@ -95,7 +96,7 @@ class UpdateKernel:
             self.tables = usual
 
     def _update_group(self, group: WeightGroup, chunks: Chunks, gradients: Tensor, factors: Tensor, finite: Tensor) -> None:
-        """One launch. gradients: the addresses, on the device."""
+        """Update one group in one launch. gradients: their addresses, int64 [weights], on the device."""
         gradient = next((each for each in group.gradients if each is not None), None)
         if gradient is None:
             return
@@ -139,7 +140,7 @@ class UpdateKernel:
 
 
 class Chunks:
-    """Where the chunks of a group are."""
+    """The chunks of a group: the tensor and the start of each."""
 
     def __init__(self, group: WeightGroup) -> None:
         device = group.weights[0].device
@@ -152,12 +153,12 @@ class Chunks:
 
 
 def addresses(tensors: list[Tensor | None]) -> Tensor:
-    """int64 [tensors], 0 where a tensor is absent."""
+    """Return the addresses of tensors: int64 [tensors], 0 for None."""
     return torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
 def add_gradients(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> None:
-    """One launch: sums <- sums + gradients. gradients: the addresses of the last backward's, on the device."""
+    """Compute sums <- sums + gradients in one launch. gradients: their addresses, int64 [weights], on the device."""
     gradient = next((weight.grad for weight in group.weights if weight.grad is not None), None)
     if gradient is not None:
         _add_gradients[(len(chunks.tensor_of),)](
@@ -174,7 +175,7 @@ def add_gradients(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> None
 
 
 def sums_of_squares(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> Tensor:
-    """One launch: fp32 [programs], the sums over some chunks each. gradients: the addresses, on the device."""
+    """Return partial sums of the squared gradients, fp32 [programs], in one launch. gradients: as in `add_gradients`."""
     gradient = next((each for each in group.gradients if each is not None), None)
     count = len(chunks.tensor_of)
     sums = torch.zeros(triton.cdiv(count, CHUNKS_AT_ONCE), device=gradients.device)

@@ -81,11 +81,11 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: ExpertGroup) -> Non
                 parameter.grad = torch.zeros_like(parameter)
             kinds.setdefault((parameter.grad.device, parameter.grad.dtype), []).append(parameter.grad)
     for gradients in kinds.values():
-        for few in _few_at_once(gradients):
+        for few in _buckets(gradients):
             _sum_joined(few, group)
 
 
-def _few_at_once(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
     few, size = [], 0
     for gradient in gradients:
         if few and size + gradient.numel() > AT_ONCE:

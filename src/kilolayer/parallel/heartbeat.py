@@ -29,14 +29,14 @@ def begin_collective() -> None:
 
 
 @contextmanager
-def watched(store: Store, rank: int, size: int, timeout: float, step: Callable[[], int]) -> Iterator[None]:
+def watchdog(store: Store, rank: int, size: int, timeout: float, step: Callable[[], int]) -> Iterator[None]:
     """While this context is active on all processes, one that hangs for `timeout` seconds is reported, and all are ended.
 
     store: shared by the processes.
     step: returns the current step of this process.
     """
     watch = _Watch(store, rank, size, timeout, step)
-    watch.tell()
+    watch.publish()
     watch.start()
     try:
         yield
@@ -62,7 +62,7 @@ class _Watch(threading.Thread):
     def _compare(self) -> None:
         last, since = None, time.monotonic()
         while not self.done.wait(POLL_SECONDS):
-            self.tell()
+            self.publish()
             found = self._read()
             if found is None or found != last:
                 last, since = found, time.monotonic()
@@ -72,7 +72,7 @@ class _Watch(threading.Thread):
                 if behind:
                     self._end(behind)
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Publish this process's progress."""
         self.store.set(self.keys[self.rank], f"{_begun} {self.step()}")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kilolayer.errors import OptionError
 from kilolayer.parallel.group import ExpertGroup
-from kilolayer.parallel.heartbeat import begin_collective, watched
+from kilolayer.parallel.heartbeat import begin_collective, watchdog
 from kilolayer.terminal import counted
 
 PATIENCE = timedelta(hours=12)
@@ -61,11 +61,11 @@ class Processes:
         """Whether this is the process that writes files and the log for all."""
         return self.rank == 0
 
-    def watched(self, timeout: float) -> AbstractContextManager[None]:
+    def watchdog(self, timeout: float) -> AbstractContextManager[None]:
         """A context that all processes enter, in which one that hangs for `timeout` seconds is reported and all are ended."""
         if self.store is None:
             return nullcontext()
-        return watched(self.store, self.rank, self.size, timeout, lambda: self.step)
+        return watchdog(self.store, self.rank, self.size, timeout, lambda: self.step)
 
     def check(self, device: torch.device) -> None:
         """Raise if there are not enough devices of this kind: each process needs its own."""
@@ -91,7 +91,7 @@ class Processes:
         return own
 
     @contextmanager
-    def in_turn(self) -> Iterator[None]:
+    def first_process_first(self) -> Iterator[None]:
         """Run the body on the first process, then on the others; if it fails on the first, the others exit silently."""
         if self.first:
             try:

@@ -10,28 +10,28 @@ from torch import Tensor
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention, attention_weights
 from kilolayer.layers.mask import Mask, causal_grid
 from kilolayer.models.model import Model
-from kilolayer.probe.places import ByKind, compute, layer_and_place, looking, table_by_place
+from kilolayer.probe.places import ByKind, compute, forward_hooks, layer_and_place, table_by_place
 from kilolayer.probe.propagation import Loss
 
 
 def attention_entropy(model: Model, loss: Loss) -> ByKind:
     """-sum p log p / log(visible positions), by stack and layer: the mean over heads and over queries that see two or more."""
     found: dict[str, dict[tuple[int | None, str], float]] = {stack.side: {} for stack in model.stacks()}
-    with looking(model) as look:
-        for stack in look.stacks:
+    with forward_hooks(model) as hooks:
+        for stack in hooks.stacks:
             for name, module in stack.named_modules():
                 if isinstance(module, Attention):
                     key = layer_and_place(name)
 
-                    def note(
+                    def record(
                         attention: Attention,
                         inputs: tuple[Any, ...],
                         key: tuple[int | None, str] = key,
                         side: str = stack.side,
                     ) -> None:
-                        found[side][key] = _relative_entropy(*_weights(attention, inputs), look.real[side])
+                        found[side][key] = _relative_entropy(*_weights(attention, inputs), hooks.real[side])
 
-                    look.before(module, note)
+                    hooks.before(module, record)
         compute(model, loss)
     return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
 

@@ -11,7 +11,7 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import Experts
 from kilolayer.moe.groups import Groups
-from kilolayer.probe.places import ByLayer, compute, layer_and_place, looking
+from kilolayer.probe.places import ByLayer, compute, forward_hooks, layer_and_place
 from kilolayer.probe.propagation import Loss
 
 
@@ -22,24 +22,26 @@ def dead_units(model: Model, loss: Loss) -> ByLayer:
     """
     found: dict[str, dict[int, float]] = {stack.side: {} for stack in model.stacks()}
     groups: list[Groups] = []
-    with looking(model) as look:
-        for stack in look.stacks:
+    with forward_hooks(model) as hooks:
+        for stack in hooks.stacks:
             for name, module in stack.named_modules():
                 if not isinstance(module, FeedForward | Experts) or not isinstance(module.activation, nn.ReLU):
                     continue
                 layer, _ = layer_and_place(name)
                 assert layer is not None
 
-                def note(_relu: nn.Module, _inputs: object, output: Tensor, layer: int = layer, side: str = stack.side) -> None:
+                def record(
+                    _relu: nn.Module, _inputs: object, output: Tensor, layer: int = layer, side: str = stack.side
+                ) -> None:
                     if output.dim() == 3:
-                        dead = ~(look.places(side, output) > 0).any(dim=0)
+                        dead = ~(hooks.places(side, output) > 0).any(dim=0)
                     else:  # the rows of experts
                         dead = _dead_of_experts(output, groups[-1])
                     found[side][layer] = float(dead.double().mean())
 
                 if isinstance(module, Experts):
-                    look.before(module, lambda _experts, inputs: groups.append(inputs[1]))
-                look.after(module.activation, note)
+                    hooks.before(module, lambda _experts, inputs: groups.append(inputs[1]))
+                hooks.after(module.activation, record)
         compute(model, loss)
     depths = {stack.side: len(stack.blocks) for stack in model.stacks()}
     return {

@@ -16,7 +16,7 @@ from kilolayer.probe.attention_entropy import attention_entropy
 from kilolayer.probe.dead_units import dead_units
 from kilolayer.probe.gradients import Gradients, measure_gradients
 from kilolayer.probe.norm_inputs import norm_inputs
-from kilolayer.probe.places import ByKind, ByLayer, compute, looking
+from kilolayer.probe.places import ByKind, ByLayer, compute, forward_hooks
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.rank import StateRank, state_rank
 from kilolayer.probe.residual import residual_sizes
@@ -124,7 +124,7 @@ class Diagnosis:
     def verdict(self) -> list[str]:
         """The findings in sentences."""
         if self.healthy:
-            return [f"Healthy: {_praise(self.measured)}"]
+            return [f"Healthy: {_healthy_summary(self.measured)}"]
         tried = self.options()
         return [*(finding.text for finding in self.findings), *([f"Try: {'; or '.join(tried)}."] if tried else [])]
 
@@ -145,7 +145,7 @@ def measure(
 ) -> Measurements:
     """Run all probes on one batch, in fp32 or higher precision. loss: computes the loss of the batch from a model."""
     model, config = _precise(model), model.config
-    with looking(model):
+    with forward_hooks(model):
         value = compute(model, loss)
     with torch.random.fork_rng(devices=[]):
         return Measurements(
@@ -174,7 +174,7 @@ def _precise(model: Model) -> Model:
     return copy.deepcopy(model).float() if any(weight.dtype.itemsize < 4 for weight in model.parameters()) else model
 
 
-def _praise(measured: Measurements) -> str:
+def _healthy_summary(measured: Measurements) -> str:
     shares = {side: first_share(norms) for side, norms in measured.gradients.trained.items()}
     said = [
         f"the gradient of the {side}'s first layers is {share:.0%} of its largest layer's"

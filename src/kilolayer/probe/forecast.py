@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kilolayer import config as configuration
 from kilolayer.errors import OptionError
-from kilolayer.probe.range_test import fading_rate, rise, turning_rate
+from kilolayer.probe.range_test import fading_rate, sweep_rates, turning_rate
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
@@ -107,7 +107,7 @@ def forecast(
     # Compiling layers would take longer than so few steps, and fp16 would not have found its loss scale by then.
     precision = "fp32" if whole.train.precision == "fp16" else whole.train.precision
     trial = Trial(replace(whole, train=replace(whole.train, eager=True, precision=precision)), task)
-    return judge(RangeTest.of(rise(trial, STEPS)), trial.config.train, rates, warmups)
+    return judge(RangeTest.of(sweep_rates(trial, STEPS)), trial.config.train, rates, warmups)
 
 
 def judge(test: RangeTest, train: TrainConfig, rates: Sequence[float], warmups: Sequence[int] | None) -> Forecast:

@@ -10,29 +10,29 @@ from torch import Tensor, nn
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import ExpertNorm
 from kilolayer.moe.groups import Groups
-from kilolayer.probe.places import ByKind, compute, layer_and_place, looking, root_mean_square, table_by_place
+from kilolayer.probe.places import ByKind, compute, forward_hooks, layer_and_place, root_mean_square, table_by_place
 from kilolayer.probe.propagation import Loss
 
 
 def norm_inputs(model: Model, loss: Loss) -> ByKind:
     """The root mean square by stack and by name of the norm, such as `self_attention.out_norm`, for each layer."""
     found: dict[str, dict[tuple[int | None, str], float]] = {stack.side: {} for stack in model.stacks()}
-    with looking(model) as look:
-        for stack in look.stacks:
+    with forward_hooks(model) as hooks:
+        for stack in hooks.stacks:
             for name, module in stack.named_modules():
                 if isinstance(module, nn.LayerNorm | nn.RMSNorm | ExpertNorm):
                     key = layer_and_place(name)
 
-                    def note(
+                    def record(
                         _norm: nn.Module,
                         inputs: tuple[Tensor, Groups] | tuple[Tensor],
                         key: tuple[int | None, str] = key,
                         side: str = stack.side,
                     ) -> None:
                         # An expert's norm reads rows of tokens; padding comes after the rows of the last expert.
-                        x = inputs[0][: inputs[1].ends[-1]] if len(inputs) > 1 else look.places(side, inputs[0])
+                        x = inputs[0][: inputs[1].ends[-1]] if len(inputs) > 1 else hooks.places(side, inputs[0])
                         found[side][key] = root_mean_square(x)
 
-                    look.before(module, note)
+                    hooks.before(module, record)
         compute(model, loss)
     return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}

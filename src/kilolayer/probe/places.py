@@ -22,7 +22,7 @@ ByKind = dict[str, dict[str, tuple[float, ...]]]
 """The same by stack and by kind of sublayer, or by module name within a layer; NaN if a layer has none."""
 
 
-class Look:
+class ForwardHooks:
     """Registers temporary hooks, and knows which positions of each stack's input are real."""
 
     def __init__(self, model: Model) -> None:
@@ -30,7 +30,7 @@ class Look:
         self.real: dict[str, Tensor | None] = {}
         self.handles: list[RemovableHandle] = []
         for stack in self.stacks:
-            self.before(stack, self._note_padding)
+            self.before(stack, self._record_padding)
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call `hook(module, inputs)` before the module's forward."""
@@ -45,7 +45,7 @@ class Look:
         real = self.real.get(side)
         return x_BLD.detach().flatten(0, 1) if real is None else x_BLD.detach()[real]
 
-    def _note_padding(self, stack: Stack, inputs: tuple[Sequences, ...]) -> None:
+    def _record_padding(self, stack: Stack, inputs: tuple[Sequences, ...]) -> None:
         self.real[stack.side] = inputs[0].real
 
     def remove(self) -> None:
@@ -54,14 +54,14 @@ class Look:
 
 
 @contextmanager
-def looking(model: Model) -> Iterator[Look]:
-    """A context that yields a Look; the model is in evaluation mode inside: no dropout, no capacity limits of experts."""
-    look = Look(model)
+def forward_hooks(model: Model) -> Iterator[ForwardHooks]:
+    """Yield `ForwardHooks` on the model, which is in evaluation mode inside: no dropout, no capacity limits of experts."""
+    hooks = ForwardHooks(model)
     try:
         with in_mode(model, training=False):
-            yield look
+            yield hooks
     finally:
-        look.remove()
+        hooks.remove()
 
 
 def compute(model: Model, loss: Loss) -> float:
@@ -75,9 +75,9 @@ def top_states(loss: Loss) -> Callable[[Model], Tensor]:
 
     def output(model: Model) -> Tensor:
         found: list[Tensor] = []
-        with looking(model) as look:
-            last = look.stacks[-1]
-            look.after(last, lambda _stack, _inputs, out: found.append(look.places(last.side, out.states)))
+        with forward_hooks(model) as hooks:
+            last = hooks.stacks[-1]
+            hooks.after(last, lambda _stack, _inputs, out: found.append(hooks.places(last.side, out.states)))
             compute(model, loss)
         return found[-1]
 

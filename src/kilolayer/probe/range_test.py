@@ -12,7 +12,7 @@ SMALLEST = 1e-12
 """Smaller shares of the gradient count as this value."""
 
 
-def rise(trial: Trial, steps: int, lowest: float = LOWEST, highest: float = HIGHEST) -> list[Measured]:
+def sweep_rates(trial: Trial, steps: int, lowest: float = LOWEST, highest: float = HIGHEST) -> list[Measured]:
     """Take steps with a rate that rises geometrically from `lowest` to `highest`; stop after the first that is not finite."""
     found: list[Measured] = []
     for index in range(steps):

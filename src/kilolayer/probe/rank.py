@@ -10,7 +10,7 @@ from torch import Tensor
 from kilolayer.layers.block import Block, LayerOutput
 from kilolayer.layers.stream import state_of
 from kilolayer.models.model import Model
-from kilolayer.probe.places import ByLayer, compute, looking
+from kilolayer.probe.places import ByLayer, compute, forward_hooks
 from kilolayer.probe.propagation import Loss
 
 
@@ -29,16 +29,16 @@ def state_rank(model: Model, loss: Loss) -> StateRank:
     """Measure the output of each layer, by stack."""
     effective: dict[str, list[float]] = {stack.side: [] for stack in model.stacks()}
     cosine: dict[str, list[float]] = {stack.side: [] for stack in model.stacks()}
-    with looking(model) as look:
-        for stack in look.stacks:
+    with forward_hooks(model) as hooks:
+        for stack in hooks.stacks:
 
-            def note(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
+            def record(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
                 states = state_of(output.states).detach()
-                effective[side].append(effective_rank(look.places(side, states)))
-                cosine[side].append(mean_cosine(states, look.real[side]))
+                effective[side].append(effective_rank(hooks.places(side, states)))
+                cosine[side].append(mean_cosine(states, hooks.real[side]))
 
             for block in stack.layers():
-                look.after(block, note)
+                hooks.after(block, record)
         compute(model, loss)
     return StateRank(*({side: tuple(each) for side, each in found.items()} for found in (effective, cosine)))
 

@@ -141,10 +141,10 @@ def _centred(points: list[Tensor]) -> Iterator[Tensor]:
     """The points minus their mean, as rows in fp64, one chunk of columns at a time."""
     flat = [point.detach().flatten() for point in points]
     stretches = range(0, max(1, flat[0].numel()), AT_ONCE)
-    return (_less_mean(torch.stack([each[start : start + AT_ONCE].double() for each in flat])) for start in stretches)
+    return (_subtract_mean(torch.stack([each[start : start + AT_ONCE].double() for each in flat])) for start in stretches)
 
 
-def _less_mean(rows: Tensor) -> Tensor:
+def _subtract_mean(rows: Tensor) -> Tensor:
     return rows - rows.mean(dim=0)
 
 

@@ -44,7 +44,9 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
     if not (math.isfinite(measured.loss) and math.isfinite(measured.gradients.total)):
         text = f"The loss is {measured.loss:g} and the norm of its gradient {measured.gradients.total:g}."
         # Before the first step, no option of training is the cause.
-        options = (*_calmer(measured), "--train.clip_norm 1.0", "--train.precision fp32") if measured.settings.step else ()
+        options = (
+            (*_slower_start(measured), "--train.clip_norm 1.0", "--train.precision fp32") if measured.settings.step else ()
+        )
         yield Finding("not finite", "", text, measured.loss, math.inf, options)
 
 
@@ -65,7 +67,7 @@ def dead_stack(measured: Measurements) -> Iterator[Finding]:
             why += beside if _read(measured, side) else ""
         else:
             reached, why = math.nan, f"{_reason(known[side])}."
-        yield Finding("dead", side, f"The {side} is dead{since}: {why}", reached, REACHED, _calmer(measured))
+        yield Finding("dead", side, f"The {side} is dead{since}: {why}", reached, REACHED, _slower_start(measured))
 
 
 def source_not_read(measured: Measurements) -> Iterator[Finding]:
@@ -77,7 +79,7 @@ def source_not_read(measured: Measurements) -> Iterator[Finding]:
         f"The decoder does not read the encoder: the right source lowers the loss by only {gain:.3f} nats per token, compared "
         "with the source of another sentence."
     )
-    yield Finding("source not read", "encoder", text, gain, SOURCE_READ, _calmer(measured))
+    yield Finding("source not read", "encoder", text, gain, SOURCE_READ, _slower_start(measured))
 
 
 def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
@@ -159,7 +161,7 @@ def collapsed(measured: Measurements) -> Iterator[Finding]:
                 f"The states of the {side} have collapsed: the mean cosine of two positions is {cosines[-1]:.3f} after the "
                 f"last layer, their effective rank {rank:.1f} of {measured.width}."
             )
-            options = _calmer(measured) if measured.settings.step else _other_recipe(measured)
+            options = _slower_start(measured) if measured.settings.step else _other_recipe(measured)
             yield Finding("collapsed states", side, text, cosines[-1], ALIKE, options)
 
 
@@ -174,7 +176,7 @@ def narrow_attention(measured: Measurements) -> Iterator[Finding]:
                     f"{_title(kind)} of the {side} attends to single positions in {len(narrow)} of {len(known)} layers: "
                     f"entropy below {NARROW:g} of that of uniform attention."
                 )
-                yield Finding("narrow attention", side, text, min(narrow), NARROW, _calmer(measured))
+                yield Finding("narrow attention", side, text, min(narrow), NARROW, _slower_start(measured))
 
 
 def idle_units(measured: Measurements) -> Iterator[Finding]:
@@ -186,7 +188,7 @@ def idle_units(measured: Measurements) -> Iterator[Finding]:
             worst = max(idle)
             layer = shares.index(worst) + 1
             text = f"Most ReLUs are dead in {len(idle)} of {len(known)} layers of the {side}: {worst:.0%} in layer {layer}."
-            yield Finding("dead ReLUs", side, text, worst, IDLE, (*_calmer(measured)[:1], "--model.activation gelu"))
+            yield Finding("dead ReLUs", side, text, worst, IDLE, (*_slower_start(measured)[:1], "--model.activation gelu"))
 
 
 RULES: tuple[Rule, ...] = (
@@ -214,10 +216,10 @@ def _read(measured: Measurements, side: str) -> bool:
 
 def _other_recipe(measured: Measurements) -> tuple[str, ...]:
     """Suggest a recipe made for depth, or a slower start if the model already has one."""
-    return (f"--model.recipe {recipes.DEFAULT}",) if measured.recipe != recipes.DEFAULT else _calmer(measured)
+    return (f"--model.recipe {recipes.DEFAULT}",) if measured.recipe != recipes.DEFAULT else _slower_start(measured)
 
 
-def _calmer(measured: Measurements) -> tuple[str, ...]:
+def _slower_start(measured: Measurements) -> tuple[str, ...]:
     """Suggest a slower start, which saved encoders that had died (docs/experiments.md, A thousand layers).
 
     A larger eps is not suggested if eps already hides the gradient.

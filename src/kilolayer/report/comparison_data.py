@@ -10,7 +10,7 @@ import numpy as np
 
 from kilolayer.report.axis_colours import Appearance, appearances
 from kilolayer.report.comparison_view import FATAL, ComparisonView, Points, Value, ViewRun
-from kilolayer.report.figure import Series, in_stretches, thinned
+from kilolayer.report.figure import Series, split_into_stretches, thinned
 from kilolayer.report.record import LARGEST
 
 TITLES = {
@@ -106,8 +106,8 @@ def _points(series: Series | None, most: int) -> list[list[float | None]]:
     found = _listed(*thinned(series, most))
     if len(series.x) <= most:
         return found
-    y = in_stretches(np.array(series.y), most // 2)
-    x = in_stretches(np.array(series.x), most // 2)
+    y = split_into_stretches(np.array(series.y), most // 2)
+    x = split_into_stretches(np.array(series.x), most // 2)
     filled = np.isfinite(y).any(1)
     return found + _listed(np.nanmean(x[filled], 1), np.nanmean(y[filled], 1))
 

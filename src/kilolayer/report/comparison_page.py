@@ -19,7 +19,7 @@ from kilolayer.report.grid_plot import grid_plot
 from kilolayer.report.numbers import show_number
 from kilolayer.report.panel import Panel
 from kilolayer.report.table import Table
-from kilolayer.report.templating import inert, script, template
+from kilolayer.report.templating import script, script_json, template
 from kilolayer.terminal import counted
 
 STILL = 2  # number of static plots for readers without scripts
@@ -49,15 +49,15 @@ def render_comparison(view: ComparisonView, grid: Markup | None = None) -> str:
         table_note=view.table_note,
         grid=grid,
         grid_width=_width(grid),
-        stills=[panel for panel in _stills(axes[0], metrics, curves) if panel.svg],
+        stills=[panel for panel in _static_plots(axes[0], metrics, curves) if panel.svg],
         runs=_runs_table(view, curves),
-        data=inert(comparison_data(view, axes, metrics, curves)),
+        data=script_json(comparison_data(view, axes, metrics, curves)),
         script=text,
         script_hash=digest,
     )
 
 
-def _stills(axis: Axis, metrics: Sequence[str], curves: Sequence[Mapping[str, Series]]) -> list[Panel]:
+def _static_plots(axis: Axis, metrics: Sequence[str], curves: Sequence[Mapping[str, Series]]) -> list[Panel]:
     panels: list[Panel] = []
     for place, metric in enumerate(metrics[:STILL]):
         title = title_of(metric)

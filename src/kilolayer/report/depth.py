@@ -83,7 +83,9 @@ def _picture(entries: Sequence[Entry], quantity: str, ends: Ends | None) -> Pane
 def _profile(records: Sequence[Record], quantity: str, side: str) -> Panel:
     title, note = QUANTITIES[quantity]
     if len(records) == 1:
-        series = [_over_depth(f"step {int(entry['step']):,}", entry, quantity, side) for entry in _few(records[0].layers)]
+        series = [
+            _over_depth(f"step {int(entry['step']):,}", entry, quantity, side) for entry in _at_most_five(records[0].layers)
+        ]
     else:
         series = [
             replace(_over_depth(record.name, record.layers[-1], quantity, side), colour=colour)
@@ -106,7 +108,7 @@ def _profile(records: Sequence[Record], quantity: str, side: str) -> Panel:
     )
 
 
-def _few(entries: Sequence[Entry]) -> list[Entry]:
+def _at_most_five(entries: Sequence[Entry]) -> list[Entry]:
     """At most five entries, including the first and the last."""
     places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
     return [entries[place] for place in places]

@@ -29,7 +29,7 @@ def render_diagnosis(name: str, diagnosis: Diagnosis) -> str:
     measured = diagnosis.measured
     return template("diagnosis.html").render(
         name=name,
-        under=under(measured),
+        under=subtitle(measured),
         verdict=diagnosis.verdict(),
         pictures=_pictures(measured),
         updates=updates_table(measured),
@@ -37,7 +37,7 @@ def render_diagnosis(name: str, diagnosis: Diagnosis) -> str:
     )
 
 
-def under(measured: Measurements) -> str:
+def subtitle(measured: Measurements) -> str:
     """The subtitle: the model, and the step at which it was measured."""
     when = f"at step {measured.settings.step:,}" if measured.settings.step else "before training"
     return f"{measured.title}, {when}; loss {measured.loss:.4g} on one batch"

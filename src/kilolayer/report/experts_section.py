@@ -65,7 +65,7 @@ def experts_summary(record: Record) -> tuple[str, str] | None:
         f"{dead} dead" if dead else "",
         f"{dropped:.0%} dropped" if dropped > OVERFULL else "",
     ]
-    balanced = "all in use" if all(each.enough for each in recent) else "too few tokens to tell"
+    balanced = "all in use" if all(each.has_enough_tokens for each in recent) else "too few tokens to tell"
     size = f"{len(recent[0].load)} in {'each of ' if len(recent) > 1 else ''}{counted(len(recent), 'layer')}"
     return ", ".join(filter(None, faults)) or balanced, f"{size}, step {int(entries[-1]['step']):,}"
 
@@ -93,19 +93,23 @@ class LayerLoad:
     dropped: float
 
     @property
-    def even(self) -> float:
+    def even_load(self) -> float:
         """The number of choices per expert at an even load."""
         return sum(self.load) / len(self.load)
 
     @property
-    def enough(self) -> bool:
+    def has_enough_tokens(self) -> bool:
         """Whether there are enough choices that an unused expert is not just chance."""
-        return self.even >= ENOUGH
+        return self.even_load >= ENOUGH
 
     @property
     def dead(self) -> list[int]:
         """The experts, counted from 1, with almost no tokens."""
-        return [index + 1 for index, count in enumerate(self.load) if count < IDLE * self.even] if self.enough else []
+        return (
+            [index + 1 for index, count in enumerate(self.load) if count < IDLE * self.even_load]
+            if self.has_enough_tokens
+            else []
+        )
 
     @property
     def collapsed(self) -> bool:
@@ -123,9 +127,9 @@ class LayerLoad:
 
 
 def _balanced(recent: Sequence[LayerLoad], step: int) -> str:
-    if not all(each.enough for each in recent):
+    if not all(each.has_enough_tokens for each in recent):
         return f"At step {step:,} too few tokens were routed to tell whether every expert is in use."
-    highest = max(max(each.load) / each.even for each in recent)
+    highest = max(max(each.load) / each.even_load for each in recent)
     return f"At step {step:,} every expert is in use; the busiest takes {highest:.1f} times an even share."
 
 
@@ -179,7 +183,7 @@ def _recent_loads(entries: Sequence[Entry], top_k: float) -> list[LayerLoad]:
     *before, last = (_layer_loads(entry, top_k) for entry in entries)
     for earlier in reversed(before):
         alike = [len(each.load) for each in earlier] == [len(each.load) for each in last]
-        if not alike or all(each.enough for each in last):
+        if not alike or all(each.has_enough_tokens for each in last):
             break
         last = [a.with_earlier(b) for a, b in zip(last, earlier, strict=True)]
     return last
@@ -224,7 +228,7 @@ def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad], ends: Ends | 
             heat_plot(
                 f"{prefix}loads",
                 layers,
-                [[count / each.even for count in each.load] for each in recent],
+                [[count / each.even_load for count in each.load] for each in recent],
                 x_label="expert",
                 scale_label="times an even share",
                 description="Load of each expert in each layer",

@@ -1,4 +1,4 @@
-"""What pictures share: style, colours that the colour-blind can tell apart, labels, thinning, and a figure as SVG."""
+"""Shared by all plots: style, colours for the colour-blind, labels, thinning of series, and output as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kilolayer.terminal import printable
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
 MARKERS = "osD^vP"
-DASHES: tuple[tuple[int, ...], ...] = ((), (5, 2), (1, 1))  # of the first lines, and of those for which no new colour is left
-SIZE = (4.8, 3.0)  # inches; at 100% of a narrow screen its text stays above 9 px
+DASHES: tuple[tuple[int, ...], ...] = ((), (5, 2), (1, 1))  # of the first lines, then of those that repeat a colour
+SIZE = (4.8, 3.0)  # inches; as wide as a narrow screen, its text is still above 9 px
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and the page stays small
     "font.family": "sans-serif",
@@ -40,16 +40,17 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 LEGEND: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "handlelength": 1.4}  # above the plot
-POINTS = 400  # of a line in a picture
-DOTS_PER_INCH = 100  # of pictures inside a plot: six of them, of a thousand layers each, stay below 2 MB
-LABEL = 24  # characters of a label: a longer one would leave no room for the plot
+POINTS = 400  # maximum number of points of a line
+DOTS_PER_INCH = 100  # of images inside a plot: six images of a thousand layers each take less than 2 MB
+LABEL = 24  # maximum number of characters of a label: a longer one would leave no room for the plot
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot; a y that is not finite leaves a gap. colour: absent where its place among others decides it.
+    """One line of a plot; a y that is not finite leaves a gap.
 
-    dash: lengths in pixels of line and gap, in turn; empty for a solid line.
+    colour: None to choose it by the position among the other lines. dash: alternating lengths of line and gap in pixels; empty
+    for a solid line.
     """
 
     name: str
@@ -60,13 +61,13 @@ class Series:
 
 
 def shortened(label: str) -> str:
-    """A label that leaves room for the plot, and that no terminal would obey."""
+    """Shorten a label so that it leaves room for the plot, and escape control characters."""
     label = printable(label)
     return label if len(label) <= LABEL else f"{label[: LABEL - 3]}..."
 
 
 def new_axes(x_label: str, y_label: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; size in inches."""
+    """Create a figure with one pair of axes. size: in inches."""
     figure = Figure(figsize=size, layout="constrained")  # no pyplot: no global state, no display
     axes = figure.add_subplot()
     axes.set_xlabel(x_label)
@@ -75,7 +76,7 @@ def new_axes(x_label: str, y_label: str, size: tuple[float, float] = SIZE) -> tu
 
 
 def logarithmic(axes: Axes, values: np.ndarray) -> None:
-    """A logarithmic y axis with plain numbers; within one power of ten its ticks stand at round numbers."""
+    """Make the y axis logarithmic, with plain numbers; within one power of ten, its ticks are at round numbers."""
     axes.set_yscale("log")
     if values.max() < 10 * values.min():
         axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -85,18 +86,18 @@ def logarithmic(axes: Axes, values: np.ndarray) -> None:
 
 
 def shades(count: int, lightest: float = 0.85) -> list[str]:
-    """Colours from dark to light, for one quantity at rising values."""
+    """Colours from dark to light, for one quantity at increasing values."""
     return [to_hex(colour) for colour in mpl.colormaps["viridis"](np.linspace(0.0, lightest, count))]
 
 
 def thinned(series: Series, most: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """The series in at most about `most` points; of each stretch the lowest and the highest stay, so that no spike is lost."""
+    """Reduce a series to about `most` points: the lowest and the highest of each stretch are kept, so that no spike is lost."""
     x, y = np.array(series.x, dtype=float), np.array(series.y, dtype=float)
     y[~np.isfinite(y)] = math.nan
     if len(x) <= most:
         return x, y
-    rows = in_stretches(y, most // 2)
-    # In a stretch of gaps alone the first is the lowest and the highest: one gap stays.
+    rows = split_into_stretches(y, most // 2)
+    # In a stretch with only gaps, the first is both the lowest and the highest, so that one gap is kept.
     lowest, highest = np.where(np.isnan(rows), math.inf, rows).argmin(1), np.where(np.isnan(rows), -math.inf, rows).argmax(1)
     begins = np.arange(rows.shape[0]) * rows.shape[1]
     kept = np.unique(np.concatenate([[0, len(y) - 1], begins + lowest, begins + highest]))
@@ -104,21 +105,21 @@ def thinned(series: Series, most: int = POINTS) -> tuple[np.ndarray, np.ndarray]
     return x[kept], y[kept]
 
 
-def in_stretches(values: np.ndarray, count: int) -> np.ndarray:
-    """[count, width]: the values in stretches of one width, the last filled up with NaN."""
+def split_into_stretches(values: np.ndarray, count: int) -> np.ndarray:
+    """Split the values into stretches of equal width, the last padded with NaN: [values] to [count, width]."""
     count = max(count, 1)
     width = -(-len(values) // count)
     return np.pad(values, (0, count * width - len(values)), constant_values=math.nan).reshape(count, width)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as an element for an HTML page: it scales, names itself, and shares no id with another plot.
+    """The figure as an SVG element for an HTML page: scalable, with an accessible description, and with ids unique on the page.
 
-    The only text that goes into a page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
+    Its text enters the page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
     """
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # of a label: a browser has more letters than matplotlib's font
+        warnings.filterwarnings("ignore", "Glyph")  # of a label: browsers have more glyphs than matplotlib's font
         figure.savefig(buffer, format="svg", dpi=DOTS_PER_INCH, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -132,12 +133,12 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
 
 
 def as_file(svg: Markup) -> str:
-    """The element as a file of its own, which needs its language named."""
+    """The SVG element as the text of a file, with the XML namespace that a file needs."""
     return re.sub(r"<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', str(svg), count=1) + "\n"
 
 
 def to_png(figure: Figure) -> bytes:
-    """The figure as a picture of points, for where SVG is not read."""
+    """The figure as PNG, for programs that do not read SVG."""
     buffer = io.BytesIO()
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")

@@ -1,4 +1,4 @@
-"""Points with a fitted curve as inline SVG, over a logarithmic x: a score by depth, a loss by size."""
+"""Points with fitted curves over a logarithmic x axis as inline SVG, such as a score by depth or a loss by model size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TICKS = 8
 
 @dataclass(frozen=True)
 class Measured(Series):
-    """Points without a line. errors: how far up and down a whisker reaches from each, as many as points; empty for none."""
+    """Points without a line. errors: the length of each point's error bar, up and down; empty for no error bars."""
 
     errors: Sequence[float] = ()
 
@@ -36,10 +36,10 @@ def fit_plot(
     log_x: bool = True,
     log_y: bool = False,
 ) -> Markup | None:
-    """Points, and the curves fitted to them, as SVG; None where no point is finite.
+    """Draw points and the curves fitted to them as SVG; None if no point is finite.
 
-    fits: drawn as dashed lines; one with the name of measured points has their colour, and its name stands once. log_x, log_y:
-    a logarithmic axis, where all values are positive. With few different x the ticks stand at these.
+    fits: drawn as dashed lines; a curve with the same name as measured points has their colour and no legend entry of its own.
+    log_x, log_y: use a logarithmic axis if all values are positive. If there are few distinct x, the ticks are at these.
     """
     drawn = [(each, *_finite(each)) for each in measured]
     drawn = [(each, x, y, errors) for each, x, y, errors in drawn if len(x)]
@@ -74,7 +74,7 @@ def fit_plot(
 
 
 def _finite(points: Measured) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, y and errors where x and y are finite; errors are NaN where there are none."""
+    """x, y and errors of the points whose x and y are finite: [points] each; errors are NaN if there are none."""
     x, y = np.array(points.x, dtype=float), np.array(points.y, dtype=float)
     errors = np.array(points.errors if len(points.errors) else [math.nan] * len(x), dtype=float)
     kept = np.isfinite(x) & np.isfinite(y)
@@ -82,7 +82,7 @@ def _finite(points: Measured) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _lay_out_x(axes: Axes, places: np.ndarray, *, log: bool) -> None:
-    """places: the different x, rising."""
+    """Set the scale and the ticks of the x axis. places: the distinct x in increasing order."""
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""The grid of a comparison as inline SVG: a cell for each pair of values, darker where better, hatched where runs died."""
+"""The grid of a comparison as inline SVG: one cell per pair of values, darker if better, hatched if runs died."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kilolayer.report.figure import STYLE, new_axes, shortened, to_svg
 from kilolayer.terminal import printable
 
 CELL = (1.15, 0.52)  # inches
-MARGIN = (1.7, 0.9)  # inches for scale and labels
-LETTER = 0.085  # inches of one in a row's name
-LETTERS, LINES = 17, 3  # of a cell's text
+MARGIN = (1.7, 0.9)  # inches for the colour scale and the labels
+LETTER = 0.085  # width in inches of a letter in a row's name
+LETTERS, LINES = 17, 3  # letters per line, and lines, of a cell's text
 BLUES = LinearSegmentedColormap.from_list("grid", mpl.colormaps["Blues"](np.linspace(0.08, 0.95, 256)))
 
 
 def grid_plot(name: str, grid: Grid) -> Markup | None:
-    """Coloured by the metric; None where there is no cell. What has no value, or died, has its words alone."""
+    """Draw the grid, coloured by the metric; None without cells. A cell without a value, or whose runs died, has only text."""
     if not any(cell for row in grid.cells for cell in row):
         return None
     values = [cell.value for row in grid.cells for cell in row if cell is not None and _counts(cell)]

@@ -1,4 +1,4 @@
-"""Values of every layer as pictures, in inline SVG: by the step of training, and by the kind of sublayer."""
+"""Heat maps of one value per layer as inline SVG: by training step, and by kind of sublayer."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def layers_by_step_plot(
     description: str,
     ends: tuple[float, float] | None = None,
 ) -> Markup | None:
-    """Positive values by layer (upwards) and step as pictures with one logarithmic colour scale, as SVG.
+    """Draw positive values by layer (y) and step (x) as heat maps with a common logarithmic colour scale, as SVG.
 
-    stacks: [steps][layers] for each, the first at the bottom; NaN where there is no value, which is drawn in grey.
-    ends: the steps from which and to which the pictures go, else the first and the last; a measurement stands for all steps
-    that are nearer to it than to another. None where no value is positive.
+    stacks: [steps][layers] for each stack, the first at the bottom; NaN, for no value, is drawn in grey.
+    ends: the first and the last step of the x axis; by default those of `steps`. Each step shows the nearest measurement.
+    Returns None if no value is positive.
     """
     first, last = ends if ends is not None and ends[1] > ends[0] else (min(steps, default=0), max(steps, default=0))
     kept = _nearest(np.array(steps, dtype=float), np.linspace(first, last, POINTS) if last > first else np.array([first]))
@@ -55,7 +55,7 @@ def layers_by_step_plot(
 
 
 def _nearest(steps: np.ndarray, wanted: np.ndarray) -> list[int]:
-    """The place of the measurement nearest to each wanted step; steps: rising."""
+    """The index of the measurement nearest to each wanted step. steps: in increasing order."""
     return np.searchsorted((steps[1:] + steps[:-1]) / 2, wanted).tolist() if len(steps) else []
 
 
@@ -67,10 +67,10 @@ def layers_by_kind_plot(
     description: str,
     log: bool = True,
 ) -> Markup | None:
-    """Values by layer (to the right) and kind of sublayer as pictures with one colour scale, as SVG.
+    """Draw values by layer (x) and kind of sublayer (y) as heat maps with a common colour scale, as SVG.
 
-    stacks: for each, the first at the bottom, [layers] by kind; NaN where a layer has none, which is drawn in grey.
-    log: a logarithmic scale, on which what is 0 or has vanished is black. None where no value can be drawn.
+    stacks: for each stack, the first at the bottom, [layers] by kind; NaN, for a layer without a value, is drawn in grey.
+    log: use a logarithmic scale, on which values that are 0 or have vanished are black. Returns None if no value can be drawn.
     """
     images = {stack: _rows(list(kinds.values())) for stack, kinds in stacks.items() if any(map(len, kinds.values()))}
     if (scale := ColourScale.of(images.values(), log=log)) is None:
@@ -88,14 +88,14 @@ def layers_by_kind_plot(
 
 
 def _stacked(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    """Axes above each other, the first at the bottom; heights in inches."""
+    """Create a figure with axes above each other, the first at the bottom. heights: in inches."""
     figure = Figure(figsize=(SIZE[0], 1.2 + sum(heights)), layout="constrained")
     rows = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": list(heights)[::-1]})
     return figure, list(rows[::-1, 0])
 
 
 def _rows(values: Sequence[Sequence[float]]) -> np.ndarray:
-    """[rows, longest row], NaN where there is no finite value."""
+    """The values as an array [rows, longest row], NaN where there is no finite value."""
     image = np.full((len(values), max(map(len, values), default=0)), math.nan)
     for place, row in enumerate(values):
         image[place, : len(row)] = row

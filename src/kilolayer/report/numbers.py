@@ -6,14 +6,14 @@ import math
 
 
 def show_number(value: float) -> str:
-    """All digits of a whole number, four of another, or a dash where there is no number."""
+    """Format a number: all digits of a whole number, four digits of another, a dash for NaN or infinity."""
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
 
 
 def show_count(value: float) -> str:
-    """12345678 as 12.3 M."""
+    """Format a count: 12345678 as 12.3 M."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -21,7 +21,7 @@ def show_count(value: float) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """Seconds in the unit that a person would choose."""
+    """Format a duration in a readable unit."""
     if seconds >= 3600:
         return f"{seconds / 3600:.1f} hours"
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"

@@ -1,4 +1,4 @@
-"""The HTML page of one or several runs: self-contained, and readable on a phone, on paper, and without scripts."""
+"""The HTML report of one or several runs: self-contained, and readable on a phone, in print and without JavaScript."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.samples_section import Samples, samples_section
 from kilolayer.report.scores_section import ScoresSection, scores_section
 from kilolayer.report.table import Table
-from kilolayer.report.templating import inert, script, template
+from kilolayer.report.templating import script, script_json, template
 from kilolayer.terminal import counted
 from kilolayer.training.source_use import unread_source
 
@@ -29,27 +29,27 @@ SHOWN_EVENTS, SHOWN_LOG = 40, 60
 
 @dataclass(frozen=True)
 class Report:
-    """The page, and in words what is wrong with the model."""
+    """The path of the report, and warnings about the model."""
 
     path: Path
     warnings: list[str]
 
 
 def write_report(run: Path) -> Report:
-    """Write report.html into the run folder from what is there by now."""
+    """Write report.html to the run folder from its current contents."""
     return write_joint_report([run], run / "report.html")
 
 
 def write_joint_report(runs: Sequence[Path], path: Path) -> Report:
-    """Write one page of several runs: their curves over each other, and what there is to say of each."""
+    """Write one report for several runs: their curves in the same plots, and the details of each run."""
     records = [read_record(run) for run in runs]
-    # Half a character, which JSON and names of folders may hold, is none of UTF-8's.
+    # JSON and folder names may contain lone surrogates, which UTF-8 cannot encode.
     write(path, render(*_distinct(records)).encode("utf-8", "backslashreplace"))
     return Report(path, [fault for record in records for fault in _model_faults(record)])
 
 
 def render(*records: Record) -> str:
-    """The page of these records."""
+    """Render the report of these records as HTML."""
     ends = steps_shown(records)
     depth, training = depth_section(records, ends), training_panels(records, ends)
     parts = [_part(record, ends, f"run{place}-" if len(records) > 1 else "") for place, record in enumerate(records)]
@@ -61,7 +61,7 @@ def render(*records: Record) -> str:
         facts=_facts_table(parts),
         training=training,
         depth=depth,
-        data=inert({"charts": [panel.chart for panel in panels if panel.chart is not None]}),
+        data=script_json({"charts": [panel.chart for panel in panels if panel.chart is not None]}),
         script=text,
         script_hash=digest,
     )
@@ -69,7 +69,7 @@ def render(*records: Record) -> str:
 
 @dataclass(frozen=True)
 class RunPart:
-    """What the page says of one run."""
+    """The part of the report about one run."""
 
     name: str
     progress: str
@@ -101,7 +101,7 @@ def _part(record: Record, ends: Ends | None, prefix: str) -> RunPart:
 
 
 def _distinct(records: Sequence[Record]) -> list[Record]:
-    """With numbers behind names that several have."""
+    """The records with unique names: a number is appended to names that occur more than once."""
     names = [record.name for record in records]
     return [
         replace(record, name=f"{record.name} ({names[: place + 1].count(record.name)})")
@@ -112,7 +112,7 @@ def _distinct(records: Sequence[Record]) -> list[Record]:
 
 
 def _facts_table(parts: Sequence[RunPart]) -> Table:
-    """A row a run, a column a fact."""
+    """A table with one row per run and one column per fact."""
     columns = list(dict.fromkeys(fact.name for part in parts for fact in part.facts))
     rows = [[part.name, *({fact.name: fact.value for fact in part.facts}.get(name, "-") for name in columns)] for part in parts]
     return Table(["run", *columns], rows)
@@ -133,7 +133,7 @@ def _progress(record: Record) -> str:
 
 @dataclass(frozen=True)
 class Warnings:
-    """left_out: how many more there are. is_clean: steps are recorded, and nothing went wrong in them."""
+    """The warnings of a run. left_out: how many more there are. is_clean: steps are recorded, and none went wrong."""
 
     texts: list[str]
     left_out: int
@@ -141,7 +141,7 @@ class Warnings:
 
 
 def _model_faults(record: Record) -> list[str]:
-    """Stacks that died, a source that is not read, layers without gradient, experts that are dead, collapsed or full."""
+    """Messages about dead stacks, an unread source, vanished gradients, and experts that are dead, collapsed or full."""
     dead = [_event(entry) for entry in record.event if "dead" in entry]
     unread = unread_source(record.valid) if record.scores else None
     source = [f"{unread[:1].upper()}{unread[1:]}."] if unread else []
@@ -149,7 +149,7 @@ def _model_faults(record: Record) -> list[str]:
 
 
 def _warnings(record: Record) -> Warnings:
-    """What went wrong: faults of the model, unreadable files, skipped steps, events, warnings of the log."""
+    """Everything that went wrong: faults of the model, unreadable files, skipped steps, events, warnings in the log."""
     first = [*_model_faults(record), *record.notes]
     skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
     if skipped:
@@ -161,25 +161,25 @@ def _warnings(record: Record) -> Warnings:
 
 
 def _event(entry: Entry) -> str:
-    """What happened, with its step."""
+    """The text of an event, with its step."""
     return f"Step {int(entry['step']):,}: {_without_step(str(entry.get('text', '')), entry)}"
 
 
 def _without_step(text: str, entry: Entry) -> str:
-    """The text of an event without the step that it may begin with, which stands before it on the page."""
+    """The text of an event without the step that it may begin with, since the page shows the step before it."""
     return text.removeprefix(f"step {int(entry['step'])}").lstrip(" :,") or text
 
 
 @dataclass(frozen=True)
 class Languages:
-    """Scores by direction at one step."""
+    """Scores by translation direction at one step."""
 
     step: str
     table: Table
 
 
 def _languages(valid: Sequence[Entry]) -> Languages | None:
-    """Loss and BLEU of each direction at the last validation that measured them."""
+    """Loss and BLEU of each translation direction at the last validation that measured them; None if there is none."""
     measured = [entry for entry in valid if isinstance(entry.get("directions"), dict) and entry["directions"]]
     if not measured:
         return None

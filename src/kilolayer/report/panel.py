@@ -1,4 +1,4 @@
-"""What the templates lay out: a plot with its title. Lines are drawn again by the page's script, to zoom and to read off."""
+"""A plot with its title, as the templates lay it out. The page's script redraws lines, for zooming and reading values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kilolayer.report.record import Entry, number
 from kilolayer.report.table import Table
 
 MOST = 1000
-"""Points of a line that the script draws."""
+"""Maximum number of points of a line that the script draws."""
 Ends = tuple[float, float]
-"""The least and the largest x that a plot shows."""
+"""The smallest and the largest x of a plot."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot with its title, a line under the title, and the numbers that the plot shows. chart: what the script draws."""
+    """A plot with its title, a note under the title, and the data that it shows. chart: the data that the script draws."""
 
     svg: Markup | None
     title: str
@@ -45,9 +45,9 @@ def chart_panel(
     ordered: bool = False,
     ends: Ends | None = None,
 ) -> Panel:
-    """Lines as a still picture and as the numbers of the same lines; without a finite value, a panel without a plot.
+    """Create a panel with lines, as a static plot and as data for the script; without a finite value it has no plot.
 
-    name: unique on the page; the other options are those of `line_plot`. Panels of one `x_label` are zoomed together.
+    name: unique on the page. The other options are those of `line_plot`. Panels with the same `x_label` zoom together.
     """
     options = {"x_label": x_label, "y_label": y_label, "log": log, "from_zero": from_zero, "ends": ends}
     svg = line_plot(name, series, description=description, ordered=ordered, **options)
@@ -61,13 +61,13 @@ def chart_panel(
 
 
 def series_of(name: str, entries: Sequence[Entry], key: str, colour: str | None = None, dash: tuple[int, ...] = ()) -> Series:
-    """The numbers of `key` by step."""
+    """A series of the values of `key` by step."""
     steps = [number(entry, "step") for entry in entries]
     return Series(name, steps, [number(entry, key) for entry in entries], colour, dash)
 
 
 def _curve(series: Series, colour: str, dash: tuple[int, ...]) -> dict[str, Any]:
-    """The points of a line, None where there is a gap; a line that ends in one has come to grief there."""
+    """The points of a line for the script, None for a gap; a line that ends in a gap is marked as diverged there."""
     x, y = (values.tolist() for values in thinned(series, MOST))
     return {
         "name": series.name,

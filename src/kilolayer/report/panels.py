@@ -15,14 +15,14 @@ DASHED = (6, 3)
 
 
 def steps_shown(records: Sequence[Record]) -> Ends | None:
-    """From 0 to the last step that any of the runs has recorded: all plots by step show the same; None before any step."""
+    """The range of all plots by step: from 0 to the last step that any run has recorded; None before the first step."""
     kinds = [kind for record in records for kind in (record.train, record.valid, record.layers, record.routing)]
     steps = [number(entry, "step") for kind in kinds for entry in kind[-1:]]
     return (0.0, max(steps)) if steps else None
 
 
 def training_panels(records: Sequence[Record], ends: Ends | None = None) -> list[Panel]:
-    """Loss, the score that a run of the task is told by, gradient norm, learning rate and speed by step."""
+    """Loss, the task's headline score, gradient norm, learning rate and speed by step."""
     units = dict.fromkeys("token" if record.task is None else record.task.unit for record in records)
     unit = " or ".join(units)
     plain = all(any(math.isfinite(number(entry, "nll")) for entry in record.train) for record in records)
@@ -55,14 +55,14 @@ def training_panels(records: Sequence[Record], ends: Ends | None = None) -> list
 
 
 def coloured(records: Sequence[Record]) -> list[tuple[Record, str | None]]:
-    """Each of several runs with the colour that it has in all plots; one run has none of its own."""
+    """Each run with the colour that it has in all plots; None if there is only one run."""
     if len(records) == 1:
         return [(records[0], None)]
     return [(record, COLOURS[place % len(COLOURS)]) for place, record in enumerate(records)]
 
 
 def _headline_panels(records: Sequence[Record], ends: Ends | None) -> list[Panel]:
-    """The score that runs of a task are told by, where validations measured it: a panel for each score."""
+    """One panel for each headline score of the runs' tasks that validations measured."""
     found: dict[str, list[Series]] = {}
     for record, colour in coloured(records):
         if record.task is not None and record.task.headline is not None:
@@ -102,6 +102,6 @@ def _curve(
 
 
 def _clipping(train: Sequence[Entry]) -> str:
-    """How often the gradient was clipped; every entry counts the steps since the one before."""
+    """A note on how often the gradient was clipped. Each entry counts the steps since the previous entry."""
     clipped = sum(count for entry in train if math.isfinite(count := number(entry, "clipped")))
     return f"Clipped in {int(clipped):,} of {counted(int(train[-1]['step']), 'step')}." if clipped else ""

@@ -1,4 +1,4 @@
-"""Plots as inline SVG, small enough to be read on a telephone: lines, and rows of cells."""
+"""Line plots and heat maps as inline SVG, small enough for the screen of a phone."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def line_plot(
     whole: bool = True,
     ends: tuple[float, float] | None = None,
 ) -> Markup | None:
-    """Lines over x as SVG; None where no series has a finite value.
+    """Draw lines over x as SVG; None if no series has a finite value.
 
-    name: unique on the page. log: a logarithmic y axis, where all values allow it. from_zero: the y axis begins at 0.
-    whole: x has its ticks at whole numbers, as steps and layers are.
-    ordered: the series are one quantity at rising times, coloured from dark to light rather than as different things.
-    ends: the least and the largest x, where plots beside each other share them.
+    name: unique on the page. log: use a logarithmic y axis if all values allow it. from_zero: start the y axis at 0.
+    whole: put the ticks of x at whole numbers, for steps and layers.
+    ordered: the series are one quantity at increasing times, coloured from dark to light instead of in distinct colours.
+    ends: the smallest and the largest x, for plots that share an x axis.
     """
     kept = [each for each in series if np.isfinite(np.array(each.y, dtype=float)).any()]
     drawn = [(shortened(each.name), *thinned(each)) for each in kept]
@@ -71,7 +71,7 @@ def line_plot(
 
 
 def line_styles(series: Sequence[Series], ordered: bool = False) -> list[tuple[str, tuple[int, ...]]]:
-    """The colour and the dash of each line: its own, or those of its place, so that no two of up to 18 lines look alike."""
+    """The colour and dash of each line: its own, or those for its position, so that up to 18 lines differ."""
     colours = shades(len(series)) if ordered else PALETTE
     return [
         (each.colour or colours[place % len(colours)], each.dash or DASHES[place // len(colours) % len(DASHES)])
@@ -82,7 +82,7 @@ def line_styles(series: Sequence[Series], ordered: bool = False) -> list[tuple[s
 def heat_plot(
     name: str, rows: Sequence[str], values: Sequence[Sequence[float]], *, x_label: str, scale_label: str, description: str
 ) -> Markup | None:
-    """Rows of cells as SVG, dark where a value is low; None where no value is finite. Columns are counted from 1."""
+    """Draw a heat map as SVG, dark for low values; None if no value is finite. Columns are counted from 1."""
     cells = np.array(values, dtype=float)
     if not np.isfinite(cells).any():
         return None

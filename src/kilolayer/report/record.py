@@ -17,14 +17,14 @@ from kilolayer.tasks.registry import Registration
 from kilolayer.training.metric_rows import read_rows
 
 LARGEST, SMALLEST = 1e30, 1e-100
-"""Numbers outside of these are drawn by no plot."""
+"""Plots show no numbers outside this range."""
 Entry = dict[str, Any]
 KINDS = ("train", "valid", "layers", "routing", "event", "reference")
 
 
 @dataclass(frozen=True)
 class Record:
-    """The contents of a run folder; what is absent is empty. notes: what could not be read, in words."""
+    """The contents of a run folder; missing files are empty. notes: messages about what could not be read."""
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Record:
 
     @property
     def task(self) -> Registration | None:
-        """What is known of the run's task; None where it is not known here."""
+        """The registration of the run's task; None if the task is unknown here."""
         try:
             return registry.get(self.config.get("task", registry.DEFAULT))
         except KilolayerError:
@@ -50,7 +50,7 @@ class Record:
 
     @property
     def headline_title(self) -> str:
-        """What the score that the run is told by is called: as scores.json has it, which knows a metric that was chosen."""
+        """The title of the run's headline score, as in scores.json, since a run may choose its metric."""
         if self.task is None or (headline := self.task.headline) is None:
             return ""
         entries = (table.get(headline.key) for table in self.scores.values() if isinstance(table, dict))
@@ -59,7 +59,7 @@ class Record:
 
 
 def read_record(run: Path) -> Record:
-    """The record of a run folder; raises where the folder is none."""
+    """Read the record of a run folder; raises if it is not a run folder."""
     if kind_of(run) != "folder":
         raise InputError("the run folder does not exist", where=str(run), fix="give a folder that `kilolayer train` created")
     if not any(kind_of(run / name) == "file" for name in ("config.toml", "metrics.jsonl", "scores.json")):
@@ -85,7 +85,7 @@ def read_record(run: Path) -> Record:
 
 
 def number(entry: Entry, *path: str) -> float:
-    """The number at `path` inside an entry; NaN where there is none, or one so large that no training gives it."""
+    """The number at `path` inside an entry; NaN if there is none, or if it is too large to come from training."""
     value: Any = entry
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -105,7 +105,7 @@ def _text(path: Path, notes: list[str]) -> str:
 
 
 def _parsed(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Any:
-    """The parsed file; None where it is absent or cannot be parsed, which is noted."""
+    """Parse a file; None if it is missing, or if it cannot be parsed, which adds a note."""
     if not (text := _text(path, [])):
         return None
     try:
@@ -118,8 +118,8 @@ def _parsed(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Any:
 def _metrics(path: Path, notes: list[str]) -> dict[str, list[Entry]]:
     """The entries of metrics.jsonl by kind, in the order of their steps.
 
-    A resumed run writes again the steps after its checkpoint: a step that is not beyond the last one read replaces all from
-    it onwards. Events stay, each tells of something that happened.
+    A resumed run writes the steps after its checkpoint again: a step that is not greater than the last one read replaces all
+    entries from that step on. Events are kept, since each of them happened.
     """
     found: dict[str, list[Entry]] = {kind: [] for kind in KINDS}
     if not path.exists():

@@ -1,4 +1,4 @@
-"""The part of the page with samples: what a model made of a few texts, with the words that differ from what was asked for."""
+"""The samples section of the report: the model's outputs for a few texts, with words marked that differ from the reference."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from difflib import SequenceMatcher
 from kilolayer.report.record import Entry, Record
 
 SHOWN, OPEN = 30, 5
-"""Samples on the page, and how many of them are not folded."""
+"""Number of samples on the page, and how many of them are not collapsed."""
 LONGEST = 2000
-"""Words of a text that are compared: the time grows with their square."""
+"""Maximum number of words that are compared, since the time is quadratic."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a text; differs: it is not in the other text of its sample."""
+    """A part of a text. differs: whether it is missing from the other text of its sample."""
 
     text: str
     differs: bool = False
@@ -34,7 +34,7 @@ class SamplePart:
 
 @dataclass(frozen=True)
 class Samples:
-    """The first samples of a run, those that are folded away, and how many more there are; marked: a word is anywhere."""
+    """The first samples of a run, the collapsed ones, and how many more there are. marked: whether any word is marked."""
 
     title: str
     blocks: list[list[SamplePart]]
@@ -44,7 +44,7 @@ class Samples:
 
 
 def samples_section(record: Record) -> Samples:
-    """With the titles that the task gives them, where it is known."""
+    """The samples of a run, with the titles that its task gives them, if the task is known."""
     known = None if record.task is None else record.task.samples
     compared = None if known is None else known.compared
 
@@ -64,7 +64,7 @@ def samples_section(record: Record) -> Samples:
 
 
 def differing(wanted: str, found: str) -> tuple[list[Piece], list[Piece]]:
-    """Both texts in pieces: the words that they share in their order, and those that one of them has alone."""
+    """Split both texts into pieces: the words that they have in common, in order, and those that only one of them has."""
     sides = [re.findall(r"\s+|\S+", text) for text in (wanted, found)]
     if max(map(len, sides)) > 2 * LONGEST:
         return [Piece(wanted)], [Piece(found)]
@@ -82,7 +82,7 @@ def differing(wanted: str, found: str) -> tuple[list[Piece], list[Piece]]:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbours of one kind as one piece."""
+    """Merge adjacent pieces of the same kind."""
     joined: list[Piece] = []
     for piece in pieces:
         if joined and joined[-1].differs == piece.differs:

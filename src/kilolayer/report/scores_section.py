@@ -1,4 +1,4 @@
-"""The part of the page about scores: each with the signature that says how it was computed."""
+"""The scores section of the report: each score with the signature that says how it was computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF++", "ter": "TER", "spbleu": "spBLEU
 
 @dataclass(frozen=True)
 class Score:
-    """value: as text, empty where there is none and `reason` says why. signature: its fields."""
+    """One score. value: as text; empty if there is none, and `reason` says why. signature: its fields."""
 
     name: str
     value: str = ""
@@ -34,7 +34,7 @@ class ScoredTest:
 
 @dataclass(frozen=True)
 class ScoresSection:
-    """One test set with its scores; or of several directions a row each, their averages, and each signature once."""
+    """One test set with its scores; or a table with one row per direction, the averages, and each signature once."""
 
     tests: list[ScoredTest] = field(default_factory=list)
     averages: Table | None = None
@@ -43,7 +43,7 @@ class ScoresSection:
 
 
 def scores_section(scores: dict[str, Any]) -> ScoresSection:
-    """The scores of scores.json; empty where it holds none."""
+    """The scores in scores.json; empty if there are none."""
     sets = score_sets(scores)
     if len(sets) > 1:
         return _by_direction(sets, scores.get("averages"))
@@ -56,7 +56,7 @@ def scores_section(scores: dict[str, Any]) -> ScoresSection:
 
 
 def score_sets(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The test sets of scores.json: tables whose entries have a value, or the reason why there is none."""
+    """The test sets in scores.json: tables whose entries have a value, or the reason why there is none."""
     return [
         (name, entries)
         for name, entries in scores.items()

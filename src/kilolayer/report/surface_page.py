@@ -1,4 +1,4 @@
-"""A loss surface as files: a page, its picture as SVG and PNG, and its numbers as JSON."""
+"""Writes a loss surface: an HTML page, the plot as SVG and PNG, and the numbers as JSON."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from kilolayer.report.table import Table
 from kilolayer.report.templating import template
 
 STEEP = 4.0
-"""How many times the lowest loss the highest must be for a logarithmic scale."""
+"""The ratio of the highest to the lowest loss from which the scale is logarithmic."""
 HIGHEST = 100.0
-"""Losses above so many times the lowest have one colour: of a model that diverges they reach 1e30, and hide all else."""
+"""Losses above this multiple of the lowest have one colour: those of a diverged model, up to 1e30, would hide all others."""
 
 
 @dataclass(frozen=True)
 class SurfaceView:
-    """What is shown of a surface: loss [len(y)][len(x)], in `unit` a label.
+    """The contents of a surface page. loss: [len(y)][len(x)], in `unit` per label.
 
-    name: of the run or configuration. values: for the JSON, beside the surface. path
-    [points, 2] and steps: of a trajectory; empty without one.
+    name: of the run or configuration. values: further values for the JSON. path: [points, 2], and steps: [points], of a
+    trajectory; empty without one.
     """
 
     name: str
@@ -52,7 +52,7 @@ class SurfaceView:
 
 @dataclass(frozen=True)
 class SurfaceFiles:
-    """Where they are; the pictures are absent where no loss is finite."""
+    """The paths of the files; `pictures` is empty if no loss is finite."""
 
     page: Path
     data: Path
@@ -60,7 +60,7 @@ class SurfaceFiles:
 
 
 def write_surface(folder: Path, stem: str, view: SurfaceView) -> SurfaceFiles:
-    """Write STEM.html, STEM.json and, where there is something to see, STEM.svg and STEM.png."""
+    """Write STEM.html, STEM.json and, if any loss is finite, STEM.svg and STEM.png."""
     make_folder(folder)
     data, page = folder / f"{stem}.json", folder / f"{stem}.html"
     write(data, json.dumps(as_json(view), indent=1))
@@ -71,13 +71,13 @@ def write_surface(folder: Path, stem: str, view: SurfaceView) -> SurfaceFiles:
         pictures = [folder / f"{stem}.svg", folder / f"{stem}.png"]
         write(pictures[0], as_file(svg))
         write(pictures[1], to_png(figure))
-    # Half a character, which names of folders may hold, is none of UTF-8's.
+    # Folder names may contain lone surrogates, which UTF-8 cannot encode.
     write(page, render(view, svg).encode("utf-8", "backslashreplace"))
     return SurfaceFiles(page, data, pictures)
 
 
 def as_json(view: SurfaceView) -> dict[str, Any]:
-    """The surface as plain values: a loss that is not finite is null."""
+    """The surface as JSON values; a loss that is not finite is null."""
     path = {"path": [list(map(float, point)) for point in view.path], "steps": list(view.steps)} if len(view.path) else {}
     return {
         "name": view.name,
@@ -92,7 +92,7 @@ def as_json(view: SurfaceView) -> dict[str, Any]:
 
 
 def render(view: SurfaceView, svg: Markup | None) -> str:
-    """The page; svg: the surface's picture."""
+    """Render the page as HTML. svg: the plot of the surface."""
     return template("surface.html").render(
         name=view.name,
         title=view.title,
@@ -119,7 +119,7 @@ def _figure(view: SurfaceView) -> Figure | None:
 
 
 def _scale(loss: np.ndarray) -> tuple[float, bool]:
-    """The lowest loss, and whether the others call for a logarithmic scale."""
+    """The lowest loss, and whether the scale is logarithmic."""
     finite = loss[np.isfinite(loss)]
     if not finite.size:
         return math.nan, False
@@ -141,7 +141,7 @@ def _notes(view: SurfaceView) -> list[str]:
 
 
 def _slices(view: SurfaceView) -> list[Panel]:
-    """The lines of the surface through its centre; the axes of a path have none."""
+    """Plots of the slices through the centre of the surface; none for a trajectory."""
     if len(view.path):
         return []
     row, column = np.abs(view.y).argmin(), np.abs(view.x).argmin()

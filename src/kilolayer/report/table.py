@@ -1,4 +1,4 @@
-"""Tables as pages and terminals show them."""
+"""Tables for pages and terminals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text: a name in the first column, numbers in the others."""
+    """A table of text cells: names in the first column, numbers in the others."""
 
     header: list[str]
     rows: list[list[str]]

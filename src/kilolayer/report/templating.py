@@ -1,4 +1,4 @@
-"""The templates of pages: whatever a run holds is escaped; only plots and our own files come as markup."""
+"""The HTML templates: everything that comes from a run is escaped; only plots and the package's own files are markup."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from markupsafe import Markup
 
 
 def template(name: str) -> Template:
-    """A template by the name of its file."""
+    """Load a template by its file name."""
     return _environment().get_template(name)
 
 
 @functools.cache
 def asset(name: str) -> Markup:
-    """The text of a file beside the templates, as it is: a script, whose braces are not ours to fill."""
+    """The text of a file next to the templates, such as a script, without template substitution."""
     return Markup(resources.files("kilolayer.report").joinpath("templates", name).read_text(encoding="utf-8"))
 
 
 @functools.cache
 def script(*names: str) -> tuple[Markup, str]:
-    """Files beside the templates as one script, and the hash by which a page allows it and no other."""
+    """Join files next to the templates into one script; returns it and its hash for the content security policy."""
     text = Markup("").join(map(asset, names))
     return text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def inert(data: Any) -> Markup:
-    """JSON for a script element: without the characters that could end it, whatever a name holds."""
+def script_json(data: Any) -> Markup:
+    """JSON for a script element, with the characters escaped that could end the element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

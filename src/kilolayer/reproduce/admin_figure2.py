@@ -26,7 +26,7 @@ class Figure2(Reproduction):
     rule = (
         "Held if the default 60L-12L dies or ends at a validation loss at least 0.5 nats above Admin's, and Admin's "
         "60L-12L ends below Admin's 6L-6L. Not held if the default 60L-12L ends at or below Admin's, or Admin's 60L-12L "
-        "dies. Otherwise it cannot be told."
+        "dies. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

@@ -27,7 +27,7 @@ class Figure3(Reproduction):
     )
     rule = (
         "Of all buckets that hold at least one item in both, the deep model is better in at least 80%: held. In at most "
-        "50%: not held. Otherwise it cannot be told."
+        "50%: not held. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

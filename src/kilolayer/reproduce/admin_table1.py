@@ -25,7 +25,7 @@ class Table1(Reproduction):
     )
     rule = (
         "Held if the default 60L-12L dies, and Admin's 60L-12L has at least 1 BLEU more and a lower TER than the default "
-        "6L-6L. Not held if Admin's 60L-12L dies or is below the default 6L-6L in BLEU. Otherwise it cannot be told."
+        "6L-6L. Not held if Admin's 60L-12L dies or is below the default 6L-6L in BLEU. Otherwise it is undecided."
     )
     published = Table(
         ["WMT-14 En-Fr", "TER", "METEOR", "BLEU"],

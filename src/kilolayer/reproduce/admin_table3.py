@@ -40,7 +40,7 @@ class Table3(Reproduction):
     )
     rule = (
         "Held if 60L-12L is significantly better (p < 0.05) than 6L-6L and than 12L-60L. Not held if it is significantly worse "
-        "than either, or dies. Otherwise it cannot be told."
+        "than either, or dies. Otherwise it is undecided."
     )
     published = Table(
         ["WMT-14 En-Fr", "BLEU"],

@@ -36,7 +36,7 @@ class Table4(Reproduction):
     rule = (
         "Held if with back-translation the deep model is clearly lower in validation loss (two standard errors and 0.02 "
         "nats) than without, and than the shallow one with it. Not held if back-translation makes it clearly higher, or "
-        "the shallow one with it is clearly lower. Otherwise it cannot be told."
+        "the shallow one with it is clearly lower. Otherwise it is undecided."
     )
     published = Table(
         ["WMT-14 En-Fr", "BLEU"],

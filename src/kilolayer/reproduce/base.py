@@ -28,7 +28,7 @@ Found = dict[str, Any]
 class Verdict:
     """Whether a claim held, and the numbers that show it."""
 
-    word: Literal["held", "not held", "cannot tell"]
+    word: Literal["held", "not held", "undecided"]
     why: str
 
 
@@ -44,7 +44,7 @@ def not_held(why: str) -> Verdict:
 
 def cannot_tell(why: str) -> Verdict:
     """The experiment is too small, or had too little time, to decide."""
-    return Verdict("cannot tell", why)
+    return Verdict("undecided", why)
 
 
 class Reproduction(ABC):

@@ -29,13 +29,13 @@ class Figure1(Reproduction):
     rule = (
         "Roughness is the mean size of the loss's second difference between neighbouring points, as a share of the surface's "
         f"height, a mean over the pairs of directions. Held if Post-LN's is at least {SMOOTHER:g} times DeepNorm's. Not held "
-        "if it is smaller. Otherwise it cannot be told."
+        "if it is smaller. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
         from kilolayer.probe.surface import grid, loss_surface, random_direction
         from kilolayer.reproduce.early_training import EarlyTraining
-        from kilolayer.reproduce.landscape import store
+        from kilolayer.reproduce.landscape import surface_as_json
 
         layers, steps, size, tries = (1, 2, 3, 1) if lab.tiny else (18, STEPS, SIZE, 3)
         found: Found = {}
@@ -47,7 +47,7 @@ class Figure1(Reproduction):
             loss = training.later_batches(2)
             places = grid(size, SPAN)
             found[recipe] = [
-                store(
+                surface_as_json(
                     loss_surface(
                         training.model,
                         loss,

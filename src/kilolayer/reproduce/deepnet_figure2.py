@@ -29,7 +29,7 @@ class Figure2(Reproduction):
     rule = (
         "Held if the last decoder layer's gradient of Post-LN-init is larger than Post-LN's at every depth, and Post-LN-init "
         "lives at 18L-18L while Post-LN dies or is clearly higher. Not held if it is smaller at every depth, or if Post-LN "
-        "lives and is clearly lower. Otherwise it cannot be told."
+        "lives and is clearly lower. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
@@ -77,7 +77,7 @@ class Figure2(Reproduction):
         by_depth = {name: [(float(depth), y) for depth, y in each.items()] for name, each in _last_layers(found).items()}
         return [
             lines(by_layer, "Gradient by layer of the deepest model", "decoder layer", "gradient norm", log=True),
-            lines(by_depth, "Gradient of the last layer by depth", "layers a side", "gradient norm", log=True),
+            lines(by_depth, "Gradient of the last layer by depth", "layers per side", "gradient norm", log=True),
             curves(first_by(found["runs"], "model.recipe"), "valid", "Validation loss"),
         ]
 

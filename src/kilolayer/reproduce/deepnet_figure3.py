@@ -37,7 +37,7 @@ class Figure3(Reproduction):
     rule = (
         "Without warm-up, Post-LN is compared with both others: the largest update of the first ten steps, the mean input of "
         "the decoder's norms at the end (both larger), and the gradient of the first decoder layer at the end (smaller). Held "
-        "if all six comparisons come out so, not held if three or fewer do, otherwise it cannot be told."
+        "if all six comparisons come out so, not held if three or fewer do, otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

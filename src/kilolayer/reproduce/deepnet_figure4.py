@@ -32,7 +32,7 @@ class Figure4(Reproduction):
     rule = (
         f"Held if DeepNorm's update at the greatest depth is at most {GROWTH:g} times that at the smallest, and Post-LN's at "
         f"the greatest depth is at least {SMALLER:g} times DeepNorm's. Not held if DeepNorm's grows by more than twice "
-        f"{GROWTH:g}, or is the larger one at the greatest depth. Otherwise it cannot be told."
+        f"{GROWTH:g}, or is the larger one at the greatest depth. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
@@ -71,10 +71,10 @@ class Figure4(Reproduction):
     def numbers(self, found: Found) -> Table:
         depths = list(found["updates"]["deepnorm"])
         rows = [[recipe, *(f"{values[depth]:.3g}" for depth in depths)] for recipe, values in found["updates"].items()]
-        return Table(["relative update by layers a side", *depths], rows)
+        return Table(["relative update by layers per side", *depths], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.pictures import lines
 
         points = {recipe: [(float(depth), y) for depth, y in each.items()] for recipe, each in found["updates"].items()}
-        return [lines(points, "Model update over depth", "layers a side", "relative change of the output", log=True)]
+        return [lines(points, "Model update over depth", "layers per side", "relative change of the output", log=True)]

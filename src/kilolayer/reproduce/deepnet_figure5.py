@@ -30,14 +30,14 @@ class Figure5(Reproduction):
     rule = (
         "Roughness as in deepnet-figure1. Held if at the greatest depth Post-LN is rougher than DeepNorm, and the loss of its "
         "training falls by less than half as much as DeepNorm's. Not held if Post-LN is smoother there and falls as much. "
-        "Otherwise it cannot be told."
+        "Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
         from kilolayer.probe.surface import filters
         from kilolayer.probe.trajectory import Recorded, principal_plane, trajectory_surface
         from kilolayer.reproduce.early_training import EarlyTraining
-        from kilolayer.reproduce.landscape import store
+        from kilolayer.reproduce.landscape import surface_as_json
 
         depths, steps, every, size = ((1, 2), 4, 1, 3) if lab.tiny else (DEPTHS, STEPS, EVERY, SIZE)
         found: Found = {recipe: {} for recipe in RECIPES}
@@ -56,7 +56,7 @@ class Figure5(Reproduction):
                 plane = principal_plane(noted, list(filters(training.model)))
                 surface = trajectory_surface(training.model, training.later_batches(2), plane, size)
                 fall = sum(losses[:5]) / len(losses[:5]) - sum(losses[-5:]) / len(losses[-5:])
-                found[recipe][str(layers)] = store(surface, plane.path) | {"fall": fall, "explained": plane.explained}
+                found[recipe][str(layers)] = surface_as_json(surface, plane.path) | {"fall": fall, "explained": plane.explained}
         return found
 
     def judge(self, found: Found) -> Verdict:
@@ -78,13 +78,13 @@ class Figure5(Reproduction):
             for recipe in RECIPES
             for depth, each in found[recipe].items()
         ]
-        return Table(["", "layers a side", "roughness", "fall of the loss", "variance in the plane"], rows)
+        return Table(["", "layers per side", "roughness", "fall of the loss", "variance in the plane"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
         from kilolayer.reproduce.landscape import picture
 
         return [
-            picture(f"plane-{recipe}-{depth}", each, f"{recipe}, {depth} layers a side")
+            picture(f"plane-{recipe}-{depth}", each, f"{recipe}, {depth} layers per side")
             for recipe in RECIPES
             for depth, each in found[recipe].items()
         ]

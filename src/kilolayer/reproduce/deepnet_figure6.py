@@ -20,11 +20,11 @@ class Figure6(Sweep):
 
     name = "deepnet-figure6"
     claim = "DeepNorm is stable from shallow to deep, and keeps improving as the model goes deeper; most baselines do not."
-    setting = "The runs of deepnet-table1: 6, 18, 50 and 100 layers a side, 1,000 steps (the paper: 10 to 100, 8,000 steps)."
+    setting = "The runs of deepnet-table1: 6, 18, 50 and 100 layers per side, 1,000 steps (the paper: 10 to 100, 8,000 steps)."
     rule = (
         "Held if DeepNorm lives at every depth, its validation loss is not clearly higher (two standard errors and 0.02 nats) "
         "at any depth than at the one before, and at most half of the other methods do as well. Not held if DeepNorm dies at "
-        "a depth, or is clearly higher at the greatest depth than at the smallest. Otherwise it cannot be told."
+        "a depth, or is clearly higher at the greatest depth than at the smallest. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

@@ -17,7 +17,7 @@ FAMILIES: dict[str, tuple[Any, ...]] = {
     "model.dim": (64, 128, 256),
 }
 TINY_FAMILIES: dict[str, tuple[Any, ...]] = {"train.lr": (1e-3, 5e-3), "batches.tokens": (400,), "model.dim": (16,)}
-TITLES = {"train.lr": "learning rate", "batches.tokens": "tokens a batch", "model.dim": "width"}
+TITLES = {"train.lr": "learning rate", "batches.tokens": "tokens per batch", "model.dim": "width"}
 
 
 @register
@@ -33,7 +33,7 @@ class Figure7(Reproduction):
     rule = (
         "Held if every run lives and the largest value of each of the three is clearly lower in validation loss (two standard "
         "errors and 0.02 nats) than the smallest. Not held if a largest value dies or is clearly higher than the smallest. "
-        "Otherwise it cannot be told."
+        "Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

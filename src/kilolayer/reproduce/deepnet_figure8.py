@@ -24,7 +24,7 @@ class Figure8(Sweep):
     rule = (
         "A line over the logarithm of all layers is fitted to the mean BLEU of each depth. Held if A is above 0 by two of its "
         "standard errors and the line explains at least 0.9 of the variance. Not held if A is below 0 by two standard errors, "
-        "or the line explains less than 0.5. Otherwise it cannot be told."
+        "or the line explains less than 0.5. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

@@ -41,8 +41,8 @@ class Table1(Sweep):
     )
     rule = (
         "Held if DeepNorm lives at every depth, no method has a clearly lower validation loss (two standard errors and 0.02 "
-        "nats) at 50 and 100 layers a side, and Post-LN dies at 50 and 100. Not held if DeepNorm dies anywhere, a method is "
-        "clearly lower at 50 or 100, or Post-LN lives at both. Otherwise it cannot be told."
+        "nats) at 50 and 100 layers per side, and Post-LN dies at 50 and 100. Not held if DeepNorm dies anywhere, a method is "
+        "clearly lower at 50 or 100, or Post-LN lives at both. Otherwise it is undecided."
     )
     published = Table(
         ["BLEU, WMT-17 En-De", "6L-6L", "18L-18L", "50L-50L", "100L-100L"],
@@ -71,12 +71,12 @@ class Table1(Sweep):
         depths = list(ours)
         deep = depths[len(depths) // 2 :]
         if dead := [depth for depth in depths if ours[depth].died]:
-            return not_held(f"DeepNorm at {dead[0]} layers a side: {ours[dead[0]].text}")
+            return not_held(f"DeepNorm at {dead[0]} layers per side: {ours[dead[0]].text}")
         better = {(method, depth): is_lower(cells[depth], ours[depth]) for method, cells in grid.items() for depth in deep}
         if lower := [f"{method} at {depth}" for (method, depth), is_it in better.items() if is_it]:
             return not_held(f"clearly lower than DeepNorm: {', '.join(lower)}")
         if all(plain[depth].lives and not math.isnan(plain[depth].error) for depth in deep):
-            return not_held(f"Post-LN lives at {' and '.join(map(str, deep))} layers a side")
+            return not_held(f"Post-LN lives at {' and '.join(map(str, deep))} layers per side")
         complete = all(cell.ended for cells in grid.values() for cell in cells.values())
         clear = all(is_it is not None for (method, depth), is_it in better.items() if grid[method][depth].lives)
         if complete and clear and all(ours[depth].lives for depth in depths) and all(plain[depth].died for depth in deep):

@@ -25,7 +25,7 @@ class Table11(Sweep):
     )
     rule = (
         "Held if DeepNorm lives, alpha = 1 dies or is clearly higher (two standard errors and 0.02 nats), and beta = 1 is not "
-        "clearly lower. Not held if alpha = 1 or beta = 1 is clearly lower, or DeepNorm dies. Otherwise it cannot be told."
+        "clearly lower. Not held if alpha = 1 or beta = 1 is clearly lower, or DeepNorm dies. Otherwise it is undecided."
     )
     published = Table(
         ["WMT-14 En-Fr, 36 layers", "BLEU"], [["DeepNorm", "42.4"], ["alpha = 1", "diverged"], ["beta = 1", "42.2"]]

@@ -29,7 +29,7 @@ class Table2(Reproduction):
     rule = (
         "Held if on both pairs DeepNorm lives at both depths, no method is clearly lower (two standard errors and 0.02 nats) "
         "at 18L-18L, and Post-LN dies there. Not held if DeepNorm dies, or a method is clearly lower at 18L-18L on both pairs. "
-        "Otherwise it cannot be told."
+        "Otherwise it is undecided."
     )
     published = Table(
         ["BLEU, WMT-14", "En-De 6L-6L", "En-De 18L-18L", "En-Fr 6L-6L", "En-Fr 18L-18L"],
@@ -90,7 +90,7 @@ class Table2(Reproduction):
         from kilolayer.reproduce.pictures import by_column
 
         return [
-            by_column(found[language], "model.recipe", "layers", "layers a side", f"Validation loss, {title}")
+            by_column(found[language], "model.recipe", "layers", "layers per side", f"Validation loss, {title}")
             for language, title in LANGUAGES.items()
         ]
 

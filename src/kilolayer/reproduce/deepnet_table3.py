@@ -32,7 +32,7 @@ class Table3(Sweep):
     )
     rule = (
         "Held if the deepest model's validation loss is clearly lower (two standard errors and 0.02 nats) than that of 48 "
-        "layers, and that than 12's. Not held if the deepest is clearly higher than 48. Otherwise it cannot be told."
+        "layers, and that than 12's. Not held if the deepest is clearly higher than 48. Otherwise it is undecided."
     )
     published = Table(
         ["BLEU, OPUS-100", "X to En", "En to X", "mean"],

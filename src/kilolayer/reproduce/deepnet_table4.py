@@ -42,7 +42,7 @@ class Table4(Reproduction):
     )
     rule = (
         "Held if 24L-24L is clearly lower in validation loss (two standard errors and 0.02 nats) than both others. Not held if "
-        "Post-LN or 45L-3L is clearly lower than it. Otherwise it cannot be told."
+        "Post-LN or 45L-3L is clearly lower than it. Otherwise it is undecided."
     )
     published = Table(
         ["OPUS-100", "weights", "X to En", "En to X", "mean BLEU"],

@@ -36,7 +36,7 @@ class Table5(Reproduction):
     )
     rule = (
         "Held if the deep model's mean BLEU is higher on both sets in every seed. Not held if the shallow one's is higher "
-        "on both in every seed. Otherwise it cannot be told."
+        "on both in every seed. Otherwise it is undecided."
     )
     published = Table(
         ["BLEU", "layers", "weights", "WMT", "OPUS", "TED", "Flores"],

@@ -36,7 +36,7 @@ class Table6(Reproduction):
     rule = (
         "Held if Post-LN dies at the larger rate, Sub-LN lives there, and its mean over the tasks is above Post-LN's by "
         "more than two standard errors. Not held if Sub-LN dies there, or its mean is below by more than two. Otherwise "
-        "it cannot be told."
+        "it is undecided."
     )
     published = Table(
         ["GLUE, dev", "SST", "CoLA", "MRPC", "STS", "mean of 8"],

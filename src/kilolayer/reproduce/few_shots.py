@@ -36,7 +36,7 @@ class FewShots(Reproduction):
         "Held if at every depth Sub-LN's mean accuracy is above Pre-LN's and NormFormer's, and the difference from Pre-LN "
         "at the greatest depth exceeds two standard errors. Not held if Pre-LN or NormFormer is above by more than two "
         "standard errors at the greatest depth. Otherwise, as where all are within two standard errors of chance, it "
-        "cannot be told."
+        "is undecided."
     )
     shots: ClassVar[int]
 
@@ -50,12 +50,12 @@ class FewShots(Reproduction):
         runs = lab.compare("language-models", lab.language(), axes)
         grid = grid_of(runs, "model.recipe", "layers")
         asked = {
-            recipe: {str(layers): self._ask(cell, folder, lab) for layers, cell in cells.items()}
+            recipe: {str(layers): self._evaluate(cell, folder, lab) for layers, cell in cells.items()}
             for recipe, cells in grid.items()
         }
         return {"runs": runs, "asked": asked}
 
-    def _ask(self, cell: Cell, folder: Path, lab: Lab) -> dict[str, Any]:
+    def _evaluate(self, cell: Cell, folder: Path, lab: Lab) -> dict[str, Any]:
         """The accuracies of one run by test set, with standard error and chance level; empty if the run did not survive."""
         if not cell.lives and not (lab.tiny and cell.ended):
             return {"text": cell.shown, "sets": {}}

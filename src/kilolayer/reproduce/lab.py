@@ -126,10 +126,10 @@ class Lab:
             raise Stopped(code - 128)
         results = comparison.results()
         chosen_by, _ = measures_of(results, None if comparison.task is None else comparison.task.headline)
-        return [told(result, chosen_by) for each in settings for result in results if same(result.options, each)]
+        return [as_json(result, chosen_by) for each in settings for result in results if same(result.options, each)]
 
 
-def told(result: Result, chosen_by: Measure) -> Run:
+def as_json(result: Result, chosen_by: Measure) -> Run:
     """A run as JSON values. loss: the best validation loss. cost: the value by which a comparison chooses; lower is better."""
     return {
         "name": result.name,

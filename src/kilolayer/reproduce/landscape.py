@@ -13,7 +13,7 @@ from kilolayer.report.panel import Panel
 Stored = dict[str, Any]
 
 
-def store(surface: Surface, path: np.ndarray | None = None) -> Stored:
+def surface_as_json(surface: Surface, path: np.ndarray | None = None) -> Stored:
     """A surface as JSON values; numbers that are not finite become None."""
     loss = [[float(value) if np.isfinite(value) else None for value in row] for row in surface.loss]
     stored: Stored = {"x": surface.x.tolist(), "y": surface.y.tolist(), "loss": loss}

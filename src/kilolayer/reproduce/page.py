@@ -24,7 +24,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
         "setting": reproduction.setting,
         "rule": reproduction.rule,
         "command": f"kilolayer reproduce {reproduction.name}{' --tiny' if tiny else ''}",
-        "made_with": _made_with(),
+        "made_with": _environment(),
         "verdict": verdict.word,
         "why": verdict.why,
         "found": plain(found),
@@ -42,7 +42,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
     return verdict
 
 
-def _made_with() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

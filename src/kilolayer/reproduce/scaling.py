@@ -22,7 +22,7 @@ class Scaling(Reproduction):
     rule = (
         "Held if every model lives, and in depth and in experts the largest is clearly lower in validation loss (two standard "
         "errors and 0.02 nats) than the smallest. Not held if a model dies, or a largest is clearly higher than its smallest. "
-        "Otherwise it cannot be told."
+        "Otherwise it is undecided."
     )
     depths: ClassVar[tuple[int, ...]]
     expert_layers: ClassVar[int]

@@ -53,7 +53,7 @@ class Sweep(Reproduction):
 
     row: ClassVar[str] = "model.recipe"
     column: ClassVar[str] = "layers"
-    column_title: ClassVar[str] = "layers a side"
+    column_title: ClassVar[str] = "layers per side"
 
     def grid(self, found: Found) -> dict[str, dict[Any, Cell]]:
         """The best cell of each row and column."""

@@ -57,7 +57,7 @@ class Figure3(Reproduction):
     rule = (
         "At the largest number of experts: held if SparseClip is clearly lower in validation loss (two standard errors "
         "and 0.02 nats) than plain clipping. Not held if plain clipping is clearly lower, or both are within 0.02 nats in "
-        "the mean of two seeds. Otherwise it cannot be told."
+        "the mean of two seeds. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

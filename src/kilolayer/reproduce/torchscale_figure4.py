@@ -28,7 +28,7 @@ class Figure4(Reproduction):
     rule = (
         "Held if the entropy over the last fifth of the training is lower with SparseClip by more than 2%, and with "
         "SparseClip at least 80% of the clipped steps lie in the first fifth. Not held if the entropy is higher by more "
-        "than 2%, or fewer than 20% of the clipped steps lie there. Otherwise it cannot be told."
+        "than 2%, or fewer than 20% of the clipped steps lie there. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

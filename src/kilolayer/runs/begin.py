@@ -13,7 +13,7 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.models.build import build_model
 from kilolayer.parallel.processes import Processes
 from kilolayer.precedence import Given
-from kilolayer.runs.go_on import going_on
+from kilolayer.runs.resume import resumed
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.terminal import say
@@ -28,7 +28,7 @@ from kilolayer.training.trackers import find_trackers
 def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
     """Open an existing run and lock its folder; over: options that it is resumed with."""
     opened = Run.open(folder)
-    with locked(folder), going_on(opened, over or {}) as run:
+    with locked(folder), resumed(opened, over or {}) as run:
         yield run
 
 
@@ -57,7 +57,7 @@ def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bo
             yield run
         except (InputError, OptionError):
             if not run.has_begun:
-                run.withdraw()
+                run.undo_creation()
             raise
 
 

@@ -12,7 +12,7 @@ from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import InputError
 from kilolayer.evaluate.predictions import predict, probabilities
 from kilolayer.models.encoder import Encoder
-from kilolayer.runs.trained_run import TrainedRun, as_list, check_text, some_at_once
+from kilolayer.runs.trained_run import TrainedRun, as_list, batched, check_text
 from kilolayer.tasks.classify.config import ClassifyConfig
 
 ROWS_AT_ONCE = 1024
@@ -54,7 +54,7 @@ class Classifier(TrainedRun):
 
     def predictions(self, rows: Iterable[list[str]], *, at_once: int = ROWS_AT_ONCE) -> Iterator[Prediction]:
         """Yield the predictions for many rows, each in the form that `sentences_of` returns; `at_once` rows are read ahead."""
-        groups = some_at_once(rows, at_once)
+        groups = batched(rows, at_once)
         return (prediction for some in groups for prediction in self._predict(some))
 
     def sentences_of(self, row: Row, where: str) -> list[str]:

@@ -14,7 +14,7 @@ from kilolayer.generate.continuation import continue_texts
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.text_stream import TextStream
 from kilolayer.models.decoder import Decoder
-from kilolayer.runs.trained_run import TrainedRun, as_texts, some_at_once
+from kilolayer.runs.trained_run import TrainedRun, as_texts, batched
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
 PROMPTS_AT_ONCE = 64
@@ -84,7 +84,7 @@ class LanguageModel(TrainedRun):
         A single text is one prompt.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
-        return self._continue(some_at_once(prompts, at_once), search or self.search())
+        return self._continue(batched(prompts, at_once), search or self.search())
 
     def _continue(self, groups: Iterator[list[str]], search: SearchConfig) -> Iterator[Continued]:
         done = 0
@@ -99,7 +99,7 @@ class LanguageModel(TrainedRun):
         """Continue one prompt; `write` is called with each piece of the text as it is generated."""
         row, stream = self._tokens(prompt), TextStream(self._vocabulary.decode, write)
         search = search or self.search()
-        (found,) = continue_texts(self._decoder, [row], search, context=self.context, hear=stream.add)
+        (found,) = continue_texts(self._decoder, [row], search, context=self.context, on_token=stream.add)
         stream.close()
         return self._continued(prompt, row, found)
 

@@ -9,7 +9,7 @@ from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import OptionError, shown
 from kilolayer.generate.fill import Filled, fill_texts, masked_tokens
 from kilolayer.models.encoder import Encoder
-from kilolayer.runs.trained_run import TrainedRun, as_texts, some_at_once
+from kilolayer.runs.trained_run import TrainedRun, as_texts, batched
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 
 TEXTS_AT_ONCE = 32
@@ -37,7 +37,7 @@ class MaskedLanguageModel(TrainedRun):
         """Yield the results for many texts, each given with its place, for errors; `at_once` texts are read ahead."""
         if not isinstance(top, int) or top < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"top is {shown(top)}", fix="top must be at least 1")
-        groups = some_at_once(texts, at_once)
+        groups = batched(texts, at_once)
         return (filled for some in groups for filled in self._fill(some, top))
 
     def _fill(self, texts: list[tuple[str, str]], top: int) -> list[Filled]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.errors import OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.parallel.parent import when_parent_dies
-from kilolayer.runs.given import Source, new_folder, plain_tables, read_given
-from kilolayer.terminal import command, say, speaks, under_torchrun
-from kilolayer.training.stop import Stop, Stopped, catching
+from kilolayer.runs.config_source import Source, new_folder, plain_tables, read_source
+from kilolayer.terminal import command, say, under_torchrun, writes_to_terminal
+from kilolayer.training.stop import Stop, Stopped, handle_signals
 
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
@@ -58,21 +58,21 @@ def train(
         check_tracker(tracker, f"trackers, number {number}")
     if resume is not None and (config is not None or run is not None):
         raise OptionError("resume takes no configuration and no run", fix="the run folder has its own: remove them")
-    given = None if resume is not None else read_given(config, over)
+    given = None if resume is not None else read_source(config, over)
     folder = new_folder(config, run) if resume is None else as_path(resume, "resume")
 
     def begin(processes: Processes) -> AbstractContextManager[Run]:
         return old_run(folder, over) if given is None else new_run(folder, given, processes, is_embedded=config is None)
 
-    with _torch_left_alone():
-        code = train_run(folder, begin, resume=resume is not None, show=_tell, trackers=trackers)
+    with _restore_torch_state():
+        code = train_run(folder, begin, resume=resume is not None, show=_print_report, trackers=trackers)
     if code:
         raise Stopped(code - 128)
     return load(folder, device=Run.open(folder).config.train.device)
 
 
 @contextmanager
-def _torch_left_alone() -> Iterator[None]:
+def _restore_torch_state() -> Iterator[None]:
     import torch
 
     threads = torch.get_num_threads()
@@ -83,7 +83,7 @@ def _torch_left_alone() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _tell(run: Run, scores: dict[str, Any], report: Report) -> None:
+def _print_report(run: Run, scores: dict[str, Any], report: Report) -> None:
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
 
@@ -95,16 +95,16 @@ def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers:
     continues from the last checkpoint. show: called with the run, the contents of scores.json and the report. trackers: in
     addition to those that the configuration names.
     """
-    with catching() as stop:
+    with handle_signals() as stop:
         if under_torchrun():
-            when_parent_dies(os.getppid(), stop.orphaned)
+            when_parent_dies(os.getppid(), stop.on_parent_death)
         try:
-            with stop.at_once():
+            with stop.raising_at_once():
                 return _train(folder, begin, resume, show, stop, trackers)
         except Stopped as ended:
-            stop.heed()
-            if speaks():
-                say(_how_to_go_on(folder))
+            stop.acknowledge()
+            if writes_to_terminal():
+                say(_resume_hint(folder))
             return 128 + ended.number
 
 
@@ -119,11 +119,11 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
 
     with ExitStack() as held:
         with Processes.of_environment() as processes:
-            with processes.in_turn():
+            with processes.first_process_first():
                 opened = held.enter_context(begin(processes)) if processes.first else Run.open(folder)
                 task = data_of(opened, processes)
                 followed = make_trackers(opened.config.train, trackers) if processes.first and task is not None else []
-            held.callback(_leave, followed)
+            held.callback(_finish_without_scores, followed)
             code = 0 if task is None else loop.train(opened, task, resume, processes, stop, followed)
         if not code and processes.first:
             if task is not None:  # scored again: scores that exist by now are of earlier weights
@@ -135,13 +135,13 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
         return code
 
 
-def _leave(trackers: Sequence[Tracker]) -> None:
+def _finish_without_scores(trackers: Sequence[Tracker]) -> None:
     """Finish the trackers that received no scores, because training was stopped or failed."""
     for tracker in trackers:
         tracker.finish(None)
 
 
-def _how_to_go_on(folder: Path) -> str:
+def _resume_hint(folder: Path) -> str:
     if (folder / "config.toml").exists():
         return f"stopped by a signal; continue with: {command()} train --resume {folder}"
     return "stopped by a signal before there was anything to resume; the same command starts again"

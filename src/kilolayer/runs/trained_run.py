@@ -155,7 +155,7 @@ def as_list(given: Any, kind: str) -> list[Any]:
     return list(given)
 
 
-def some_at_once(given: Iterable[Item], at_once: int) -> Iterator[list[Item]]:
+def batched(given: Iterable[Item], at_once: int) -> Iterator[list[Item]]:
     """Yield the items in lists of `at_once`, the last of which may be shorter; each list is read only when it is needed."""
     if not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"at_once is {shown(at_once)}", fix="at_once must be a whole number, at least 1")

@@ -28,7 +28,7 @@ from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
 from kilolayer.operators import kernels
 from kilolayer.speed.fast import fast_form
-from kilolayer.speed.fast_layer import DRAWS, drops, first_state, opening_norm, run_layer
+from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.state import State
@@ -251,14 +251,16 @@ def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work
         return tensor
 
     with kernels.assumed(), AsCompiled():
-        _, view = stack.look(inputs, memory, None)
+        _, view = stack.prepare_inputs(inputs, memory, None)
         # Layers of a kind are alike: what this one reads was prepared as it prepares what the next one reads.
         following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
         if isinstance(stack.stream, Latest):
             state = first_state(block, x, stack.product_dtype, following)
         else:
             state = State.of(stack.stream.read(stack.stream.begin(x), 0))
-        seeds = torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if drops(block) else None
+        seeds = (
+            torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if needs_dropout_seeds(block) else None
+        )
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             run_layer(block, state, view, None, following, seeds)
     shared = list(_tensors(view))

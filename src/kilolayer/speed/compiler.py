@@ -58,13 +58,13 @@ def compiler_settings(recompute: Recompute) -> Iterator[None]:
 
 def compile_layer(kind: type[nn.Module], recompute: Recompute, backend: str = "inductor") -> RunLayer:
     """Compile `run_layer` for this kind of layer and all batch shapes; whatever differs between layers must be a tensor."""
-    kernels.be_constant_to_the_compiler()
-    options = {"joint_custom_post_pass": draws_are_kept()} if backend == "inductor" else None
-    return torch.compile(_code_of_its_own(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
+    kernels.assume_constant_when_compiled()
+    options = {"joint_custom_post_pass": save_random_numbers()} if backend == "inductor" else None
+    return torch.compile(_copy_of_run_layer(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
 
 
 @functools.cache
-def _code_of_its_own(kind: type[nn.Module], recompute: Recompute) -> RunLayer:
+def _copy_of_run_layer(kind: type[nn.Module], recompute: Recompute) -> RunLayer:
     """A copy of `run_layer` for each kind of layer, because the compiler's cache is keyed by a function's code object."""
     assert isinstance(run_layer, FunctionType)
     return FunctionType(run_layer.__code__.replace(), run_layer.__globals__, run_layer.__name__, run_layer.__defaults__)
@@ -92,7 +92,7 @@ def _choose(_: Any, operation: Any, *arguments: Any, **options: Any) -> Checkpoi
 
 
 @functools.cache
-def draws_are_kept() -> Any:
+def save_random_numbers() -> Any:
     """A compiler pass over a layer's joint forward and backward graph that marks random numbers to be saved.
 
     The compiler may recompute anything to stay within its budget, and random numbers drawn a second time would differ from the
@@ -100,7 +100,7 @@ def draws_are_kept() -> Any:
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-    class DrawsAreKept(CustomGraphPass):
+    class SaveRandomNumbers(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
             for node in graph.nodes:
                 if _draws(node):
@@ -110,7 +110,7 @@ def draws_are_kept() -> Any:
         def uuid(self) -> bytes:
             return get_hash_for_files((__file__,))
 
-    return DrawsAreKept()
+    return SaveRandomNumbers()
 
 
 def _draws(node: fx.Node) -> bool:

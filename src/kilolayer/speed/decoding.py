@@ -47,7 +47,7 @@ class Size:
     source: int
 
     @classmethod
-    def holding(cls, rows: int, width: int, steps: int, source: int, positions: int | None = None) -> Size:
+    def smallest_for(cls, rows: int, width: int, steps: int, source: int, positions: int | None = None) -> Size:
         """The smallest of a few sizes that fits; a source is not padded beyond the model's maximum number of positions."""
         longest = -(-source // 32) * 32
         longest = longest if positions is None else max(source, min(longest, positions))
@@ -85,7 +85,7 @@ class StaticDecoder:
         self.places = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
         """The position of each entry."""
 
-    def enter(self, source: Tensor) -> None:
+    def start_batch(self, source: Tensor) -> None:
         """Start a new batch of sources, int64 [rows, length]; `read_source` must follow before the first step."""
         assert self.source is not None
         rows, length = source.shape
@@ -109,7 +109,7 @@ class StaticDecoder:
             for place, part in zip(keys.memory, attention.project_memory(states), strict=True):
                 place.copy_(part)
 
-    def enter_text(self, text: Tensor) -> None:
+    def start_texts(self, text: Tensor) -> None:
         """Start a new batch of texts to continue, int64 [rows, length], padded on the left; read them, if not empty."""
         assert isinstance(self.model, Decoder)
         self.begun.zero_()
@@ -152,7 +152,7 @@ class StaticDecoder:
         self.seen.scatter_(2, new[None, :, None].expand(self.size.rows, -1, -1), True)
         decoder, places = self.model.decoder, (self.begun + self.step).expand(-1, width)
         placed, of_source = Placed(places, self.places, Mask(values=self.seen[:, None])), Mask(values=self.real)
-        x = decoder.enter(self.model.embedding(self.tokens), places)
+        x = decoder.add_positions(self.model.embedding(self.tokens), places)
         if self.by_kernel:
             rotation = make_rotation(decoder.positions, placed, self.dtype)
             view = FastView(placed.mask, rotation, new, memory_mask=of_source, step=True)
@@ -182,12 +182,12 @@ class StaticDecoders:
         key = _key(kind, model, size)
         if key not in self.decoders:
             while len(self.decoders) >= SIZES:
-                self._leave()
+                self._drop_oldest()
             try:
                 self.decoders[key] = kind(self.form, size)
             except torch.OutOfMemoryError:
                 while self.decoders:
-                    self._leave()
+                    self._drop_oldest()
                 torch.cuda.empty_cache()
                 self.decoders[key] = kind(self.form, size)
         self.decoders.move_to_end(key)
@@ -195,15 +195,15 @@ class StaticDecoders:
         assert isinstance(decoder, kind)
         return decoder
 
-    def _leave(self) -> None:
+    def _drop_oldest(self) -> None:
         """Drop the least recently used decoder."""
         _, old = self.decoders.popitem(last=False)
         if self.recorder is not None:
-            self.recorder.forget([_reading(old), _stepping(old)])
+            self.recorder.drop([_reading(old), _stepping(old)])
 
-    def enter(self, decoder: StaticDecoder, source: Tensor) -> None:
+    def start_batch(self, decoder: StaticDecoder, source: Tensor) -> None:
         """Start a new batch of sources, int64 [rows, length], in the decoder."""
-        decoder.enter(source)
+        decoder.start_batch(source)
         self._run(decoder.device, _reading(decoder))
 
     def take_step(self, decoder: StaticDecoder) -> None:

@@ -109,7 +109,7 @@ def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
         return cast("AnyModule", FastStack.of(module, recompute))
     for plain, kind in ((Embedding, FastEmbedding), (VocabularyProjection, FastVocabularyProjection)):
         if type(module) is plain:
-            return cast("AnyModule", _as(kind, module))
+            return cast("AnyModule", _as_class(kind, module))
     parts = {name: None if part is None else fast_form(part, recompute) for name, part in module._modules.items()}
     if all(part is module._modules[name] for name, part in parts.items()):
         return module
@@ -118,7 +118,7 @@ def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
     return form
 
 
-def _as(kind: type[nn.Module], module: nn.Module) -> nn.Module:
+def _as_class(kind: type[nn.Module], module: nn.Module) -> nn.Module:
     form = kind.__new__(kind)
     # Both share one __dict__, so that an attribute set on either, such as `states_dtype` by `lower`, is set on both.
     form.__dict__ = module.__dict__

@@ -72,7 +72,7 @@ def _project(f: Attention, x: Tensor, projection: Projection) -> list[Tensor]:
 
 def _mix(f: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
     grouped = f.key_heads != f.heads
-    if grouped and not _takes_groups(query, mask):
+    if grouped and not _supports_grouped_keys(query, mask):
         key, value = (part.repeat_interleave(f.heads // f.key_heads, dim=1) for part in (key, value))
         grouped = False
     return F.scaled_dot_product_attention(
@@ -80,7 +80,7 @@ def _mix(f: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Mask) ->
     )
 
 
-def _takes_groups(query: Tensor, mask: Mask) -> bool:
+def _supports_grouped_keys(query: Tensor, mask: Mask) -> bool:
     """Whether a fused kernel supports grouped key heads here; on CUDA, SDPA would otherwise compute the whole score matrix."""
     return query.device.type == "cpu" or (mask.values is None and query.dtype in (torch.float16, torch.bfloat16))
 

@@ -160,30 +160,30 @@ def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module
         isinstance(norm, LayerNorm | RMSNorm)
         and can_fuse_residual_norm(x.device, norm.weight.dtype, dtype, norm.weight.shape[0])
         and norm.weight.dtype == x.dtype
-        and _unserved(sublayer) is None
+        and _unsupported_option(sublayer) is None
     )
 
 
-def _unserved(sublayer: Sublayer) -> str | None:
+def _unsupported_option(sublayer: Sublayer) -> str | None:
     """The option of the sublayer that the kernel does not support, in words; None if it supports all."""
     if sublayer.plan.second_in or sublayer.plan.second_out:
         return "they carry a second state"
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     if isinstance(branch, Tensor):
-        return f"the scale of their branch {_variety(sublayer.branch, 'is learned')}"
+        return f"the scale of their branch {_scale_kind(sublayer.branch, 'is learned')}"
     if isinstance(skip, Tensor) and skip.dim() == 0:
-        return f"the scale of their residual {_variety(sublayer.skip, 'is one learned number')}"
+        return f"the scale of their residual {_scale_kind(sublayer.skip, 'is one learned number')}"
     return None
 
 
-def _variety(scale: nn.Module, learned: str) -> str:
+def _scale_kind(scale: nn.Module, learned: str) -> str:
     return "differs from layer to layer" if isinstance(scale, LayerConstant) else learned
 
 
 def why_unfused(block: Block) -> str | None:
     """The option of a layer that prevents the fused residual kernel; None if there is none."""
     for sublayer in block.sublayers():
-        if (reason := _unserved(sublayer)) is not None:
+        if (reason := _unsupported_option(sublayer)) is not None:
             return reason
         if isinstance(sublayer.out_norm, nn.Identity) and not sublayer.plan.pre_norm:
             return "no norm stands on their residual"
@@ -192,7 +192,7 @@ def why_unfused(block: Block) -> str | None:
     return None
 
 
-def drops(block: Block) -> bool:
+def needs_dropout_seeds(block: Block) -> bool:
     """Whether this layer currently needs seeds for dropout."""
     attends = any(sublayer.f.training and getattr(sublayer.f, "dropout", 0.0) for sublayer in block.sublayers()[:-1])
     modules = [module for module in block.modules() if isinstance(module, nn.Dropout)]

@@ -19,7 +19,7 @@ from kilolayer.layers.view import Sequences, View
 from kilolayer.operators import kernels
 from kilolayer.operators.short_attention import can_run_short_attention
 from kilolayer.speed.compiler import Recompute, RunLayer, compile_layer, compiler_settings, recomputed
-from kilolayer.speed.fast_layer import DRAWS, drops, first_state, opening_norm, run_layer
+from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
 from kilolayer.speed.fast_view import FastView, fast_view
 from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
 from kilolayer.speed.state import State
@@ -53,8 +53,8 @@ class FastStack(Stack):
         kinds = {type(block) for block in self.layers() if _has_fixed_shapes(block)}
         self.compiled = {kind: compile_layer(kind, self.recompute, backend) for kind in kinds}
 
-    def look(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastView]:
-        x, view = super().look(inputs, memory, cache)
+    def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastView]:
+        x, view = super().prepare_inputs(inputs, memory, cache)
         short = cache is None and self._is_short(inputs, memory)
         fast = fast_view(
             view,
@@ -85,8 +85,8 @@ class FastStack(Stack):
                 own = None if seeds is None else seeds[index]
                 state, found = run(block, state, view, caches[index] if caches else None, following[index], own)
                 # A layer that keeps only its input is given one tensor instead of two.
-                state = State.of(state.given) if self.recompute == "layer" else state
-                history = self.stream.write(history, state.given)
+                state = State.of(state.unwrapped) if self.recompute == "layer" else state
+                history = self.stream.write(history, state.unwrapped)
                 kept += [state.precise] if hidden_states else []
                 routing += [found] if found is not None else []
         states = self.top(self.stream.end(history))
@@ -98,7 +98,7 @@ class FastStack(Stack):
         if reason is not None and reason not in self._logged:
             self._logged.add(reason)
             logger.warning("layers of the %s run as plain modules, because %s", self.side, reason)
-        if reason is not None or not (self.compiled or kernels.any_on(next(block.parameters()).device)):
+        if reason is not None or not (self.compiled or kernels.available_on(next(block.parameters()).device)):
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
         if not trains:
             return run_layer
@@ -137,7 +137,7 @@ class FastStack(Stack):
         """
         trained = (block for block, reason in zip(self.layers(), reasons, strict=True) if block.training and reason is None)
         first = next(trained, None)
-        if first is None or not drops(first):
+        if first is None or not needs_dropout_seeds(first):
             return None
         return torch.randint(2**62, (len(self.blocks), len(first.sublayers()), DRAWS), device=device)
 
@@ -154,7 +154,7 @@ def _run_plain(
     block: Block, x: State, view: View, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
 ) -> tuple[State, Routing | None]:
     """As `run_layer`, but with the plain module."""
-    states, routing = block(x.given, view, cache)
+    states, routing = block(x.unwrapped, view, cache)
     return State.of(states), routing
 
 

@@ -72,8 +72,8 @@ class RecordedStep:
         self._updated = False
         self._followed: Hashable = None
         self._gradients: list[Tensor] = []  # buffers that recordings add to, kept alive even if `.grad` is replaced
-        optimizer.register_step_pre_hook(self._note_update)
-        optimizer.register_load_state_dict_post_hook(self._forget)
+        optimizer.register_step_pre_hook(self._mark_updated)
+        optimizer.register_load_state_dict_post_hook(self._drop_recordings)
 
     def __call__(self, *inputs: Tensor) -> Any:
         if not all(isinstance(each, Tensor) for each in inputs):
@@ -96,14 +96,14 @@ class RecordedStep:
         if now != self._followed:
             if self.recorder.recordings:
                 logger.warning("steps are recorded again, because weights moved or an option of the optimizer changed")
-            self._forget()
+            self._drop_recordings()
             self._followed = now
 
-    def _forget(self, *_: Any) -> None:
-        self.recorder.forget_all()
+    def _drop_recordings(self, *_: Any) -> None:
+        self.recorder.drop_all()
         self._gradients.clear()
 
-    def _note_update(self, *_: Any) -> None:
+    def _mark_updated(self, *_: Any) -> None:
         self._updated = True
 
     def _restart(self) -> bool:

@@ -58,7 +58,7 @@ class Recorder:
         """A recorder that records nothing."""
         return cls(device, "work runs", print, None)
 
-    def beside(self, subject: str) -> Recorder:
+    def sharing_pool(self, subject: str) -> Recorder:
         """A recorder for other work in the same memory pool; each falls back independently of the other."""
         return Recorder(self.device, subject, self.say, self.pool)
 
@@ -90,24 +90,24 @@ class Recorder:
                     return self._run_plainly(pieces)
             return self._warm_up(self.pool, pieces, gradients, restart)
 
-    def forget(self, pieces: Iterable[Piece]) -> None:
+    def drop(self, pieces: Iterable[Piece]) -> None:
         """Drop the recordings of these pieces, because the memory that they read or write is about to be freed."""
         for piece in pieces:
             self.warm.discard(piece.key)
             self.recordings.pop(piece.key, None)
 
-    def forget_all(self) -> None:
+    def drop_all(self) -> None:
         """Drop all recordings."""
         self.warm.clear()
         self.recordings.clear()
 
-    def follow(self, model: nn.Module) -> None:
+    def drop_if_moved(self, model: nn.Module) -> None:
         """Drop all recordings if the weights of this model have moved in memory since."""
         if self.pool is None:
             return
         followed = weakref.ref(model), memory_key(model)
         if followed != self._followed:
-            self.forget_all()
+            self.drop_all()
             self._followed = followed
 
     def _run_plainly(self, pieces: Sequence[Piece]) -> Any:
@@ -145,7 +145,7 @@ class Recorder:
             reason = str(error).partition("\n")[0]
             self.say(f"{self.subject} in eager mode, because recording failed: {reason}")
             self.pool = None
-            self.forget_all()
+            self.drop_all()
             if restart is not None:
                 restart()
             return False

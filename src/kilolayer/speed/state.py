@@ -31,6 +31,6 @@ class State(NamedTuple):
         return cls(x.x, x.x, normed, x.second) if isinstance(x, Pair) else cls(x, x, normed)
 
     @property
-    def given(self) -> LayerState:
+    def unwrapped(self) -> LayerState:
         """The state as plain layers take and return it."""
         return self.precise if self.second is None else Pair(self.precise, self.second)

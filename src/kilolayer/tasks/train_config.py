@@ -32,7 +32,7 @@ class TrainConfig:
     """Passes over the training data, instead of steps; converted to steps when the run is created."""
     start_from: str | None = None
     """Start from these weights and this vocabulary, as in fine-tuning: a run, or a Hugging Face folder with BERT, GPT-2, Marian
-    or OPT; [model] and [tokenizer] must be the same. Or a folder written by kl.save, which has only weights. Absent:
+    or OPT; [model] and [tokenizer] must be the same. Or a folder written by kl.save, which has only weights. Default:
     initialized as the recipe specifies."""
     freeze: Literal["none", "experts"] = "none"
     """Weights that are not trained: none, or the experts and their routers; the balance loss still applies."""
@@ -66,7 +66,7 @@ class TrainConfig:
     min_lr: float = bounded(0.0, least=0, most=1000)
     """Learning rate at the end of cosine, linear and warmup_stable_decay."""
     label_smoothing: float = bounded(0.1, least=0, below=1)
-    """Probability that is taken from the target and spread evenly over the whole vocabulary, or over all classes. Absent: 0 in
+    """Probability that is taken from the target and spread evenly over the whole vocabulary, or over all classes. Default: 0 in
     language models and classifiers."""
     clip_norm: float = bounded(0.0, least=0, most=1e30)
     """Maximum gradient norm; 0: no clipping."""

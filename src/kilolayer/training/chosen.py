@@ -44,7 +44,7 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
     Each checkpoint that should be used but cannot be is logged, along with what is used instead.
     """
     faults: dict[int, str] = {}
-    whole = _whole(checkpoint.steps(folder), faults)
+    whole = _complete_checkpoints(checkpoint.steps(folder), faults)
     newest = next(whole, None)
     if newest is None:
         if (gone := all_deleted(folder)) is not None:
@@ -69,7 +69,7 @@ def _warn(faults: dict[int, str], instead: str) -> None:
         logger.warning("checkpoint of step %d is %s; %s", step, fault, instead)
 
 
-def _whole(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
+def _complete_checkpoints(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
     """Yield complete checkpoints, newest first, checking each only when it is asked for; `faults` collects the others."""
     for path in reversed(paths):
         if (fault := checkpoint.find_fault(path)) is None:
@@ -102,7 +102,7 @@ def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tu
         return "newest", [newest]  # a checkpoint of that step, if there is one, was left by a stop
     if best not in checkpoint.steps(newest.parent):
         faults[step] = "missing, and it is the best"
-    elif next(_whole([best], faults), None) and checkpoint.is_scheduled(best):
+    elif next(_complete_checkpoints([best], faults), None) and checkpoint.is_scheduled(best):
         return "best", [best]
     return "newest", [newest]
 

@@ -78,39 +78,39 @@ class StackPulse:
 class StackWatch:
     """Checks from time to time whether the stacks of a run still learn, and reports each dead stack once.
 
-    told: for each dead stack, the step at which it was found. before: for each stack, `reached` at the previous check.
+    found_dead: for each dead stack, the step at which it was found. before: for each stack, `reached` at the previous check.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: TrainConfig) -> None:
         self.optimizer, self.config = optimizer, config
         self.depths = {stack.side: len(stack.blocks) for stack in model.stacks()}
-        self.told: dict[str, int | None] = dict.fromkeys(self.depths)
+        self.found_dead: dict[str, int | None] = dict.fromkeys(self.depths)
         self.before: dict[str, float | None] = dict.fromkeys(self.depths)
         self.columns = columns_of(model, optimizer)
         self.every = config.log_every * -(-LEAST_DISTANCE // config.log_every)
         # A measured gradient is that of one step, the moments hold the mean of several; the two are not mixed.
         self.reads_norms = config.layers_distance > 0 and self.every % config.layers_distance == 0
 
-    def look(self, step: int, lr: float, norms: LayerNorms | None = None) -> dict[str, str]:
+    def find_dead(self, step: int, lr: float, norms: LayerNorms | None = None) -> dict[str, str]:
         """The stacks found dead for the first time after this step, each with the message to log.
 
         lr: the step's learning rate. norms: what the step measured. Checks when metrics are written, at least ten steps apart;
         must be called on all processes.
         """
-        if step % self.every or not lr or None not in self.told.values():
+        if step % self.every or not lr or None not in self.found_dead.values():
             return {}
         found: dict[str, str] = {}
-        for pulse in self.feel(lr, norms if self.reads_norms else None):
+        for pulse in self.measure(lr, norms if self.reads_norms else None):
             fault = pulse.fault(self.config.lr, self.before[pulse.side])
-            if self.told[pulse.side] is None and fault is not None:
-                self.told[pulse.side] = step
+            if self.found_dead[pulse.side] is None and fault is not None:
+                self.found_dead[pulse.side] = step
                 found[pulse.side] = f"step {step}: the {pulse.side} is dead: {fault}; {self._remedy(pulse)}"
             self.before[pulse.side] = pulse.reached
         return found
 
     def check(self, step: int) -> None:
         """Raise if a stack is dead."""
-        if dead := [side for side, found in self.told.items() if found is not None]:
+        if dead := [side for side, found in self.found_dead.items() if found is not None]:
             raise DeadStackError(
                 f"the {' and the '.join(dead)} no longer learn{'s' * (len(dead) == 1)}, and train.stop_when_dead ends the run",
                 where=f"step {step}",
@@ -118,17 +118,17 @@ class StackWatch:
             )
 
     def state(self) -> dict[str, dict[str, float | int | None]]:
-        return {"told": dict(self.told), "before": dict(self.before)}
+        return {"told": dict(self.found_dead), "before": dict(self.before)}
 
     def load_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        self.told, self.before = dict(state["told"]), dict(state["before"])
+        self.found_dead, self.before = dict(state["told"]), dict(state["before"])
 
     def form(self) -> dict[str, Any]:
         """The types of the values in `state`."""
-        return {"told": dict.fromkeys(self.told, int | None), "before": dict.fromkeys(self.told, float | None)}
+        return {"told": dict.fromkeys(self.found_dead, int | None), "before": dict.fromkeys(self.found_dead, float | None)}
 
     @torch.no_grad()
-    def feel(self, lr: float, norms: LayerNorms | None = None) -> list[StackPulse]:
+    def measure(self, lr: float, norms: LayerNorms | None = None) -> list[StackPulse]:
         """The pulse of each stack, from the moments or the gradients in `norms`; empty before the moments are meaningful."""
         taken = int(self.optimizer.taken)
         if taken < LEAST_UPDATES:
@@ -177,5 +177,5 @@ class StackWatch:
     def _remedy(self, pulse: StackPulse) -> str:
         if pulse.moved < MOVED:
             return "start again with a smaller train.eps"
-        beside = "the decoder no longer reads the source; " if pulse.side == "encoder" and "decoder" in self.told else ""
+        beside = "the decoder no longer reads the source; " if pulse.side == "encoder" and "decoder" in self.found_dead else ""
         return f"{beside}start again with a lower train.lr, more train.warmup_steps, train.eps = 1e-4, or another recipe"

@@ -16,7 +16,7 @@ from kilolayer.training import checkpoint
 NAME = "last_checkpoint.json"
 
 
-def note_saved(checkpoints: Path, step: int) -> None:
+def record_saved(checkpoints: Path, step: int) -> None:
     """Record that the checkpoint of a step is complete; if the disk is full, only this record is lost."""
     with suppress(WriteError):
         write(checkpoints.parent / NAME, json.dumps({"step": step}))

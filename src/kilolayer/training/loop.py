@@ -15,16 +15,16 @@ from kilolayer.terminal import command, counted
 from kilolayer.training import checkpoint
 from kilolayer.training.changes import announce, announce_held_out, check_validation, saved_config, state_with
 from kilolayer.training.checkpoint import Checkpoint
-from kilolayer.training.keeping import Inspector
 from kilolayer.training.last_saved import deleted
 from kilolayer.training.metrics import Metrics, Unwritten, read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.progress import Progress, Silence
+from kilolayer.training.retention import Inspector
 from kilolayer.training.run import Run
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate, warmup_warning
 from kilolayer.training.step import Stepper, StepResult
-from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, catching
+from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, handle_signals
 from kilolayer.training.trackers import Tracker, guarded
 from kilolayer.training.trainer import Trainer, Window
 
@@ -45,8 +45,8 @@ def train(
     """
     processes = processes or Processes()
     with (
-        catching() if stop is None else nullcontext(stop) as stop,
-        stop.at_next_step() if processes.size > 1 else nullcontext(),
+        handle_signals() if stop is None else nullcontext(stop) as stop,
+        stop.waiting_for_step() if processes.size > 1 else nullcontext(),
     ):
         trainer = Trainer(run, task, processes)
         inspector = Inspector()
@@ -55,7 +55,7 @@ def train(
         if saved is not None:
             check_validation(saved.state, task.held_out(), str(run.folder))
         trainer.begin(saved)
-        lost = _lost(run, saved) if resume else None
+        lost = _lost_progress(run, saved) if resume else None
         metrics = Unwritten()
         if processes.first:
             followed = guarded(trackers)
@@ -64,17 +64,17 @@ def train(
             metrics = Metrics(run.folder, trainer.step, followed, trainer.validated)
         kind = Progress if processes.first else Silence
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
-        _introduce(trainer, progress)
+        _log_start(trainer, progress)
         if processes.first:
             _write_reference(run, task, metrics)
         if lost is not None:
             progress.say(lost)
         if saved is not None:
-            _tell_changes(trainer, saved, metrics, progress)
+            _log_changes(trainer, saved, metrics, progress)
         try:
-            with stop.at_next_step(), Saver(run.checkpoints, trainer.config.keep, inspector) as saver:
+            with stop.waiting_for_step(), Saver(run.checkpoints, trainer.config.keep, inspector) as saver:
                 processes.step = trainer.step
-                with processes.watched(trainer.config.timeout):
+                with processes.watchdog(trainer.config.timeout):
                     _loop(trainer, metrics, progress, stop, saver)
                 if stop.signal:
                     progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
@@ -95,7 +95,7 @@ def _write_reference(run: Run, task: Task, metrics: Metrics) -> None:
         metrics.write("reference", 0, frequency_loss=found)
 
 
-def _lost(run: Run, saved: Checkpoint | None) -> str | None:
+def _lost_progress(run: Run, saved: Checkpoint | None) -> str | None:
     """The message for a run that cannot be resumed from its last step; None if it can."""
     if saved is None:
         reached = max((row["step"] for row in read_metrics(run.folder)), default=0)
@@ -107,7 +107,7 @@ def _lost(run: Run, saved: Checkpoint | None) -> str | None:
     return f"warning: the checkpoint of step {gone:,} has been deleted: the run continues from that of step {saved.step:,}"
 
 
-def _tell_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
+def _log_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
     """Log the options that have changed since the checkpoint. A run killed before its next checkpoint logs them again."""
     before = saved_config(saved.state)
     options = None if before is None else announce(before, trainer.run.config, saved.step)
@@ -140,7 +140,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.processes,
         trainer.task.loss,
     )
-    validation = stepper.recorder.beside("validation runs")
+    validation = stepper.recorder.sharing_pool("validation runs")
     # A validation that was interrupted by a signal before the run was resumed.
     _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
     while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
@@ -165,7 +165,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             trainer.guard.accept()
             if norms is not None:
                 metrics.write("layers", step, **norms.rounded())
-            for side, text in trainer.watch.look(step, lr, norms).items():
+            for side, text in trainer.watch.find_dead(step, lr, norms).items():
                 metrics.write("event", step, dead=side, text=text)
                 progress.say(text)
         else:
@@ -189,18 +189,18 @@ def _take_step(trainer: Trainer, stepper: Stepper, lr: float, norms: LayerNorms 
         return stepper.step(trainer.take_batches(), lr, norms)
     position, random = trainer.batches.state(), trainer.random_state()
     try:
-        with stop.abandoning(lambda: stepper.can_abandon):
+        with stop.raising_after_grace_period(lambda: stepper.can_abandon):
             return stepper.step(trainer.take_batches(), lr, norms)
     except Stopped:
-        if stop.insists or not stepper.restart():
+        if stop.is_repeated or not stepper.restart():
             raise
-        stop.heed()
+        stop.acknowledge()
         trainer.batches.load_state(position)
         trainer.set_random_state(random)
         return None
 
 
-def _introduce(trainer: Trainer, progress: Progress) -> None:
+def _log_start(trainer: Trainer, progress: Progress) -> None:
     size, config, placement = trainer.processes.size, trainer.model.config, trainer.placement
     parts = [f"{config.recipe.title} {config.depths.title}", config.experts, f"{_millions(placement.parameters)} parameters"]
     if config.moe is not None:
@@ -244,9 +244,9 @@ def _validate_and_save(
         try:
             improved = _validate(trainer, stepper, metrics, progress, recorder, stop)
         except Stopped:
-            if stop.insists:
+            if stop.is_repeated:
                 raise
-            stop.heed()
+            stop.acknowledge()
             trainer.set_random_state(random)
             progress.say(f"step {trainer.step}: the validation was interrupted by a signal; a resumed run starts with it")
             return
@@ -275,17 +275,17 @@ def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop)
     processes, together = trainer.processes, trainer.placement.shared
     agreed = False
 
-    def ask() -> None:
+    def raise_if_stopped() -> None:
         nonlocal agreed
-        with stop.at_next_step():  # otherwise the agreement would be lost
+        with stop.waiting_for_step():  # otherwise the agreement would be lost
             number = processes.largest(stop.signal)
             agreed = number > 0
         if agreed or (stop.signal and not together):
             raise Stopped(number or stop.signal)
 
-    recorder.before_run = ask if processes.size > 1 else None
+    recorder.before_run = raise_if_stopped if processes.size > 1 else None
     try:
-        with nullcontext() if together else stop.at_once():
+        with nullcontext() if together else stop.raising_at_once():
             found = trainer.task.validate(stepper.form, trainer.config.valid_sentences, recorder)
     except Stopped:
         if not agreed:

@@ -43,7 +43,7 @@ class Meter:
         self.found = torch.zeros(3, layers + 1, dtype=torch.float64, device=optimizer.device)
         self.columns = columns_of(model, optimizer)
 
-    def note_residuals(self, out: EncoderOutput | DecoderOutput | EncoderDecoderOutput) -> None:
+    def record_residuals(self, out: EncoderOutput | DecoderOutput | EncoderDecoderOutput) -> None:
         """Add the residual stream of a forward pass that returned hidden states."""
         encoder = out.encoder_hidden_states if isinstance(out, EncoderDecoderOutput) else None
         states = [*(encoder or ())[1:], *(out.hidden_states or ())[1:]]
@@ -51,16 +51,16 @@ class Meter:
 
     @property
     def residuals(self) -> Tensor:
-        """The sums of `note_residuals` so far: [layers + 1]."""
+        """The sums of `record_residuals` so far: [layers + 1]."""
         return self.found[2]
 
-    def note_gradients(self) -> None:
+    def record_gradients(self) -> None:
         """Measure the gradients; call it before the update."""
-        self._note(0, self.optimizer.gradient_norms())
+        self._accumulate(0, self.optimizer.gradient_norms())
 
-    def note_update(self, factors: Tensor) -> None:
+    def record_update(self, factors: Tensor) -> None:
         """Measure the update; call it after the update, with its coefficients."""
-        self._note(1, self.optimizer.update_norms(factors))
+        self._accumulate(1, self.optimizer.update_norms(factors))
 
     def read(self, norms: LayerNorms, batches: int, scale: float) -> None:
         """Move the measurements into `norms` and reset them; the gradients were `scale` times too large."""
@@ -70,7 +70,7 @@ class Meter:
         norms.update = self._by_stack([value**0.5 for value in update])
         norms.residual = self._by_stack([value / batches for value in residual])
 
-    def _note(self, row: int, norms: list[Tensor]) -> None:
+    def _accumulate(self, row: int, norms: list[Tensor]) -> None:
         for columns, each in zip(self.columns, norms, strict=True):
             self.found[row].index_add_(0, columns, each.double().square())
 

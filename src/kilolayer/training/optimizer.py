@@ -69,7 +69,7 @@ class Group:
             weight.data = place.copy_(weight.data)
 
     @property
-    def even(self) -> bool:
+    def has_equal_rates(self) -> bool:
         """Whether all weights have the same learning rate."""
         return all(rate == self.rates[0] for rate in self.rates)
 
@@ -280,7 +280,7 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
     if not present:
         return
     joined = group.buffers.get("masters", group.buffers.get("weights"))
-    if group.sums is not None and joined is not None and group.even:
+    if group.sums is not None and joined is not None and group.has_equal_rates:
         weights, means, squares, gradients = ([joined], *([group.buffers[name]] for name in ("means", "squares", "sums")))
         rates = group.rates[:1]
     else:

@@ -36,7 +36,7 @@ class RoutingMeter:
         shapes = (count, model.config.moe.experts), (count,), (count, len(NUMBERS)), ()
         self.of_step, self.total = ([torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes] for _ in "ab")
 
-    def note(self, routing: Sequence[Routing]) -> None:
+    def record(self, routing: Sequence[Routing]) -> None:
         """Add the routing that a batch's forward pass returned, layer by layer."""
         load, tokens, numbers, batches = self.of_step
         load += torch.stack([layer.load for layer in routing])
@@ -51,9 +51,9 @@ class RoutingMeter:
             update_balance(self.model, list(torch.where(finite, self.of_step[0], 0.0)))
         for total, of_step in zip(self.total, self.of_step, strict=True):
             total += torch.where(finite, of_step, 0.0)
-        self.forget_step()
+        self.discard_step()
 
-    def forget_step(self) -> None:
+    def discard_step(self) -> None:
         for of_step in self.of_step:
             of_step.zero_()
 

@@ -64,7 +64,7 @@ class Run:
     def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
         """Write the configuration and the vocabulary into a new or empty folder; "auto" values are resolved for this device."""
         check_new(folder)
-        config = settled(config)
+        config = resolved(config)
         vocabulary.save(folder)
         # Written last, because a folder with this file is a run.
         write(folder / "config.toml", configuration.dump(config.table()))
@@ -105,7 +105,7 @@ class Run:
         steps = (row["step"] for row in read_rows(self.folder / "metrics.jsonl").rows)
         return os.path.lexists(self.checkpoints) or any(step > 0 for step in steps)
 
-    def withdraw(self) -> None:
+    def undo_creation(self) -> None:
         """Undo the creation of a run that has not begun."""
         for name in ("config.toml", "log.txt", "metrics.jsonl"):
             remove(self.folder / name)
@@ -180,7 +180,7 @@ def in_steps(config: RunConfig, task: Task, processes: int = 1) -> RunConfig:
     return replace(config, train=config.train.in_steps(batches / (config.train.accumulate * processes)))
 
 
-def settled(config: RunConfig) -> RunConfig:
+def resolved(config: RunConfig) -> RunConfig:
     """The configuration with every "auto" and every fraction resolved; its epochs have already been converted to steps."""
     train = config.train
     assert train.epochs is None, "in_steps tells epochs in steps"

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
-from kilolayer.training.keeping import Inspector, prune
-from kilolayer.training.last_saved import note_saved
+from kilolayer.training.last_saved import record_saved
+from kilolayer.training.retention import Inspector, prune
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,9 @@ class _Writing(threading.Thread):
         folder, inspector = self.saver.folder, self.saver.inspector
         try:
             path = checkpoint.save(folder, self.state)
-            inspector.forget(path)
+            inspector.invalidate(path)
             if (fault := inspector.find_fault(path)) is None:
-                note_saved(folder, self.state.step)
+                record_saved(folder, self.state.step)
                 prune(folder, self.saver.keep, self.also, inspector)
             else:
                 logger.warning("checkpoint of step %d is damaged as it is written (%s)", self.state.step, fault)

@@ -115,7 +115,7 @@ class Stepper:
         found = self.loss(self.form, parts, hidden_states=self.measures)
         total, out = found.total, found.output
         if self.measures:
-            self.meter.note_residuals(out)
+            self.meter.record_residuals(out)
         if out.router_loss.requires_grad:  # that of a dense model is a constant 0
             # It is a mean over the batch and is weighted, like the batch, by its number of labels.
             total = total + out.router_loss * found.count
@@ -123,7 +123,7 @@ class Stepper:
         self.totals += torch.stack([total.detach(), found.nll.detach()])
         if self.routing is not None:
             assert out.routing is not None
-            self.routing.note(out.routing)
+            self.routing.record(out.routing)
         self.optimizer.collect()
 
     def sum_over_processes(self) -> None:
@@ -139,7 +139,7 @@ class Stepper:
     def update(self) -> None:
         """Clip and update if everything is finite; store the mean losses and the gradient norms in `measured`."""
         if self.measures:
-            self.meter.note_gradients()
+            self.meter.record_gradients()
         means = self.totals * self.share
         dense, expert = (norm / self.scale for norm in self.optimizer.norms())
         norm = clipping_norm(dense, expert, self.counted_experts)
@@ -150,7 +150,7 @@ class Stepper:
         self.can_restart = False  # an update must not be repeated
         factors = self.optimizer.update(factor, finite)
         if self.measures:
-            self.meter.note_update(factors)
+            self.meter.record_update(factors)
         if self.routing is not None:
             self.routing.end_step(finite)
         self.measured.copy_(torch.stack([*means.double(), *(each.double() for each in (norm, dense, expert))]))
@@ -171,7 +171,7 @@ class Stepper:
         self.totals.zero_()
         self.meter.found.zero_()
         if self.routing is not None:
-            self.routing.forget_step()
+            self.routing.discard_step()
         return True
 
     @contextmanager

@@ -46,45 +46,45 @@ class Stop:
     _may_abandon: Callable[[], bool] | None = field(default=None, init=False)
 
     @property
-    def insists(self) -> bool:
+    def is_repeated(self) -> bool:
         """Whether a second signal has arrived."""
         return self.times > 1
 
     @contextmanager
-    def at_next_step(self) -> Iterator[None]:
+    def waiting_for_step(self) -> Iterator[None]:
         """Inside, a signal is only recorded: the work checks `signal` between its steps."""
         with self._waiting(True):
             yield
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def raising_at_once(self) -> Iterator[None]:
         """Inside, a signal raises at once; one that arrived earlier raises on entry."""
         with self._waiting(False):
             if self.signal:
                 raise Stopped(self.signal)
-            with self._in_its_own_form():
+            with self._reraise_stopped():
                 yield
 
     @contextmanager
-    def abandoning(self, may_abandon: Callable[[], bool]) -> Iterator[None]:
+    def raising_after_grace_period(self, may_abandon: Callable[[], bool]) -> Iterator[None]:
         """Inside, a signal lets the step continue for STEP_SECONDS and then raises as soon as `may_abandon` returns True."""
         self._may_abandon = may_abandon
         try:
             if self.signal:
                 _raise_in(STEP_SECONDS)
-            with self._in_its_own_form():
+            with self._reraise_stopped():
                 yield
         finally:
             self._may_abandon = None
 
-    def orphaned(self) -> None:
+    def on_parent_death(self) -> None:
         """The parent process has died: end as if a signal had arrived, or at once if that takes more than ORPHAN_SECONDS."""
         if not self.signal:
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_SECONDS)
         os._exit(128 + signal.SIGTERM)
 
-    def heed(self) -> None:
+    def acknowledge(self) -> None:
         """The exception has taken effect: do not raise it again."""
         self._raised = False
         _raise_in(0)
@@ -96,13 +96,13 @@ class Stop:
             return
         self.times += 1
         self.signal = self.signal or number
-        if self.insists or not self._waits:
+        if self.is_repeated or not self._waits:
             self._raise()
         if self._may_abandon is not None:
             _raise_in(STEP_SECONDS)
 
     def _repeat(self) -> None:
-        if self.insists or not self._waits or (self._may_abandon is not None and self._may_abandon()):
+        if self.is_repeated or not self._waits or (self._may_abandon is not None and self._may_abandon()):
             self._raise()
         if self._may_abandon is not None:
             _raise_in(1.0)
@@ -113,7 +113,7 @@ class Stop:
         raise Stopped(self.signal)
 
     @contextmanager
-    def _in_its_own_form(self) -> Iterator[None]:
+    def _reraise_stopped(self) -> Iterator[None]:
         """Compiled libraries may replace an exception raised while they run by their own: raise `Stopped` again instead."""
         try:
             yield
@@ -132,7 +132,7 @@ class Stop:
 
 
 @contextmanager
-def catching() -> Iterator[Stop]:
+def handle_signals() -> Iterator[Stop]:
     """Install the signal handlers; only possible in the main thread, elsewhere nothing is handled."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -153,7 +153,7 @@ def catching() -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        stop.heed()
+        stop.acknowledge()
         sys.unraisablehook = report
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

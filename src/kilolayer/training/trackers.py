@@ -106,7 +106,7 @@ def guarded(trackers: Sequence[Tracker]) -> list[Guarded]:
 def make_trackers(config: TrainConfig, given: Sequence[Tracker] = ()) -> list[Guarded]:
     """The trackers of a run: those that its configuration names, then those given as objects."""
     named = find_trackers(config).items()
-    return guarded([*(_made(name, make) for name, make in named), *given])
+    return guarded([*(_create_tracker(name, make) for name, make in named), *given])
 
 
 def find_trackers(config: TrainConfig) -> dict[str, Callable[[], Any]]:
@@ -118,7 +118,7 @@ def find_trackers(config: TrainConfig) -> dict[str, Callable[[], Any]]:
     return found | {place: import_class(place, "train.trackers") for place in config.trackers}
 
 
-def _made(place: str, make: Callable[[], Any]) -> Tracker:
+def _create_tracker(place: str, make: Callable[[], Any]) -> Tracker:
     try:
         tracker = make()
     except Exception as error:

@@ -116,7 +116,7 @@ class Trainer:
             freeze_experts(self.model)
         self.routing = None if self.model.config.moe is None else RoutingMeter(self.model, self.device)
         self.guard = Guard(scaled=config.precision == "fp16")
-        with self.processes.in_turn():
+        with self.processes.first_process_first():
             self.batches = task.training_batches(config.seed)
         self.best = Best()
         self.window = Window()

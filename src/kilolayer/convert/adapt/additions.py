@@ -30,15 +30,15 @@ class Additions(nn.Module):
 
     def __init__(self, plan: Plan, sublayer: ForeignSublayer, norm_first: bool, input_norm: bool) -> None:
         super().__init__()
-        width, inside = sublayer.width, sublayer.last.values.shape[1]
+        width, inner_width = sublayer.width, sublayer.last.values.shape[1]
         self.kind, self.heads = sublayer.kind, sublayer.heads
         self.input_norm = _norm_like(sublayer.norm, width) if input_norm else nn.Identity()
         self.pre_norm = _norm_like(sublayer.norm, width) if plan.pre_norm and not norm_first else nn.Identity()
-        self.inner_norm = _norm_like(sublayer.norm, inside) if plan.inner_norm else nn.Identity()
+        self.inner_norm = _norm_like(sublayer.norm, inner_width) if plan.inner_norm else nn.Identity()
         self.post_norm = _norm_like(sublayer.norm, width) if plan.post_norm else nn.Identity()
         self.head_scale = HeadScale(self.heads) if plan.head_scale else nn.Identity()
-        self.in_scale = make_scale(_settled(plan.in_scale), width)
-        self.branch = make_scale(_settled(plan.branch), width)
+        self.in_scale = make_scale(_as_constant(plan.in_scale), width)
+        self.branch = make_scale(_as_constant(plan.branch), width)
         number = fixed_number(plan.skip)
         self.skip_number = 1.0 if number is None else float(number)
         self.skip = make_scale(plan.skip if number is None else 1.0, width)
@@ -136,7 +136,7 @@ def attribute(kind: Kind) -> str:
     return f"recipe_{kind}"
 
 
-def _settled(scale: Scale) -> Scale:
+def _as_constant(scale: Scale) -> Scale:
     """A learned scale that is not trained, replaced by its value."""
     return PerLayer(scale.start) if isinstance(scale, Learned) and not scale.trainable else scale
 

@@ -173,16 +173,16 @@ def _post(layer: Any) -> bool:
     return False
 
 
-def _own(layer: Any) -> bool:
+def _own_norm_first(layer: Any) -> bool:
     return layer.norm_first
 
 
 LAYOUTS: dict[tuple[str, str], Layout] = {
     ("torch.nn.modules.transformer", "TransformerEncoderLayer"): Layout(
-        "nn.TransformerEncoder", _torch_encoder, _own, _side("encoder")
+        "nn.TransformerEncoder", _torch_encoder, _own_norm_first, _side("encoder")
     ),
     ("torch.nn.modules.transformer", "TransformerDecoderLayer"): Layout(
-        "nn.TransformerDecoder", _torch_decoder, _own, _side("decoder")
+        "nn.TransformerDecoder", _torch_decoder, _own_norm_first, _side("decoder")
     ),
     ("transformers.models.bert.modeling_bert", "BertLayer"): Layout(
         "BERT", _bert, _post, _side("encoder"), ("BertEmbeddings", "LayerNorm")

@@ -104,7 +104,7 @@ def _title(model: nn.Module, stacks: tuple[ForeignStack, ...]) -> str:
 def _depths(stacks: tuple[ForeignStack, ...]) -> Depths:
     layers = {stack.side: len(stack.layers) for stack in stacks}
     decoder = next((stack for stack in stacks if stack.side == "decoder"), None)
-    if decoder is None or "encoder" in layers or not _reads_another(decoder):
+    if decoder is None or "encoder" in layers or not _has_cross_attention(decoder):
         return Depths(layers.get("encoder", 0), layers.get("decoder", 0))
     if decoder.layout.title != "nn.TransformerDecoder":
         raise InputError(
@@ -115,5 +115,5 @@ def _depths(stacks: tuple[ForeignStack, ...]) -> Depths:
     return Depths(layers["decoder"], layers["decoder"])
 
 
-def _reads_another(stack: ForeignStack) -> bool:
+def _has_cross_attention(stack: ForeignStack) -> bool:
     return any(sublayer.kind is Kind.CROSS_ATTENTION for sublayer in stack.layout.read(stack.layers[0]))

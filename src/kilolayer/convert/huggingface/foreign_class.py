@@ -59,7 +59,7 @@ class ForeignClass(ABC):
 
     def foreign_config(self, config: ModelConfig) -> dict[str, Any]:
         """The model's part of Transformers' config.json."""
-        values = {name: value for ours, names in self.options.items() for name, value in self._foreign(config, ours, names)}
+        values = {name: value for ours, names in self.options.items() for name, value in self._to_theirs(config, ours, names)}
         return {"model_type": self.model_type, "architectures": [self.architecture], **values}
 
     def own_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class ForeignClass(ABC):
                     where="config.json",
                     fix=f"Kilolayer has a single {ours}",
                 )
-            found[ours] = self._own(ours, values[0])
+            found[ours] = self._to_ours(ours, values[0])
         return found
 
     def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -86,12 +86,12 @@ class ForeignClass(ABC):
         """Weights that a file may contain and the model has no place for, such as the first matrix of a head added later."""
         return []
 
-    def _foreign(self, config: ModelConfig, ours: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    def _to_theirs(self, config: ModelConfig, ours: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         value = getattr(config, ours)
         for name in names:
             yield name, ACTIVATIONS[value] if ours == "activation" else value
 
-    def _own(self, ours: str, value: Any) -> Any:
+    def _to_ours(self, ours: str, value: Any) -> Any:
         if ours != "activation":
             return value
         known = {theirs: mine for mine, theirs in ACTIVATIONS.items()} | OTHER_NAMES

@@ -30,7 +30,7 @@ class Entry:
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
         """Convert our tensor to theirs."""
         parts = tensor.chunk(len(self.theirs))
-        return {name: self._outwards(part) for name, part in zip(self.theirs, parts, strict=True)}
+        return {name: self._part_to_theirs(part) for name, part in zip(self.theirs, parts, strict=True)}
 
     def to_ours(self, tensors: Sequence[Tensor]) -> Tensor:
         """Convert their tensors, in the order of `theirs`, to ours."""
@@ -39,7 +39,7 @@ class Entry:
         parts = [(tensor.t() if self.transposed else tensor)[self.rows_before :] for tensor in tensors]
         return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
-    def _outwards(self, part: Tensor) -> Tensor:
+    def _part_to_theirs(self, part: Tensor) -> Tensor:
         if self.as_row:
             part = part[None]
         if self.rows_before:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kilolayer.errors import InputError, shown
-from kilolayer.files.reading import parse_json, whole_characters
+from kilolayer.files.reading import parse_json, replace_surrogates
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Row:
         value = self._column(name)
         if not isinstance(value, str):
             raise self.error(f"the column {name!r} is {shown(value)} and not text")
-        return whole_characters(value)
+        return replace_surrogates(value)
 
     def texts(self, name: str) -> list[str]:
         """The list of two or more texts in a column."""
@@ -69,4 +69,4 @@ class Row:
     def _texts(self, value: Any, name: str) -> list[str]:
         if not isinstance(value, list) or len(value) < 2 or not all(isinstance(each, str) for each in value):
             raise self.error(f"the column {name!r} is no list of two texts or more")
-        return list(map(whole_characters, value))
+        return list(map(replace_surrogates, value))

@@ -28,8 +28,8 @@ class MaskedLMConfig(TextRunConfig):
 
     def faults(self) -> Iterator[Fault]:
         # With a mask, the model knows which batches have no padding (most of them): attention is fastest there.
-        told = "pad_id has no effect: the batches of a masked language model carry a padding mask"
-        yield self.model.pad_id is not None, told, "model", "remove it"
+        fault = "pad_id has no effect: the batches of a masked language model carry a padding mask"
+        yield self.model.pad_id is not None, fault, "model", "remove it"
         yield self.model.head is not None, "a head scores whole sequences, not masked tokens", "model", "remove head"
         yield from super().faults()
         short = f"a row of {self.text.length} tokens has no room for a token between start and end"
@@ -37,4 +37,4 @@ class MaskedLMConfig(TextRunConfig):
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         usual = super().usual_batch(length)
-        return replace(usual, scored=self.masking.most(usual.length))
+        return replace(usual, scored=self.masking.max_masked(usual.length))

@@ -19,7 +19,7 @@ from kilolayer.data.tokenizer import END, PAD, START
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.evaluate.likelihood import TextScore
 from kilolayer.evaluate.masked_likelihood import MaskedLoss, measure_masked
-from kilolayer.generate.fill import spell
+from kilolayer.generate.fill import decode_with_masks
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
 from kilolayer.speed.recorder import Recorder
@@ -114,7 +114,7 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         before, after = tokens[first:place], tokens[place:last]
         before = before[len(before) - before[::-1].index(START) :] if START in before else before
         after = after[: after.index(END)] if END in after else after
-        return spell(before + after, self.vocabulary).strip("\ufffd")
+        return decode_with_masks(before + after, self.vocabulary).strip("\ufffd")
 
 
 def _row_scores(model: Encoder, rows: FixedRows, masker: Masker, config: MaskedLMConfig) -> dict[str, TextScore]:

@@ -179,7 +179,7 @@ class TranslationTask(Task[TranslationConfig]):
         if not self.corpora.valid:
             return None
         recorder = recorder or Recorder.plain(next(model.parameters()).device)
-        recorder.follow(model)
+        recorder.drop_if_moved(model)
         parts: dict[str, tuple[float, int, TranslationValidation]] = {}
         with in_mode(model, training=False):
             for direction in self.corpora.directions:

@@ -16,7 +16,7 @@ NUMBERS = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
 
 
 @dataclass
-class FailingAlike:
+class CommonFailure:
     """members: the latest runs that failed, all for the reason `text`. learns: whether any run has taken a step."""
 
     members: list[Member] = field(default_factory=list)
@@ -29,7 +29,7 @@ class FailingAlike:
         self.members, self.text = [*(self.members if alike else []), member], text
 
     @property
-    def enough(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the other runs can be expected to fail too."""
         return not self.learns and len(self.members) >= FAILURES
 

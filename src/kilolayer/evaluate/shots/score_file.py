@@ -14,10 +14,14 @@ from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 
 FILE = "shots.json"
-TEXTS, NUMBERS, PERHAPS = ("task", "metric", "norm"), ("shots", "value", "questions", "cut"), ("standard_error", "chance")
+TEXTS, NUMBERS, OPTIONAL_NUMBERS = (
+    ("task", "metric", "norm"),
+    ("shots", "value", "questions", "cut"),
+    ("standard_error", "chance"),
+)
 
 
-def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
+def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """The contents of shots.json; its form is checked, because the folder may be untrusted. Empty if there is no such file."""
     path = folder / FILE
     if kind_of(path) is None:
@@ -28,10 +32,10 @@ def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
     return kept
 
 
-def keep(folder: Path, scores: Sequence[ShotScore], weights: Mapping[str, Any]) -> None:
+def add_scores(folder: Path, scores: Sequence[ShotScore], weights: Mapping[str, Any]) -> None:
     """Add scores to shots.json, replacing those with the same signature. weights: the checkpoints that were scored."""
     new = {score.signature: {**score.table(), "weights": dict(weights)} for score in scores}
-    write(folder / FILE, json.dumps({**read_kept(folder), **new}, indent=1))
+    write(folder / FILE, json.dumps({**read_scores(folder), **new}, indent=1))
 
 
 def _is_score(entry: Any) -> bool:
@@ -39,7 +43,7 @@ def _is_score(entry: Any) -> bool:
         isinstance(entry, dict)
         and all(isinstance(entry.get(name), str) for name in TEXTS)
         and all(_is_number(entry.get(name)) for name in NUMBERS)
-        and all(entry.get(name) is None or _is_number(entry[name]) for name in PERHAPS)
+        and all(entry.get(name) is None or _is_number(entry[name]) for name in OPTIONAL_NUMBERS)
     )
 
 

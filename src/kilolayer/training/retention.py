@@ -16,7 +16,7 @@ class Inspector:
 
     def __init__(self) -> None:
         self.known: dict[Path, str | None] = {}
-        self.told: set[Path] = set()
+        self.reported: set[Path] = set()
 
     def find_fault(self, path: Path) -> str | None:
         """`checkpoint.find_fault`, with the result cached."""
@@ -24,10 +24,10 @@ class Inspector:
             self.known[path] = checkpoint.find_fault(path)
         return self.known[path]
 
-    def forget(self, path: Path) -> None:
+    def invalidate(self, path: Path) -> None:
         """Drop the cached result, because the checkpoint was rewritten."""
         self.known.pop(path, None)
-        self.told.discard(path)
+        self.reported.discard(path)
 
     def is_regular(self, path: Path) -> bool | None:
         """Whether a complete checkpoint is on the run's schedule; None, with a warning, if it is damaged or cannot be read.
@@ -41,8 +41,8 @@ class Inspector:
             fault = f"is damaged ({fault})"
         except InputError as error:
             fault = f"cannot be used ({error.where}: {error.what})"
-        if path not in self.told:
-            self.told.add(path)
+        if path not in self.reported:
+            self.reported.add(path)
             logger.warning("checkpoint of step %d %s: it is not counted and not deleted", checkpoint.step_of(path), fault)
         return None
 

@@ -34,7 +34,7 @@ def new_folder(config: Source, run: str | PathLike[str] | None) -> Path:
     raise OptionError("no run folder is given", fix='name one: run="runs/mine"')
 
 
-def read_given(config: Source, over: Table) -> Given:
+def read_source(config: Source, over: Table) -> Given:
     """The tables of a configuration, with those that override it."""
     above = ("the keywords",) if over else ()
     if config is None or isinstance(config, str | PathLike):

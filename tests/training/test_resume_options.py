@@ -20,7 +20,7 @@ from small_runs import SMALL, new_run_of, record, stop_after, task_of
 from kilolayer.config import load
 from kilolayer.errors import InputError
 from kilolayer.parallel.processes import Processes
-from kilolayer.runs import go_on
+from kilolayer.runs import resume
 from kilolayer.runs.begin import data_of, old_run
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import choose
@@ -41,7 +41,7 @@ def made(task: str, folder: Path, corpus: Path, steps: int, **options: Any) -> R
     return run
 
 
-def gone_on(folder: Path, code: int = 0, **over: dict[str, Any]) -> Run:
+def resume_run(folder: Path, code: int = 0, **over: dict[str, Any]) -> Run:
     """What `train --resume` does before it scores."""
     with old_run(folder, over) as run:
         assert train(run, task_of(run), resume=True) == code
@@ -75,7 +75,7 @@ def test_a_run_made_longer_is_the_run_that_was_so_long(tmp_path: Path, corpus: P
     longer = made(task, tmp_path / "longer", corpus, 4, schedule=schedule).folder
     expected = comparable(made(task, tmp_path / "whole", corpus, 8, schedule=schedule))
     torch.manual_seed(12345)  # nothing may come from the process that goes on
-    assert comparable(gone_on(longer, train={"steps": 8})) == expected
+    assert comparable(resume_run(longer, train={"steps": 8})) == expected
     assert (longer / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
     assert (longer / "scores.step-00000004.json").read_text() == SCORES
     assert not (longer / "scores.json").exists()
@@ -100,12 +100,12 @@ def test_killed_after_it_was_made_longer_it_goes_on_to_the_new_end(
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "step", die)
         with pytest.raises(Killed):
-            gone_on(run, train={"steps": 8})
+            resume_run(run, train={"steps": 8})
     assert checkpoint.step_of(checkpoint.steps(run / "checkpoints")[-1]) == 4
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
-        gone_on(run, code=143)
-    found = gone_on(run)
+        resume_run(run, code=143)
+    found = resume_run(run)
     assert comparable(found) == whole
     events = [row["text"] for row in record(found)["metrics"] if row["kind"] == "event"]
     assert len(events) == 1  # it was told in each life and is written once
@@ -117,7 +117,7 @@ def test_killed_after_it_was_made_longer_it_goes_on_to_the_new_end(
 def test_killed_as_the_configuration_is_written_it_is_the_old_one_or_the_new_one(
     run: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    real = go_on.write
+    real = resume.write
 
     def die(path: Path, content: str) -> None:
         if point == "after":
@@ -125,11 +125,11 @@ def test_killed_as_the_configuration_is_written_it_is_the_old_one_or_the_new_one
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(go_on, "write", die)
+        patch.setattr(resume, "write", die)
         with pytest.raises(Killed):
-            gone_on(run, train={"steps": 8})
+            resume_run(run, train={"steps": 8})
     assert load(run / "config.toml")["train"]["steps"] == (4 if point == "before" else 8)
-    found = gone_on(run, train={"steps": 8}) if point == "before" else gone_on(run)
+    found = resume_run(run, train={"steps": 8}) if point == "before" else resume_run(run)
     assert comparable(found) == whole
 
 
@@ -160,7 +160,7 @@ def test_killed_by_a_signal_as_it_is_made_longer_nothing_is_lost(
     assert done.returncode == -signal.SIGKILL, done.stderr
     Run.open(run)
     assert (run / "scores.json").exists() or (run / "scores.step-00000004.json").exists()
-    assert comparable(gone_on(run, train={"steps": 8})) == whole
+    assert comparable(resume_run(run, train={"steps": 8})) == whole
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_with_an_end_that_is_on_no_schedule_the_weights_are_still_the_same(
     corpus: Path, tmp_path: Path, whole: dict[str, Any]
 ) -> None:
     odd = made("translation", tmp_path / "odd", corpus, 3).folder
-    found = comparable(gone_on(odd, train={"steps": 8}))
+    found = comparable(resume_run(odd, train={"steps": 8}))
     assert (found["model"], found["optimizer"]) == (whole["model"], whole["optimizer"])
     assert 3 in [row["step"] for row in found["metrics"] if row["kind"] == "valid"]
 
@@ -184,7 +184,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_options_that_may_change_do_and_the_checkpoint_tells_it(run: Path, options: str) -> None:
-    found = gone_on(run, train={"steps": 6, **OPTIONS[options]})
+    found = resume_run(run, train={"steps": 6, **OPTIONS[options]})
     kept = load(run / "config.toml")["train"]
     assert {name: kept[name] for name in OPTIONS[options]} == OPTIONS[options]
     last = checkpoint.load_state(checkpoint.steps(found.checkpoints)[-1])
@@ -211,15 +211,15 @@ def test_a_run_of_an_older_version_is_made_longer_too(run: Path, whole: dict[str
         state = {name: value for name, value in found.state.items() if name != "config"}
         checkpoint.save(run / "checkpoints", checkpoint.Checkpoint(found.step, found.model, found.optimizer, state))
     (run / "last_checkpoint.json").unlink()
-    assert comparable(gone_on(run, train={"steps": 8})) == whole
+    assert comparable(resume_run(run, train={"steps": 8})) == whole
 
 
 @pytest.mark.slow
 def test_a_damaged_newest_checkpoint_of_a_longer_run_falls_back_over_its_old_end(run: Path, whole: dict[str, Any]) -> None:
-    gone_on(run, train={"steps": 8})
+    resume_run(run, train={"steps": 8})
     for path in checkpoint.steps(run / "checkpoints")[1:]:
         (path / "state.json").write_text("{")
-    assert comparable(gone_on(run)) == whole
+    assert comparable(resume_run(run)) == whole
 
 
 @pytest.fixture(scope="module")
@@ -234,12 +234,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
 def test_several_processes_make_a_run_longer(corpus: Path, tmp_path: Path, pool: ProcessPool, task: str) -> None:
     cache = os.environ["KILOLAYER_CACHE"]
     expected = new_run_of(task, tmp_path / "whole", corpus, train={**EVEN, "steps": 8})
-    pool.run(shared_runs.go_on, 2, expected.folder, cache)
+    pool.run(shared_runs.train_or_resume, 2, expected.folder, cache)
     longer = new_run_of(task, tmp_path / "longer", corpus, train={**EVEN, "steps": 4})
-    pool.run(shared_runs.go_on, 2, longer.folder, cache)
+    pool.run(shared_runs.train_or_resume, 2, longer.folder, cache)
     with old_run(longer.folder, {"train": {"steps": 8}}):
         pass
-    pool.run(shared_runs.go_on, 2, longer.folder, cache)
+    pool.run(shared_runs.train_or_resume, 2, longer.folder, cache)
     assert comparable(Run.open(longer.folder)) == comparable(expected)
 
 
@@ -255,7 +255,7 @@ def test_a_finished_run_without_checkpoints_has_nothing_to_offer(run: Path, caps
     assert "weights" not in said
 
     def make_longer() -> None:
-        gone_on(run, train={"steps": 8})
+        resume_run(run, train={"steps": 8})
 
     for use in (lambda: choose(opened.checkpoints, opened.config.train), make_longer):
         with pytest.raises(
@@ -272,11 +272,11 @@ def test_an_unfinished_run_without_checkpoints_is_not_begun_anew(run: Path, caps
     (run / "checkpoints").mkdir()
     rows = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(InputError, match="the checkpoints of this run have been deleted"):
-        gone_on(run)
+        resume_run(run)
     assert (run / "metrics.jsonl").read_bytes() == rows
     # A run of a version that did not note it begins anew, and says how far it had come.
     (run / "last_checkpoint.json").unlink()
-    gone_on(run)
+    resume_run(run)
     assert "the run starts from the beginning, though it had reached step 4" in capsys.readouterr().err
 
 
@@ -289,7 +289,7 @@ def test_a_newest_checkpoint_that_was_deleted_is_named(
     found = choose(opened.checkpoints, opened.config.train)
     assert (found.steps, found.passed_over) == ([2], [4])
     assert "checkpoint of step 4 is missing, and it is the newest" in caplog.text
-    gone_on(run)
+    resume_run(run)
     assert "the checkpoint of step 4 has been deleted: the run continues from that of step 2" in capsys.readouterr().err
     assert choose(opened.checkpoints, opened.config.train).passed_over == []
 
@@ -311,9 +311,9 @@ def test_a_run_that_is_refused_other_data_is_as_it_was(run: Path, corpus: Path, 
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     for folder, what in ((other, "belongs to different data"), (tmp_path / "absent", "does not exist|no ")):
         with pytest.raises(InputError, match=what):
-            gone_on(run, train={"steps": 8}, data={"folder": str(folder)})
+            resume_run(run, train={"steps": 8}, data={"folder": str(folder)})
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"} == before
-    assert checkpoint.step_of(checkpoint.steps(gone_on(run, train={"steps": 5}).checkpoints)[-1]) == 5
+    assert checkpoint.step_of(checkpoint.steps(resume_run(run, train={"steps": 5}).checkpoints)[-1]) == 5
 
 
 @pytest.mark.slow
@@ -322,22 +322,22 @@ def test_moved_data_are_found_where_they_are_said_to_be(
 ) -> None:
     shutil.copytree(corpus, tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
-    found = gone_on(run, train={"steps": 8}, data={"folder": "moved"})
+    found = resume_run(run, train={"steps": 8}, data={"folder": "moved"})
     assert found.config.table()["data"]["folder"] == str(tmp_path / "moved")
     assert comparable(found)["model"] == whole["model"]
     lines = (tmp_path / "moved" / "train.en").read_text().splitlines(keepends=True)
     (tmp_path / "moved" / "train.en").write_text("".join(reversed(lines)))
     with pytest.raises(InputError, match="other"):
-        gone_on(run, train={"steps": 9})
+        resume_run(run, train={"steps": 9})
 
 
 @pytest.mark.slow
 def test_an_evaluated_run_that_was_stopped_goes_on(run: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
-        gone_on(run, code=143, train={"steps": 8})
+        resume_run(run, code=143, train={"steps": 8})
     (run / "scores.json").write_text(SCORES)  # as `evaluate` leaves it
-    assert comparable(gone_on(run)) == whole
+    assert comparable(resume_run(run)) == whole
     assert (run / "scores.step-00000005.json").exists()
 
 
@@ -347,5 +347,5 @@ def test_a_run_that_no_longer_got_better_asks_for_more_patience(run: Path) -> No
     state["best"]["waited"] = 2
     checkpoint.save(run / "checkpoints", checkpoint.Checkpoint(4, found.model, found.optimizer, state))
     with pytest.raises(InputError, match="were no better"):
-        gone_on(run, train={"steps": 8, "patience": 2})
-    gone_on(run, train={"steps": 5, "patience": 3})
+        resume_run(run, train={"steps": 8, "patience": 2})
+    resume_run(run, train={"steps": 5, "patience": 3})

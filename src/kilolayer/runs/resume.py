@@ -19,29 +19,29 @@ from kilolayer.terminal import say
 from kilolayer.training import checkpoint
 from kilolayer.training.changes import PLACES, Change, changes_between, check_changes, saved_config
 from kilolayer.training.last_saved import all_deleted, last_saved
-from kilolayer.training.run import Run, settled
+from kilolayer.training.run import Run, resolved
 
 TYPED = "in the options that are given"
 
 
 @contextmanager
-def going_on(run: Run, over: Table) -> Iterator[Run]:
+def resumed(run: Run, over: Table) -> Iterator[Run]:
     """The run with the options in the tables `over`; this process must hold the folder's lock.
 
     If resuming is refused before any step, for example because the data differ from what it was trained on, the run is left
     unchanged.
     """
     config, measured = read_bytes(run.folder / "config.toml"), _size(run.folder / "metrics.jsonl")
-    gone, aside = _gone_on(run, over)
+    gone, aside = _apply_options(run, over)
     try:
         yield gone
     except (InputError, OptionError):
         if _size(run.folder / "metrics.jsonl") == measured:
-            _go_back(run.folder, config, aside)
+            _restore(run.folder, config, aside)
         raise
 
 
-def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
+def _apply_options(run: Run, over: Table) -> tuple[Run, Path | None]:
     """The run with the options in the tables `over`, and where the scores of a finished run were moved; None: it had none.
 
     Changes that are not allowed raise, also those edited into config.toml. A finished run that is given more steps is no longer
@@ -49,7 +49,7 @@ def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
     unchanged.
     """
     aside: Path | None = None
-    folder, config = run.folder, _laid_over(run, over)
+    folder, config = run.folder, _overridden_config(run, over)
     step, state = _newest(run.checkpoints)
     begun = saved_config(state) or run.config
     typed = changes_between(run.config, config)
@@ -66,10 +66,10 @@ def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
             where=where,
             fix=f"set it to more than {step:,}",
         )
-    waited = _waited(state) >= config.train.patience > 0
+    waited = _validations_since_best(state) >= config.train.patience > 0
     more = step < config.train.steps and not waited and gone is None
     if finished and typed and not more:
-        raise _nothing_more(run, step, waited)
+        raise _nothing_to_do(run, step, waited)
     if finished and more:
         # The step of the checkpoint that was scored, which may have been deleted since.
         ended = max(step, last_saved(run.checkpoints) or 0)
@@ -81,7 +81,7 @@ def _gone_on(run: Run, over: Table) -> tuple[Run, Path | None]:
     return replace(run, config=config), aside
 
 
-def _go_back(folder: Path, config: bytes, aside: Path | None) -> None:
+def _restore(folder: Path, config: bytes, aside: Path | None) -> None:
     """Restore the configuration and the scores."""
     if read_bytes(folder / "config.toml") != config:
         write(folder / "config.toml", config)
@@ -95,28 +95,28 @@ def _size(path: Path) -> int:
     return path.stat().st_size if kind_of(path) == "file" else 0
 
 
-def _laid_over(run: Run, over: Table) -> RunConfig:
+def _overridden_config(run: Run, over: Table) -> RunConfig:
     """The configuration overridden by the tables, with absolute paths and everything resolved."""
     if not over:
         return run.config
     for place in ("train.epochs", "train.warmup_share"):
-        if _at(over, place) is not None:
-            check_changes([Change(place, None, _at(over, place))], TYPED, str(run.folder))
+        if _option_value(over, place) is not None:
+            check_changes([Change(place, None, _option_value(over, place))], TYPED, str(run.folder))
     absolute: Table = {}
     for place in PLACES:
         section, _, name = place.partition(".")
-        value = _at(over, place)
+        value = _option_value(over, place)
         if isinstance(value, str) and value != "none":
             absolute = merge(absolute, {section: {name: str(storable(Path(value)))}})
         elif isinstance(value, list) and all(isinstance(each, str) for each in value):
             absolute = merge(absolute, {section: {name: [str(storable(Path(each))) for each in value]}})
     try:
-        return settled(build(RunConfig, merge(override(RunConfig, run.config.table(), over), absolute)))
+        return resolved(build(RunConfig, merge(override(RunConfig, run.config.table(), over), absolute)))
     except OptionError as error:
         raise error.at(TYPED) from None
 
 
-def _at(table: Table, place: str) -> Any:
+def _option_value(table: Table, place: str) -> Any:
     """The value of an option with one dot in its name; None if there is none."""
     section, _, name = place.partition(".")
     inner = table.get(section)
@@ -137,14 +137,14 @@ def _newest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
     return 0, {}
 
 
-def _waited(state: dict[str, Any]) -> int:
+def _validations_since_best(state: dict[str, Any]) -> int:
     """The number of validations since the best one."""
     best = state.get("best")
     waited = best.get("waited") if isinstance(best, dict) else None
     return waited if isinstance(waited, int) else 0
 
 
-def _nothing_more(run: Run, step: int, waited: bool) -> InputError:
+def _nothing_to_do(run: Run, step: int, waited: bool) -> InputError:
     if waited:
         return InputError(
             f"the run has stopped at step {step:,}: the {run.config.train.patience} validations after the best were no better",
