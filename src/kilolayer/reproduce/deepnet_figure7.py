@@ -27,8 +27,8 @@ class Figure7(Reproduction):
     name = "deepnet-figure7"
     claim = "DeepNorm at 18L-18L trains at the largest learning rate, batch and width, converges faster, and gains from each."
     setting = (
-        "German to English, Tatoeba for WMT-17; dim 128, 4,096 tokens and 1e-3 with one changed at a time; 1,000 steps, two "
-        "seeds. The width goes with four times as wide feed-forward layers."
+        "German to English, Tatoeba for WMT-17; dim 128, 4,096 tokens and 1e-3 with one changed at a time; 1,600 steps, 800 "
+        "of them for warm-up, two seeds. The width goes with four times as wide feed-forward layers."
     )
     rule = (
         "Held if every run lives and the largest value of each of the three is clearly lower in validation loss (two standard "
@@ -45,7 +45,8 @@ class Figure7(Reproduction):
             for value in values
             for seed in ((1,) if lab.tiny else (1, 2))
         ]
-        runs = lab.compare_settings("larger", lab.translation(model=model), settings)
+        config = lab.translation(model=model, train={"steps": 1600, "warmup_steps": 800})
+        runs = lab.compare_settings("larger", config, settings)
         return {option: [run for run in runs if option in run["options"]] for option in FAMILIES}
 
     def judge(self, found: Found) -> Verdict:

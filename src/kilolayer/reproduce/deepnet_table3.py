@@ -17,7 +17,7 @@ def depths_of_many_languages(lab: Lab) -> list[Run]:
     axes = {"model.recipe": ("deepnorm",), "layers": (6, 12, 24, 50, 100), "train.seed": (1, 2)}
     if lab.tiny:
         axes = {"model.recipe": ("deepnorm",), "layers": (1, 2), "train.seed": (1,)}
-    return lab.compare("many-languages", lab.multilingual(train={"steps": 1500}), axes)
+    return lab.compare("many-languages", lab.multilingual(train={**lab.gentle, "stop_when_dead": True}), axes)
 
 
 @register
@@ -27,8 +27,8 @@ class Table3(Sweep):
     name = "deepnet-table3"
     claim = "On many languages depth pays: 200 layers are 3.4 BLEU above 48, and 1,000 another point."
     setting = (
-        "31 languages to and from English, Tatoeba for OPUS-100, dim 128, DeepNorm at 12, 24, 48, 100 and 200 layers, 1,500 "
-        "steps of 4,096 tokens, two seeds. 1,000 layers are not among them."
+        "31 languages to and from English, Tatoeba for OPUS-100, dim 128, DeepNorm at 12, 24, 48, 100 and 200 layers, 2,000 "
+        "steps of 4,096 tokens, learning rate 5e-4 after 800 steps, two seeds. 1,000 layers are not among them."
     )
     rule = (
         "Held if the deepest model's validation loss is clearly lower (two standard errors and 0.02 nats) than that of 48 "

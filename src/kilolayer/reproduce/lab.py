@@ -30,7 +30,7 @@ SMALL: Table = {
     "train": {
         "steps": 1000,
         "lr": 1e-3,
-        "warmup_steps": 400,  # a tenth of the papers' 4,000 or more; with 100, DeepNorm's encoder dies at 100 layers per side
+        "warmup_steps": 400,  # a tenth of the papers' 4,000 or more
         "schedule": "linear",
         "log_every": 20,
         "layers_every": 0,
@@ -66,6 +66,14 @@ class Lab:
     data: Path | None = None
     parallel: int | None = None
     deadline: float | None = None
+
+    @property
+    def gentle(self) -> Table:
+        """The training of models that may have more than 18 layers per side: the learning rate rises by 6.25e-7 per step.
+
+        DeepNorm with 100 layers per side lives with this rise and dies with 2.5e-6 (benchmarks/reproduce/deepnet-table1.json).
+        """
+        return {"steps": 2000, "lr": 5e-4, "warmup_steps": 800}
 
     def translation(self, language: str = "deu", *, into_english: bool = True, **sections: Mapping[str, Any]) -> Table:
         """The configuration of a small translation model between English and `language`, updated with `sections`."""
