@@ -18,6 +18,7 @@ def translator(recipe: Any, **options: Any) -> kl.EncoderDecoder:
     return kl.EncoderDecoder(**SIZES, encoder_layers=2, decoder_layers=2, recipe=recipe, **options).eval()
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("recipe", sorted(kl.recipes.names()))
 def test_every_recipe_goes_to_its_class_or_says_why_not(recipe: str) -> None:
     decoder = kl.Decoder(**SIZES, layers=2, recipe=recipe, pad_id=None).eval()

@@ -127,6 +127,7 @@ def test_documents_nested_without_end_are_named(tmp_path: Path) -> None:
     assert caught.value.where == f"{path}, line 2"
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("spaces", [0, 1], ids=["no space", "one space"])
 def test_a_vocabulary_of_text_without_spaces_gives_every_text_back(kind: str, spaces: int, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def naive(model: kl.Decoder, prompt: list[int], tokens: int, context: int) -> tu
     return text[first:], total
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("context", [16, 5, 1])
 def test_greedy_is_the_best_token_of_full_forwards(shape: str, context: int) -> None:
@@ -81,7 +81,7 @@ def test_greedy_is_the_best_token_of_full_forwards(shape: str, context: int) -> 
     assert model.training
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("config", [greedily(30), sampling(30, n_best=3, seed=5), sampling(30, top_p=0.8, temperature=1.3)])
 def test_a_prompt_is_continued_the_same_alone_and_beside_others(shape: str, config: SearchConfig) -> None:

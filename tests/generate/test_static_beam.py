@@ -41,6 +41,7 @@ def same(ours: Found, theirs: Found, rel: float = 1e-9) -> None:
         assert numbers[0] == pytest.approx(numbers[1], rel=rel)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("beam", "penalty", "n_best"), [(1, 1.0, 1), (2, 0.0, 2), (4, 1.0, 1), (5, 0.6, 5), (3, 4.0, 2)])
 @pytest.mark.parametrize("seed", range(3))

@@ -170,6 +170,7 @@ EARLIER: dict[str, Callable[[], Model] | None] = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("earlier", EARLIER)
 @pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("call", range(4))

@@ -54,7 +54,7 @@ def first_over_last(recipe: str, layers: int, width: int, **options: Any) -> flo
     return math.hypot(*norms[:part]) / max(math.hypot(*norms[-part:]), 1e-300)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("recipe", [name for name in kl.recipes.names() if name != "rezero"])
 def test_no_layer_is_out_of_reach(recipe: str) -> None:
     low, high = RANGES.get(recipe, (1e-3, 1e3))

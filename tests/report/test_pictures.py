@@ -74,6 +74,7 @@ def test_what_lies_above_the_highest_is_told_from_what_is_not_known() -> None:
         assert contour_plot("bowl", PLANE, PLANE, heights, log=log, x_label="", y_label="", **SCALED)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("heights", [np.zeros((3, 3)), np.full((3, 3), -2.5), np.full((3, 3), 1e-30), -np.eye(3)])
 def test_flat_and_negative_surfaces_are_drawn_under_either_scale(heights: np.ndarray) -> None:
     for log in (True, False):

@@ -76,7 +76,7 @@ def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32") -> int:
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in owned)
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -> None:

@@ -80,7 +80,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]],
     assert scores[0] == pytest.approx(scores[1], rel=rel)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(16)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_same_hypotheses(options: dict[str, Any], method: SearchConfig, as_it_is: Any) -> None:
@@ -99,6 +99,7 @@ def test_the_same_hypotheses_in_fp32_whose_matrices_are_packed(recipe: str, as_i
         assert_same(generate(model, row[row != PAD][None], config), [hypotheses], rel=1e-5)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "t5"])
 @pytest.mark.parametrize("recipe", ["deepnorm", "r_fixup"])
 def test_a_decoder_continues_the_same(positions: str, recipe: str, as_it_is: Any) -> None:

@@ -36,6 +36,7 @@ def loss_of(model: nn.Module) -> torch.Tensor:
     return out.logits.square().mean() + out.router_loss
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["complete_p", "sparse", "pair", "rezero", "deepnorm"])
 def test_twenty_steps_of_torchs_adamw_are_those_of_the_trainer(kind: str) -> None:
     settings: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.3, "layer_decay": 0.7, "eps": 1e-3}

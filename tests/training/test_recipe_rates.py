@@ -102,6 +102,7 @@ def test_recipes_without_rules_leave_all_weights_alike(recipe: str) -> None:
     assert recipe_rates(kl.Decoder(**SIZES, layers=2, recipe=recipe)) == {}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("layer_decay", [1.0, 0.7])

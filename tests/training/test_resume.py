@@ -233,6 +233,7 @@ def trainers_after_a_restore(run: Run, monkeypatch: pytest.MonkeyPatch, kind: ty
     return made[0], restored
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("variant", ["dropout everywhere", "fp16", "calibrated"])
 def test_everything_that_has_state_is_in_the_checkpoint(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str
@@ -350,6 +351,7 @@ def test_bleu_is_what_counts_where_it_is_measured() -> None:
     assert not best.update(TranslationValidation(0.1, 10.5, {}).quality, 3)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("average", [0, 2, 3])
 def test_the_mean_of_the_last_checkpoints_is_used_where_it_is_asked_for(tmp_path: Path, corpus: Path, average: int) -> None:
     run = new_run(tmp_path / "run", corpus, train={"save_every": 1, "keep": 4, "average": average})

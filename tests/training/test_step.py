@@ -179,6 +179,7 @@ def poison_loss(stepper: Stepper, value: float) -> None:
     stepper.model.register_forward_hook(lambda *call: replace(call[2], logits=call[2].logits * value))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(("poison", "what"), [(poison_gradient, "the gradient"), (poison_loss, "the loss")])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
