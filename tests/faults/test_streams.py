@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import ended, run, start
@@ -86,11 +87,14 @@ def test_text_and_names_give_no_orders_to_a_terminal(
     spoiled = tmp_path / "corpus"
     spoiled.mkdir()
     for path in corpus.iterdir():
-        lines = path.read_text().splitlines()
-        (spoiled / path.name).write_text("".join(f"{line} {SEQUENCES}\n" for line in lines))
-    sections = {"text": {name: str(spoiled / f"{name}.en") for name in ("train", "valid", "test")}}
-    if "language" not in form:
-        sections = {"data": {"folder": str(spoiled)}, "tokenizer": {"vocab_size": 100}}
+        names, lines = [], path.read_text().splitlines()
+        if path.suffix == ".tsv":
+            names, lines = [f"{lines[0]}\n"], [line.replace("\t", f" {SEQUENCES}\t") for line in lines[1:]]
+        (spoiled / path.name).write_text("".join([*names, *(f"{line} {SEQUENCES}\n" for line in lines)]))
+    sections: dict[str, dict[str, Any]] = {"data": {"folder": str(spoiled)}, "tokenizer": {"vocab_size": 100}}
+    for section, words, suffix in (("text", "language", "en"), ("examples", "classifier", "tsv")):
+        if words in form:
+            sections = {section: {name: str(spoiled / f"{name}.{suffix}") for name in ("train", "valid", "test")}}
     folder = tmp_path / f"run{SEQUENCES}"
     for words in (
         ["train", configured(form, **sections), "--run", folder],

@@ -82,6 +82,7 @@ def test_all_tasks_that_are_there_are_fine_tuned_and_what_is_done_is_not_done_ag
         glue.main([*words, "--layer-decay", "0.9"])
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_is_what_the_command_trains(glue: ModuleType, folder: Path, tmp_path: Path) -> None:
     parsed = glue._options(options(folder, tmp_path / "glue.json"))
     suite = glue.Suite(folder / "start", parsed)
