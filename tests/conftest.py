@@ -1,3 +1,4 @@
+import gc
 import zlib
 from collections.abc import Iterator
 
@@ -17,6 +18,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def pytest_configure() -> None:
+    gc.disable()  # modules and tests live to the end: to look for garbage among them costs seconds
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
