@@ -22,6 +22,7 @@ from kilolayer.report.diagnosis_page import render_diagnosis
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
+from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, load_weights
 
 SLOW = pytest.mark.slow
@@ -114,6 +115,19 @@ def test_a_death_that_training_told_is_in_the_verdict(tmp_path: Path, corpus: Pa
     assert "train.eps hides" in said
     assert found.options()[0].startswith("--train.eps 1e-")
     assert "--train.eps 1e-4" not in found.options(10)
+
+
+@pytest.mark.parametrize(("gain", "step", "found"), [(0.01, 10, 0.01), (0.01, 4, None), ("much", 10, None)])
+def test_what_the_source_is_worth_comes_from_a_validation_of_the_second_half(
+    tmp_path: Path, corpus: Path, gain: Any, step: int, found: float | None
+) -> None:
+    run = trained(tmp_path / "run", corpus, "translation", train={"steps": 10, "valid_every": 100, "log_every": 10})
+    rows = [row for row in read_metrics(run.folder) if row["kind"] != "valid"]
+    rows.append({"kind": "valid", "step": step, "loss": 3.0, "source_gain": gain})
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    diagnosis = kl.diagnose(run, device="cpu")
+    assert diagnosis.measured.source_gain == found
+    assert ("source not read" in [each.kind for each in diagnosis.findings]) == (found is not None)
 
 
 def test_a_run_whose_start_is_gone_is_measured_without_its_change(tmp_path: Path, corpus: Path) -> None:

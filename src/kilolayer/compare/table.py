@@ -226,7 +226,7 @@ def _is_number(value: Any) -> bool:
 def as_json(table: ComparisonTable) -> dict[str, Any]:
     """The table as plain values."""
 
-    def as_json(spread: Spread | None) -> Mapping[str, Any] | None:
+    def numbers(spread: Spread | None) -> Mapping[str, Any] | None:
         return None if spread is None else {"mean": spread.mean, "deviation": spread.deviation, "values": spread.values}
 
     def name(measure: Measure) -> str:
@@ -244,7 +244,7 @@ def as_json(table: ComparisonTable) -> dict[str, Any]:
                 "tried": cell.tried,
                 "runs": [result.name for result in cell.best.results],
                 "outcomes": [result.outcome.text for result in cell.best.results],
-                "measures": {name(measure): as_json(cell.best.spread(measure)) for measure in table.measures},
+                "measures": {name(measure): numbers(cell.best.spread(measure)) for measure in table.measures},
                 "text": {name(measure): cell.text(measure) for measure in table.measures},
             }
             for cell in table.cells

@@ -29,6 +29,7 @@ from kilolayer.training.chosen import Chosen
 from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, choose_device, prepare
+from kilolayer.training.source_use import source_gain
 from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 
@@ -133,7 +134,7 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     changes = tuple(_changes(run, task, loss, known, place))
     model = run.load_model(place, Chosen("asked for", [step], []))
     rows = [row for row in read_metrics(run.folder) if row["step"] <= step]
-    settings, gain = _settings(run.config, step), _source_gain(rows, run.config.train.steps)
+    settings, gain = _settings(run.config, step), source_gain(_late_validations(rows, run.config.train.steps))
     return judge(measure(model, loss, settings, changes, _deaths(rows), gain))
 
 
@@ -157,10 +158,9 @@ def _deaths(rows: Sequence[Mapping[str, Any]]) -> tuple[Death, ...]:
     return tuple(Death(row["dead"], int(row["step"]), str(row.get("text", ""))) for row in events)
 
 
-def _source_gain(rows: Sequence[Mapping[str, Any]], steps: int) -> float | None:
-    """That of the last validation in the second half of a run: in the first, no model has had the time to read its source."""
-    gains = [row.get("source_gain") for row in rows if row["kind"] == "valid" and row["step"] >= steps / 2]
-    return gains[-1] if gains else None
+def _late_validations(rows: Sequence[Mapping[str, Any]], steps: int) -> list[Mapping[str, Any]]:
+    """Those of the second half of a run: in the first, a model has not had the time to learn to read its source."""
+    return [row for row in rows if row["kind"] == "valid" and row["step"] >= steps / 2]
 
 
 def _settings(config: RunConfig, step: int) -> Settings:

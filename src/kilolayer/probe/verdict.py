@@ -11,7 +11,7 @@ from kilolayer.training.dead_stacks import MOVED, REACHED, first_layers
 from kilolayer.training.source_use import SOURCE_READ
 
 VANISHED, EXPLODED = 1 / 30, 100.0
-"""Of a stack's largest gradient of a layer, before training: DeepNorm has 0.8 and more at every depth, Post-LN of 6 layers 0.1.
+"""Of a stack's largest gradient of a layer, before training: DeepNorm has 0.7 and more at every depth, Post-LN of 6 layers 0.1.
 The first layers over the last: the most that any recipe has, at up to 1,000 layers, is 18 (benchmarks/propagation/table.md)."""
 EARLY = 30
 """Number of first steps over whose learning rates the effect of Adam's first step is summed."""

@@ -8,17 +8,23 @@ from typing import Any
 SOURCE_READ = 0.05
 """Nats per token by which its own source must lower the loss of a sentence, compared with the source of another one.
 
-A translator of 2L-2L, dim 32, gains 0.2 within 200 steps and 0.7 within 1,500; one whose encoder has died gains 0.
+A translator of 2L-2L, dim 32, gains 0.2 within 200 steps and 0.7 within 1,500; one whose encoder has died gains 0
+(benchmarks/diagnose/source_gain.json).
 """
+
+
+def source_gain(validations: Sequence[Mapping[str, Any]]) -> float | None:
+    """The rise of the loss with the source of another sentence, at the last validation; None if it was not measured."""
+    gain = validations[-1].get("source_gain") if validations else None
+    return float(gain) if isinstance(gain, int | float) else None
 
 
 def unread_source(validations: Sequence[Mapping[str, Any]]) -> str | None:
     """A warning if the last validation shows that the source is not read; only of a run that has had time to learn it."""
-    last = validations[-1] if validations else {}
-    gain = last.get("source_gain")
-    if not isinstance(gain, int | float) or not gain < SOURCE_READ:
+    gain = source_gain(validations)
+    if gain is None or not gain < SOURCE_READ:
         return None
     return (
-        f"at step {int(last['step']):,} the right source lowers the loss by only {gain:.3f} nats per token: "
+        f"at step {int(validations[-1]['step']):,} the right source lowers the loss by only {gain:.3f} nats per token: "
         "the decoder models the target language and does not read the encoder"
     )
