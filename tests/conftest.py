@@ -9,11 +9,6 @@ from kilolayer.speed.int8_product import why_not_int8
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)  # the models are too small for more, and the tests themselves run side by side
-
-
-@pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -58,6 +53,8 @@ def thin_matrices(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # The models are too small for more, and the tests themselves run side by side. Each time, because CTranslate2 sets it too.
+    torch.set_num_threads(1)
     # Without bf16 in the processor torch leaves oneDNN for the rest of a process after the first such product; others, whose
     # numbers are compared, do not.
     torch.backends.mkldnn.set_flags(True)
