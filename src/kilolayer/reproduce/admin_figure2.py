@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -42,11 +42,11 @@ class Figure2(Reproduction):
         if died(ours):
             return not_held(why)
         if not _lives(ours) or not (died(plain) or _lives(plain)):
-            return cannot_tell(why)
+            return undecided(why)
         if _lives(plain) and plain["loss"] <= ours["loss"]:
             return not_held(why)
         worse = died(plain) or plain["loss"] >= ours["loss"] + 0.5
-        return held(why) if worse and _lives(shallow) and ours["loss"] < shallow["loss"] else cannot_tell(why)
+        return held(why) if worse and _lives(shallow) and ours["loss"] < shallow["loss"] else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         rows = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -46,12 +46,12 @@ class Figure3(Reproduction):
     def judge(self, found: Found) -> Verdict:
         pairs = [(shallow, deep) for _, shallow, deep in _pairs(found)]
         if not pairs:
-            return cannot_tell(f"shallow: {found['shallow']['text']}; deep: {found['deep']['text']}")
+            return undecided(f"shallow: {found['shallow']['text']}; deep: {found['deep']['text']}")
         better = sum(deep > shallow for shallow, deep in pairs)
         why = f"the deep model is better in {better} of {len(pairs)} buckets"
         if better >= 0.8 * len(pairs):
             return held(why)
-        return not_held(why) if better <= 0.5 * len(pairs) else cannot_tell(why)
+        return not_held(why) if better <= 0.5 * len(pairs) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         return Table(["bucket", "6L-6L", "60L-12L"], [[name, f"{a:.1f}", f"{b:.1f}"] for name, a, b in _pairs(found)])

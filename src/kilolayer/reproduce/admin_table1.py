@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab
@@ -59,11 +59,11 @@ class Table1(Reproduction):
         if died(deep):
             return not_held(why)
         if not all(ended(each) and None not in (each["bleu"], each["ter"]) for each in (shallow, deep)):
-            return cannot_tell(why)
+            return undecided(why)
         if deep["bleu"] < shallow["bleu"]:
             return not_held(why)
         gains = deep["bleu"] >= shallow["bleu"] + 1 and deep["ter"] < shallow["ter"]
-        return held(why) if died(deep_plain) and gains else cannot_tell(why)
+        return held(why) if died(deep_plain) and gains else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         rows = [

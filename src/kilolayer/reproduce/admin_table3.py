@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab, Run
@@ -86,7 +86,7 @@ class Table3(Reproduction):
         why = "; ".join(f"{deep} {sign or '?'} {other}" for sign, other in zip(signs, others, strict=True))
         if "-" in signs:
             return not_held(why)
-        return held(why) if all(sign == "+" for sign in signs) else cannot_tell(why)
+        return held(why) if all(sign == "+" for sign in signs) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         names = [str(run["options"]["layers"]) for run in found["runs"]]

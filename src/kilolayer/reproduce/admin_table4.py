@@ -11,7 +11,7 @@ from kilolayer.data.text import read_lines
 from kilolayer.errors import InputError
 from kilolayer.files.writing import write
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.cells import Cell
@@ -110,7 +110,7 @@ class Table4(Reproduction):
         why = "; ".join(f"{name} {cell.shown}" for name, cell in cells.items())
         if is_lower(deep, deep_bt) or is_lower(shallow_bt, deep_bt):
             return not_held(why)
-        return held(why) if is_lower(deep_bt, deep) and is_lower(deep_bt, shallow_bt) else cannot_tell(why)
+        return held(why) if is_lower(deep_bt, deep) and is_lower(deep_bt, shallow_bt) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         return Table(["", "validation loss (BLEU)"], [[name, cell.shown] for name, cell in self._cells(found).items()])

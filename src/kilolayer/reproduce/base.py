@@ -42,7 +42,7 @@ def not_held(why: str) -> Verdict:
     return Verdict("not held", why)
 
 
-def cannot_tell(why: str) -> Verdict:
+def undecided(why: str) -> Verdict:
     """The experiment is too small, or had too little time, to decide."""
     return Verdict("undecided", why)
 

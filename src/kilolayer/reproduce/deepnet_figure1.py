@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -65,7 +65,7 @@ class Figure1(Reproduction):
         why = f"roughness {plain:.4f} of Post-LN, {ours:.4f} of DeepNorm"
         if plain >= SMOOTHER * ours:
             return held(why)
-        return not_held(why) if plain < ours else cannot_tell(why)
+        return not_held(why) if plain < ours else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         return Table(["", "roughness"], [[recipe, f"{_mean_roughness(found, recipe):.4f}"] for recipe in RECIPES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -59,7 +59,7 @@ class Figure2(Reproduction):
         if not any(larger) or is_lower(plain, scaled):
             return not_held(why)
         worse = plain.died or is_lower(scaled, plain)
-        return held(why) if all(larger) and scaled.lives and worse else cannot_tell(why)
+        return held(why) if all(larger) and scaled.lives and worse else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         from kilolayer.reproduce.cells import cells_by

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -72,7 +72,7 @@ class Figure3(Reproduction):
         why = f"{sum(signs)} of {len(signs)} comparisons as the paper has them"
         if all(signs):
             return held(why)
-        return not_held(why) if sum(signs) <= 3 else cannot_tell(why)
+        return not_held(why) if sum(signs) <= 3 else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         header = ["", "largest update, 10 steps", "input of the decoder's norms", "gradient of decoder layer 1"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kilolayer.config import merge
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -66,7 +66,7 @@ class Figure4(Reproduction):
         why = f"DeepNorm's update grows {growth:.2f} times over depth; at the greatest Post-LN's is {ratio:.1f} times as large"
         if growth <= GROWTH and ratio >= SMALLER:
             return held(why)
-        return not_held(why) if growth > 2 * GROWTH or ratio < 1 else cannot_tell(why)
+        return not_held(why) if growth > 2 * GROWTH or ratio < 1 else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         depths = list(found["updates"]["deepnorm"])

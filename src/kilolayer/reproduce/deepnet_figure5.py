@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -68,7 +68,7 @@ class Figure5(Reproduction):
         why = f"roughness {smooth:.4f} of DeepNorm, {rough:.4f} of Post-LN; {falls}"
         if rough > smooth and plain["fall"] < ours["fall"] / 2:
             return held(why)
-        return not_held(why) if rough < smooth and plain["fall"] >= ours["fall"] else cannot_tell(why)
+        return not_held(why) if rough < smooth and plain["fall"] >= ours["fall"] else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         from kilolayer.reproduce.landscape import roughness

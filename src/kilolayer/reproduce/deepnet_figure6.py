@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.deepnet_table1 import recipes_by_depth
 from kilolayer.reproduce.sweep import Sweep
 
@@ -50,6 +50,6 @@ class Figure6(Sweep):
         if any(math.isnan(cell.error) for cell in ours) or not all(
             cell.ended for row in grid.values() for cell in row.values()
         ):
-            return cannot_tell("some runs had no time, or there is one seed")
+            return undecided("some runs had no time, or there is one seed")
         why = f"DeepNorm: {', '.join(cell.shown for cell in ours)}; as steady: {', '.join(others) or 'none'}"
-        return held(why) if improves(grid["deepnorm"]) and len(others) <= (len(grid) - 1) / 2 else cannot_tell(why)
+        return held(why) if improves(grid["deepnorm"]) and len(others) <= (len(grid) - 1) / 2 else undecided(why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -59,7 +59,7 @@ class Figure7(Reproduction):
         if any(cell.died for cell in largest) or any(is_lower(cells[0], cells[-1]) for cells in rows.values()):
             return not_held(why)
         lives = all(cell.lives for cells in rows.values() for cell in cells)
-        return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in rows.values()) else cannot_tell(why)
+        return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in rows.values()) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         from kilolayer.reproduce.cells import cells_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.deepnet_table3 import depths_of_many_languages
 from kilolayer.reproduce.sweep import Sweep
 
@@ -35,15 +35,15 @@ class Figure8(Sweep):
 
         points = self.points(found)
         if not all(cell.ended for cell in self.grid(found)["deepnorm"].values()):
-            return cannot_tell("some runs have no result")
+            return undecided("some runs have no result")
         if len(points) < 4:
-            return cannot_tell(f"{len(points)} depths have a score in every seed")
+            return undecided(f"{len(points)} depths have a score in every seed")
         line = fit_log([depth for depth, _ in points], [score for _, score in points])
         law = f"BLEU = {line.slope:.2f} (± {line.slope_error:.2f}) log(depth) + {line.intercept:.2f}"
         why = f"{law}, R^2 {line.r2:.3f}, error of a depth that was left out {line.left_out_error:.2f}"
         if line.slope < -2 * line.slope_error or line.r2 < 0.5:
             return not_held(why)
-        return held(why) if line.slope > 2 * line.slope_error and line.r2 >= 0.9 else cannot_tell(why)
+        return held(why) if line.slope > 2 * line.slope_error and line.r2 >= 0.9 else undecided(why)
 
     def points(self, found: Found) -> list[tuple[float, float]]:
         """Pairs of the number of layers in both stacks and the mean BLEU."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -55,7 +55,7 @@ class Figure9(Reproduction):
         ends = (alpha[min(alpha)], alpha[1.0]), (beta[max(beta)], beta[1.0])
         hurts = any(cell.died or is_lower(base, cell) for cell, base in ends)
         best = all(cell.died or better[option][factor] is False for option, row in rows.items() for factor, cell in row.items())
-        return held(why) if hurts and best else cannot_tell(why)
+        return held(why) if hurts and best else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         rows = {option: _by_factor(found[option], option) for option in SCALES}

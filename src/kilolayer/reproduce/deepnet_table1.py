@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.sweep import Sweep, at_best_rate
 
 if TYPE_CHECKING:
@@ -81,4 +81,4 @@ class Table1(Sweep):
         clear = all(is_it is not None for (method, depth), is_it in better.items() if grid[method][depth].lives)
         if complete and clear and all(ours[depth].lives for depth in depths) and all(plain[depth].died for depth in deep):
             return held(f"DeepNorm lives everywhere, none is clearly lower at {deep}, and Post-LN dies there")
-        return cannot_tell("some runs have no result or one seed, or Post-LN lives at one of the depths")
+        return undecided("some runs have no result or one seed, or Post-LN lives at one of the depths")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.sweep import Sweep, at_best_rate
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Table11(Sweep):
             return not_held(why)
         hurts = alpha.died or is_lower(whole, alpha)
         not_better = beta.died or is_lower(beta, whole) is False
-        return held(why) if whole.lives and hurts and not_better else cannot_tell(why)
+        return held(why) if whole.lives and hurts and not_better else undecided(why)
 
     def panels(self, found: Found) -> list[Panel]:
         return []  # a table of four

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -77,7 +77,7 @@ class Table2(Reproduction):
         best = all(
             cell.died or better[language][method] is False for language, cells in deep.items() for method, cell in cells.items()
         )
-        return held(why) if lives and dies and best else cannot_tell(why)
+        return held(why) if lives and dies and best else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         grids = {language: _grid(found, language) for language in LANGUAGES}

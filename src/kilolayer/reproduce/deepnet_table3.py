@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -56,4 +56,4 @@ class Table3(Sweep):
         why = ", ".join(cell.shown for cell in cells)
         if is_lower(middle, last):
             return not_held(why)
-        return held(why) if is_lower(last, middle) and is_lower(middle, first) else cannot_tell(why)
+        return held(why) if is_lower(last, middle) and is_lower(middle, first) else undecided(why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.cells import Cell
@@ -69,7 +69,7 @@ class Table4(Reproduction):
         why = f"6L-6L {wide.shown}, 45L-3L {uneven.shown}, 24L-24L {even.shown}"
         if is_lower(wide, even) or is_lower(uneven, even):
             return not_held(why)
-        return held(why) if is_lower(even, wide) and is_lower(even, uneven) else cannot_tell(why)
+        return held(why) if is_lower(even, wide) and is_lower(even, uneven) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         return Table(["", "validation loss (mean BLEU)"], [[name, self._cell(found, name).shown] for name in MODELS])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.deepnet_table4 import model_of
 from kilolayer.reproduce.texts import known
 
@@ -64,10 +64,10 @@ class Table5(Reproduction):
         pairs = [(a, b) for key in SETS for a, b in zip(wide[key], deep[key], strict=True)]
         why = "; ".join(f"{name}: {', '.join(map(_shown, (found[name][key] for key in SETS)))}" for name in COMPARED)
         if not pairs or any(None in pair for pair in pairs):
-            return cannot_tell(f"some model has no scores; {why}")
+            return undecided(f"some model has no scores; {why}")
         if all(b > a for a, b in pairs):
             return held(why)
-        return not_held(why) if all(a > b for a, b in pairs) else cannot_tell(why)
+        return not_held(why) if all(a > b for a, b in pairs) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         rows = [[name, *(_shown(found[name][key]) for key in SETS)] for name in COMPARED]

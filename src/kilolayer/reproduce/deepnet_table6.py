@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.data.grammar import pairs
 from kilolayer.files.writing import make_folder, write
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.texts import known
 
 if TYPE_CHECKING:
@@ -107,12 +107,12 @@ class Table6(Reproduction):
             return not_held(why)
         mine, theirs = (_mean(found["glue"].get(recipe, {})) for recipe in ("sub_ln", "post_ln"))
         if not (ended(ours) and ended(plain)) or found["open"] or mine is None or theirs is None:
-            return cannot_tell(why)
+            return undecided(why)
         gain, apart = mine[0] - theirs[0], 2 * (mine[1] ** 2 + theirs[1] ** 2) ** 0.5
         why += f"; GLUE {mine[0]:.1f} ± {mine[1]:.1f} against {theirs[0]:.1f} ± {theirs[1]:.1f}"
         if gain < -apart:
             return not_held(why)
-        return held(why) if died(plain) and gain > apart else cannot_tell(why)
+        return held(why) if died(plain) and gain > apart else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         tasks = list(next(iter(found["glue"].values()), {}))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kilolayer.errors import InputError
 from kilolayer.files.writing import make_folder, write
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, undecided
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.cells import Cell
@@ -75,7 +75,7 @@ class FewShots(Reproduction):
         ours = asked["sub_ln"]
         others = [asked[recipe] for recipe in ("pre_ln", "normformer")]
         if any(mean is None for row in (ours, *others) for mean in row):
-            return cannot_tell("some model did not live to the end, or not every learning rate has")
+            return undecided("some model did not live to the end, or not every learning rate has")
         last, rest = ours[-1], [row[-1] for row in others]
         assert last is not None
         gains = [(last[0] - mean[0], math.hypot(last[1], mean[1])) for mean in rest if mean is not None]
@@ -85,7 +85,7 @@ class FewShots(Reproduction):
             return not_held(why)
         above = all(mine[0] > other[0] for row in others for mine, other in zip(ours, row, strict=True) if mine and other)
         against_plain, error = gains[0]
-        return held(why) if above and against_plain > 2 * error else cannot_tell(why)
+        return held(why) if above and against_plain > 2 * error else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         sets = next((list(each["sets"]) for row in found["asked"].values() for each in row.values() if each["sets"]), [])

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -54,7 +54,7 @@ class Scaling(Reproduction):
         if any(is_lower(cells[0], cells[-1]) for cells in families):
             return not_held(why)
         lives = all(cell.lives for cells in families for cell in cells)
-        return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in families) else cannot_tell(why)
+        return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in families) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         rows = [[f"{value} {name}", cell.shown] for name, cells in self._cells(found).items() for value, cell in cells.items()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.config import merge
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -73,7 +73,7 @@ class Figure3(Reproduction):
             return held(why)
         lower = is_lower(plain, sparse)
         same = lower is not None and abs(plain.loss - sparse.loss) < MARGIN
-        return not_held(why) if lower or same else cannot_tell(why)
+        return not_held(why) if lower or same else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         return Table(["", "validation loss"], [[name, cell.shown] for name, cell in cells_of_clippings(found).items()])

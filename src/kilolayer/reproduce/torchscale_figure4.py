@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.base import Found, Reproduction, Verdict, cannot_tell, held, not_held, register
+from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.torchscale_figure3 import clippings
 
 if TYPE_CHECKING:
@@ -52,18 +52,18 @@ class Figure4(Reproduction):
 
     def judge(self, found: Found) -> Verdict:
         if any(outcome != "finished" for clip in ("plain", "sparse") for outcome in found[clip]["outcomes"]):
-            return cannot_tell("some run did not finish")
+            return undecided("some run did not finish")
         plain, sparse = (self._entropy(found, clip) for clip in ("plain", "sparse"))
         early = self._early(found, "sparse")
         if plain is None or sparse is None or early is None:
-            return cannot_tell("a run left no routing, or nothing was clipped")
+            return undecided("a run left no routing, or nothing was clipped")
         change = (sparse - plain) / plain
         why = (
             f"entropy {sparse:.3f} with SparseClip and {plain:.3f} without; {early:.0%} of its clipped steps in the first fifth"
         )
         if change < -APART and early >= 0.8:
             return held(why)
-        return not_held(why) if change > APART or early < 0.2 else cannot_tell(why)
+        return not_held(why) if change > APART or early < 0.2 else undecided(why)
 
     def numbers(self, found: Found) -> Table:
         rows = []
