@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Expert parallelism in a plain script.")
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--out", help="where the first process saves the whole model, as safetensors")
+    parser.add_argument("--out", help="file to which the first process saves the whole model, as safetensors")
     options = parser.parse_args()
 
     gpu = torch.cuda.is_available()

@@ -117,14 +117,14 @@ def save(model: kl.Decoder, folder: str) -> None:
 
 def main() -> None:
     """Run on each process."""
-    parser = argparse.ArgumentParser(description="A training loop of one's own.")
+    parser = argparse.ArgumentParser(description="A custom training loop.")
     parser.add_argument("--parallel", choices=["none", "ddp", "fsdp"], default="none")
     parser.add_argument("--recipe", default="deepnorm")
     parser.add_argument("--experts", type=int, default=0)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="compute products in bf16")
-    parser.add_argument("--out", help="folder of the trained model")
+    parser.add_argument("--out", help="folder for the trained model")
     options = parser.parse_args()
 
     gpu = torch.cuda.is_available()

@@ -29,7 +29,7 @@ def gradient_ratio(recipe: str, layers: int, dim: int, seed: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Gradients through depth, DeepNorm beside Post-LN.")
+    parser = argparse.ArgumentParser(description="Gradients through depth: DeepNorm compared with Post-LN.")
     parser.add_argument("--layers", type=int, default=1000)
     parser.add_argument("--dim", type=int, default=32)
     options = parser.parse_args()

@@ -4,7 +4,7 @@ With this file's folder on the Python path (PYTHONPATH=examples) a run is follow
 
     kilolayer train my.toml --train.trackers '["trackers:WeightsAndBiases", "trackers:MLflow"]'
 
-A tracker of your own is a class with the same three methods; in Python an object serves: kl.train(..., trackers=[MyTracker()]).
+A tracker of your own is a class with the same three methods; in Python, pass an object: kl.train(..., trackers=[MyTracker()]).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uuid import uuid4
 
 
 class WeightsAndBiases:
-    """Curves and scores at wandb.ai; a resumed run goes on in the same curves."""
+    """Curves and scores at wandb.ai; a resumed run continues the same curves."""
 
     def start(self, folder: Path, config: dict[str, Any], step: int) -> None:
         import wandb  # pyright: ignore[reportMissingImports]

@@ -257,15 +257,15 @@ def validate(kind: str, model: Any, texts: Texts) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="bert,gpt2,marian")
-    parser.add_argument("--lr", type=float, nargs="*", help="one for each of --models")
+    parser.add_argument("--lr", type=float, nargs="*", help="one learning rate for each of --models")
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
-        "--deviation", type=float, help="of the weights that the class starts; without it, 0.02 carried to this width"
+        "--deviation", type=float, help="standard deviation of the class's initial weights [0.02, rescaled to this width]"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each")
-    parser.add_argument("--out", type=Path, help="the results; runs that the file has are not repeated")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs, one thread each")
+    parser.add_argument("--out", type=Path, help="results file; runs that it already has are not repeated")
     args = parser.parse_args()
     texts, kinds = read_texts(), args.models.split(",")
     settings = [

@@ -227,11 +227,11 @@ def measure(pipes: dict[str, Any], source: Tensor, beam: int, rounds: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU decoding beside CTranslate2's.")
+    parser = argparse.ArgumentParser(description="CPU decoding speed compared with CTranslate2.")
     parser.add_argument("results", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--int8", action="store_true", help="our int8 in the place of the model through its modules")
+    parser.add_argument("--int8", action="store_true", help="measure int8 instead of the model run through its modules")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     rows = []

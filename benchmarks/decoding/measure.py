@@ -199,10 +199,10 @@ def measure(ours: kl.EncoderDecoder, theirs: MarianMTModel, batch: int, beam: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU decoding beside Hugging Face's.")
+    parser = argparse.ArgumentParser(description="CPU decoding speed compared with Hugging Face.")
     parser.add_argument("results", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=150, help="of training before")
+    parser.add_argument("--steps", type=int, default=150, help="training steps before the measurement")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

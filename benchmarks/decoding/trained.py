@@ -74,9 +74,9 @@ def equal(some: Outputs, others: Outputs) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A trained model's decoding in two precisions, beside Hugging Face's.")
+    parser = argparse.ArgumentParser(description="Decoding of a trained model in two precisions, compared with Hugging Face.")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--run", type=Path, default=Path("runs/decoding"), help="trained where it does not exist")
+    parser.add_argument("--run", type=Path, default=Path("runs/decoding"), help="trained first if it does not exist")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--layers", type=int, default=18)
     parser.add_argument("--dim", type=int, default=512)

@@ -50,7 +50,7 @@ from step_time import step_times  # noqa: E402
 from kilolayer.compare.comparison import Comparison  # noqa: E402
 
 LAYERS = (12, 24, 48, 96)
-WIDTHS = {  # dim and FFN by weights and layers; 64 a head
+WIDTHS = {  # dim and FFN width by number of weights and layers; 64 per head
     "38M": {12: (512, 2048), 24: (384, 1280), 48: (256, 1024), 96: (192, 640)},
     "75M": {12: (768, 2560), 24: (512, 2048), 48: (384, 1280), 96: (256, 1024)},
 }
@@ -192,7 +192,7 @@ def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
 
     lengths = [round(task.length * factor) for factor in chosen.factors]
     valid = {length: bits(task.valid, length, chosen.valid_bytes).bits_per_byte for length in lengths}
-    print("validation part by length of windows", valid, flush=True)
+    print("validation set by window length", valid, flush=True)
     length = min(valid, key=lambda each: valid[each])
     began = time.monotonic()
     found = bits(task.test, length, chosen.test_bytes)
@@ -218,8 +218,8 @@ def write_table(document: dict[str, Any], out: Path) -> None:
         rows.append((name, f"{plan['parameters'] / 1e6:.0f} M", found["bits_per_byte"], f"{found['bits_per_byte']:.4f}", about))
     rows.sort(key=lambda row: -row[2])
     lines += [f"| {about} | {weights} | {shown} | {source} |" for about, weights, _, shown, source in rows]
-    lines += ["", "Short runs, on the validation part without overlap; seconds: of all steps, alone on the GPU:", ""]
-    lines += ["| configuration | steps | bits per byte | ms a step | seconds |", "|---|---|---|---|---|"]
+    lines += ["", "Short runs, on the validation set without overlap; seconds: all steps, alone on the GPU:", ""]
+    lines += ["| configuration | steps | bits per byte | ms per step | seconds |", "|---|---|---|---|---|"]
     for name, run in sorted(document["select"].items(), key=lambda pair: last_bits(pair[1]) or math.inf):
         ms = document["speed"].get(run["model"], {}).get("ms")
         times = ("-", "-") if ms is None else (f"{ms:.2f}", f"{run['steps'] * ms / 1e3:.1f}")
@@ -235,21 +235,21 @@ def main() -> None:
     parser.add_argument("stage", choices=("select", "speed", "train", "score", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=560)
-    parser.add_argument("--parallel", type=int, default=8, help="processes at once")
+    parser.add_argument("--parallel", type=int, default=8, help="maximum number of parallel processes")
     parser.add_argument("--work", type=Path, default=Path("runs/enwik8"))
-    parser.add_argument("--tokens", type=int, help="bytes of a batch [select 16,384, speed: those of select, train 32,768]")
-    parser.add_argument("--steps", type=int, help="[select 1,000, train: what the time allows]")
-    parser.add_argument("--size", choices=WIDTHS, default="38M", help="of select")
+    parser.add_argument("--tokens", type=int, help="bytes per batch [select 16,384, speed: as in select, train 32,768]")
+    parser.add_argument("--steps", type=int, help="[select 1,000, train: as many as the time allows]")
+    parser.add_argument("--size", choices=WIDTHS, default="38M", help="for select")
     parser.add_argument("--layers", type=int, nargs="+", default=list(LAYERS), choices=LAYERS)
     parser.add_argument("--recipes", nargs="+", default=["sub_ln", "pre_ln"])
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3])
-    parser.add_argument("--config", help="of train and score: 24L-75M-sub_ln-lr0.001")
-    parser.add_argument("--commands", type=int, default=2, help="that train is planned for")
-    parser.add_argument("--overlap", type=int, default=8, help="of score: windows that a byte is in")
-    parser.add_argument("--batch", type=int, default=65_536, help="of score: bytes at once")
-    parser.add_argument("--factors", type=float, nargs="+", default=[1, 1.5, 2], help="of score: lengths over that of training")
+    parser.add_argument("--config", help="for train and score: 24L-75M-sub_ln-lr0.001")
+    parser.add_argument("--commands", type=int, default=2, help="for train: number of commands to plan for")
+    parser.add_argument("--overlap", type=int, default=8, help="for score: number of windows that contain a byte")
+    parser.add_argument("--batch", type=int, default=65_536, help="for score: bytes per batch")
+    parser.add_argument("--factors", type=float, nargs="+", default=[1, 1.5, 2], help="for score: windows relative to training")
     parser.add_argument("--valid-bytes", type=int, default=1_000_000)
-    parser.add_argument("--test-bytes", type=int, help="of score: the first ones alone [all]")
+    parser.add_argument("--test-bytes", type=int, help="for score: only this many, from the start [all]")
     chosen, others = parser.parse_known_args()
     if others and chosen.stage not in ("select", "speed", "train"):
         parser.error(f"{' '.join(others)} has no effect on {chosen.stage}")

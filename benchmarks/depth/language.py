@@ -213,11 +213,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seconds", type=float, default=550)
-    parser.add_argument("--parallel", type=int, default=12, help="processes at once")
+    parser.add_argument("--parallel", type=int, default=12, help="maximum number of parallel processes")
     parser.add_argument("--work", type=Path, default=Path("runs/depth"))
     parser.add_argument("--tasks", default=TASKS)
     parser.add_argument("--shots", default="0,1,4")
-    parser.add_argument("--limit", type=int, default=1500, help="questions of a set; 0: all")
+    parser.add_argument("--limit", type=int, default=1500, help="questions per set; 0: all")
     chosen, others = parser.parse_known_args()
     if others and chosen.stage not in ("train", "even", "speed"):
         parser.error(f"{' '.join(others)} has no effect on {chosen.stage}")

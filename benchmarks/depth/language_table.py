@@ -24,7 +24,7 @@ def write_table(document: dict[str, Any], out: Path) -> None:
     """Write OUT/language.md and OUT/language.svg."""
     runs, speed = document["runs"], document["speed"]
     costs = costs_of(speed)
-    parts = [f"Language models of the books, {document.get('hardware')}. Losses: nats a token of the validation part."]
+    parts = [f"Language models of the books, {document.get('hardware')}. Losses: nats per token of the validation set."]
     families = [family for family in WIDTHS if len({run["layers"] for run in rows_of(family, best_runs(runs))}) > 1]
     for family in families:
         parts += [f"## {family}: {TITLES[family]}", *family_tables(family, runs, speed, costs)]
@@ -59,7 +59,7 @@ def family_tables(family: str, runs: dict[str, Run], speed: dict[str, Run], cost
     ]
     header = ["model", *(f"lr {rate:g}" for rate in rates), "best rate, all seeds"]
     parts = ["At the end of the same steps:", table(header, by_rate)]
-    header = ["model", "weights", "without tables", "ms a step", "tokens/s", "TFLOPs a step", "seconds", "loss"]
+    header = ["model", "weights", "without tables", "ms per step", "tokens/s", "TFLOPs per step", "seconds", "loss"]
     parts += ["Each model alone:", table(header, [cost_row(run, speed.get(run["model"], {})) for run in best])]
     if longer := [run for run in runs.values() if run["model"] in models and is_longer(run, best)]:
         deepest = [run for run in best if run["layers"] == max(each["layers"] for each in best)]
@@ -147,7 +147,7 @@ def best_depths(name: str, cost: Cost, runs: dict[str, Run], best: list[Run]) ->
             least = min((loss for loss in losses if loss is not None), default=math.nan)
             shown = ["-" if loss is None else f"**{loss:.4f}**" if loss == least else f"{loss:.4f}" for loss in losses]
             rows.append([recipe, short(budget), *shown])
-    title = f"Before the rate falls, at equal {name}; - where no run was so long:"
+    title = f"Before the rate falls, at equal {name}; - where no run was that long:"
     return [title, table(["recipe", name, *(f"{layers}L" for layers in depths)], rows)] if rows else []
 
 

@@ -47,7 +47,7 @@ def measure(stage: str, chosen: argparse.Namespace, size: dict[str, Any]) -> Non
             try:
                 _, name, found = results.next(timeout=max(0.0, end - time.monotonic()))
             except multiprocessing.TimeoutError:
-                print("the time is over", flush=True)
+                print("out of time", flush=True)
                 return
             file.write(json.dumps({"name": name, "size": size, **found}) + "\n")
             file.flush()

@@ -75,7 +75,7 @@ def mean(values: list[float] | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Picture and table of the propagation benchmark.")
+    parser = argparse.ArgumentParser(description="Figure and table of the propagation benchmark.")
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
     rows = json.loads(options.results.read_text())["rows"]

@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Gradients and updates over depth.")
     parser.add_argument("results", type=Path)
     parser.add_argument("--depths", type=int, nargs="*", help="only these depths")
-    parser.add_argument("--recipes", nargs="+", choices=kl.recipes.names(), help="only these; the rows of others stay")
+    parser.add_argument("--recipes", nargs="+", choices=kl.recipes.names(), help="only these; rows of other recipes are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
     before = json.loads(options.results.read_text()) if options.recipes and options.results.exists() else {}

@@ -93,7 +93,7 @@ def main() -> None:
     result = {
         "command": "python benchmarks/report/layers_every.py benchmarks/report/layers_every.json",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread unless said otherwise",
+        "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread unless stated otherwise",
         "seed": 1,
         "cases": [measure(name, *case) for name, case in CASES.items()],
     }

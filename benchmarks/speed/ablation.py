@@ -1,4 +1,4 @@
-"""What each of our kernels is worth: a step with all of them, with none, and with each left out, on one GPU.
+"""What each of our kernels gains: a step with all of them, with none, and with each left out, on one GPU.
 
     PYTHONPATH=src python benchmarks/speed/ablation.py benchmarks/speed
 
@@ -321,15 +321,15 @@ def markdown(run: dict[str, Any], hardware: str, summary: dict[str, dict[str, di
     every = tuple(run["kernels"])
     said = verdicts(summary, every)
     lines = [
-        "# What each kernel is worth",
+        "# What each kernel gains",
         "",
         f"`{run['command']}` on {hardware}; " + ", ".join(f"{name} {each}" for name, each in run["versions"].items()) + ".",
-        "Medians over repetitions, a process each, of the median step, in decoding of the median search. Cost: the time",
-        "without the kernel over that with all kernels, less 1. Spread: (largest - smallest) / median of the repetitions, with",
+        "Medians over repetitions, one process each, of the median step or, in decoding, the median search. Cost: the time",
+        "without the kernel divided by that with all, minus 1. Spread: (largest - smallest) / median of the repetitions, with",
         f"all or without it, the larger. A kernel whose absence costs less than {WORTH:.0%}, or no more than the spread, in",
-        "every case goes; one that went since is still shown.",
+        "every case is removed (goes); one that has been removed since (went) is still shown.",
         "",
-        *(f"{name} stays though the rule says that it goes: {KEPT[name]}.\n" for name in KEPT if said.get(name) == "stays"),
+        *(f"{name} stays although the rule says to remove it: {KEPT[name]}.\n" for name in KEPT if said.get(name) == "stays"),
         *(f"- {name}: {case.job.name}" for name, case in CASES.items() if any(job.startswith(f"{name},") for job in summary)),
         "",
         "| kernel left out | case | ms | cost | added ms | spread | GB | repetitions | verdict |",
@@ -374,19 +374,19 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         measure(json.loads(sys.argv[2]))
         return
-    parser = argparse.ArgumentParser(description="The cost of each kernel's absence.")
-    parser.add_argument("out", type=Path, help="folder for ablation.jsonl, .json and .md, and log.txt where something failed")
+    parser = argparse.ArgumentParser(description="The cost of leaving out each kernel.")
+    parser.add_argument("out", type=Path, help="folder for ablation.jsonl, .json and .md, and log.txt if something failed")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--dropouts", type=float, nargs="+", choices=(0.0, 0.1), default=[0.0, 0.1])
     parser.add_argument(
-        "--kernels", nargs="+", metavar="KERNEL", help="leave out these alone, each in the cases that it serves"
+        "--kernels", nargs="+", metavar="KERNEL", help="leave out only these, each in the cases to which it applies"
     )
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--together", type=int, default=5, help="how many processes may get ready side by side")
-    parser.add_argument("--seconds", type=float, default=480, help="start nothing after so long, and end what runs")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try every path")
-    parser.add_argument("--plan", action="store_true", help="say what would run and how long it may take, and stop")
-    parser.add_argument("--table", action="store_true", help="make the tables from the lines in OUT anew, and stop")
+    parser.add_argument("--together", type=int, default=5, help="maximum number of processes that prepare in parallel")
+    parser.add_argument("--seconds", type=float, default=480, help="stop after this many seconds, ending what is running")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test every code path")
+    parser.add_argument("--plan", action="store_true", help="print what would run and how long it may take, and exit")
+    parser.add_argument("--table", action="store_true", help="rebuild the tables from the lines in OUT, and exit")
     options = parser.parse_args()
     if options.table:
         write(options.out)

@@ -158,11 +158,11 @@ def write(out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The fast form in one's own loop, and a recorded validation.")
-    parser.add_argument("out", type=Path, help="folder for forms.jsonl and forms.json, and log.txt where something failed")
-    parser.add_argument("--seconds", type=float, default=300, help="start nothing after so long, and end what runs")
-    parser.add_argument("--jobs", nargs="+", metavar="JOB", choices=[job.name for job in JOBS], help="these alone")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try every path")
+    parser = argparse.ArgumentParser(description="The fast form in a custom training loop, and a recorded validation.")
+    parser.add_argument("out", type=Path, help="folder for forms.jsonl and forms.json, and log.txt if something failed")
+    parser.add_argument("--seconds", type=float, default=300, help="stop after this many seconds, ending what is running")
+    parser.add_argument("--jobs", nargs="+", metavar="JOB", choices=[job.name for job in JOBS], help="only these")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test every code path")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     words = ["OUT" if word == str(options.out) else word for word in sys.argv[1:]]

@@ -221,7 +221,7 @@ DEPTHS = ("kilolayer 25L", "kilolayer 50L", "kilolayer", "kilolayer 200L", "kilo
 LANGUAGE_PEERS = ("gpt2 compiled", "x-transformers compiled", "gpt2", "x-transformers")
 ROWS = {
     1: Row(
-        "Translation 100L-100L, d 512, 64 x 64 tokens a side",
+        "Translation 100L-100L, d 512, 64 x 64 tokens per side",
         ("kilolayer", "torchscale", "nn.Transformer compiled", "nn.Transformer", "marian"),
         (
             Goal("times TorchScale (at least 11)", times("kilolayer", "torchscale")),
@@ -236,12 +236,12 @@ ROWS = {
         ),
     ),
     2: Row(
-        "Translation 100L-100L, d 512, 256 x 64 tokens a side",
+        "Translation 100L-100L, d 512, 256 x 64 tokens per side",
         ("kilolayer 256x64", "nn.Transformer compiled 256x64", "nn.Transformer 256x64", "torchscale 256x64"),
         (Goal("TFLOP/s (at least 330)", lambda found: found["kilolayer 256x64"]["tflops"]),),
     ),
     3: Row(
-        "Translation 500L-500L, d 512, 64 x 64 tokens a side",
+        "Translation 500L-500L, d 512, 64 x 64 tokens per side",
         ("kilolayer 500L",),
         (
             Goal("times the step of 100L-100L (at most 5.2)", times("kilolayer", "kilolayer 500L")),
@@ -267,7 +267,7 @@ ROWS = {
         ),
     ),
     5: Row(
-        "Depth: 25, 50, 100, 200 and 500 layers a side",
+        "Depth: 25, 50, 100, 200 and 500 layers per side",
         DEPTHS,
         (
             Goal("largest over smallest time of a layer, vocabulary and all (at most 1.1)", spread(DEPTHS)),

@@ -65,27 +65,27 @@ def trials_before_and_after(jobs: list[Job], repeat: int, together: int, checkou
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Training and decoding speed beside the peers', or before and after a change.")
-    parser.add_argument("out", type=Path, help="folder for jobs.jsonl, tables, profiles, and log.txt where a job failed")
+    parser = argparse.ArgumentParser(description="Training and decoding speed against peers, or before and after a change.")
+    parser.add_argument("out", type=Path, help="folder for jobs.jsonl, tables, profiles, and log.txt if a job failed")
     parser.add_argument("--rows", type=int, nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help=", ".join(SYSTEMS))
     parser.add_argument(
         "--variants",
         type=lambda text: text.split(","),
         default=["plain", "dropout", "padded"],
-        help=f"with commas, of {', '.join(VARIANTS)} (both: dropout 0.1 and padding)",
+        help=f"separated by commas: {', '.join(VARIANTS)} (both: dropout 0.1 and padding)",
     )
-    parser.add_argument("--jobs", nargs="+", metavar="JOB", help="these alone, in this order, of no row")
+    parser.add_argument("--jobs", nargs="+", metavar="JOB", help="only these, in this order, whatever their row")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another commit of this repository, to compare with")
     parser.add_argument("--cold", action="store_true", help="with --before: every repetition with an empty compile cache")
     parser.add_argument("--repeat", type=int, default=1, help="processes for each job")
     parser.add_argument(
         "--together",
         type=int,
-        help="how many processes may get ready side by side before each measures alone; absent: 6, with --before 1",
+        help="maximum number of processes that prepare in parallel before each measures alone [6, with --before 1]",
     )
-    parser.add_argument("--seconds", type=float, default=530, help="start nothing after so long, and end what runs")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try every path")
+    parser.add_argument("--seconds", type=float, default=530, help="stop after this many seconds, ending what is running")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test every code path")
     options = parser.parse_args()
     known = [job.name for job in every_job()]
     for name, given, allowed in (("--variants", options.variants, list(VARIANTS)), ("--jobs", options.jobs or [], known)):

@@ -20,9 +20,9 @@ OURS_ALONE = (2, 3, 5, 6)
 """Rows that a run without peers can fill; if the start is timed, processes must have started alone."""
 DESCRIBED = {"plain": "", "dropout": "dropout 0.1", "padded": "padded", "both": "dropout 0.1, padded"}
 TRAINING = {
-    "ms": ("ms a step", "{:,.1f}"),
+    "ms": ("ms per step", "{:,.1f}"),
     "times": ("times ours", "{:.2f}"),
-    "ms_per_layer": ("ms a layer", "{:.3f}"),
+    "ms_per_layer": ("ms per layer", "{:.3f}"),
     "tokens_per_s": ("target tokens/s", "{:,.0f}"),
     "tflops": ("TFLOP/s", "{:,.1f}"),
     "share": ("of the product's rate", "{:.1%}"),
@@ -82,8 +82,8 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     lines = [
         "# Speed",
         "",
-        "Medians of single steps, AdamW included; without dropout and padding where nothing else is said. Dropout 0.1 is on",
-        "embeddings, residual branches and attention weights, in translation behind the activation too. Of a padded batch a",
+        "Medians of single steps, AdamW included; without dropout and padding unless stated. Dropout 0.1 is on",
+        "embeddings, residual branches and attention weights, in translation also after the activation. In a padded batch a",
         "tenth of the tokens are padding, which tokens/s and TFLOP/s do not count. Memory: the peak of what the process",
         "allocated. `ready` counts from the start of the process to the end of its warm-up; only the processes for 10 and 500",
         "layers started alone and with an empty compile cache. GB are 2^30 bytes. All systems of a row and variant ran in one",

@@ -37,7 +37,7 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
             left.plot(*zip(*runs[name]["valid"], strict=True), color=colour, marker="o", markersize=4, linestyle="none")
         gradients = [(row["step"], row["encoder"][0]) for row in runs[name]["gradients"]]
         right.plot(*zip(*gradients, strict=True), color=colour, marker="o", markersize=4, linewidth=1)
-    left.set(xlabel="step", ylabel="loss a target token", ylim=(1.4, 9.5))
+    left.set(xlabel="step", ylabel="loss per target token", ylim=(1.4, 9.5))
     right.set(xlabel="step", ylabel="norm of the gradient", yscale="log")
     left.set_title("Training (lines) and validation (points)", fontsize=10)
     right.set_title("Gradient of the encoder's first layer", fontsize=10)

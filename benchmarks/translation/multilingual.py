@@ -300,9 +300,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="31 languages to and from English in one model.", allow_abbrev=False)
     parser.add_argument("stage", choices=("prepare", "run"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=390, help="time for training, its start counted in")
+    parser.add_argument("--seconds", type=float, default=390, help="training time, including its start")
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--processes", type=int, default=8, help="that translate side by side")
+    parser.add_argument("--processes", type=int, default=8, help="parallel processes for translation")
     parser.add_argument("--no-score", action="store_true")
     chosen, options = parser.parse_known_args()
     if chosen.stage == "prepare":

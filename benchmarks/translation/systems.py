@@ -91,10 +91,10 @@ class Benchmark:
         parser.add_argument("--seconds", type=float, default=500)
         parser.add_argument("--parallel", type=int, default=16)
         parser.add_argument("--systems", nargs="+", choices=self.systems, default=list(self.systems))
-        parser.add_argument("--rates", nargs="+", type=float, help="of select: these alone")
-        parser.add_argument("--warmups", nargs="+", type=int, help="of select: these alone")
+        parser.add_argument("--rates", nargs="+", type=float, help="for select: only these")
+        parser.add_argument("--warmups", nargs="+", type=int, help="for select: only these")
         parser.add_argument(
-            "--selected", nargs="+", type=Path, default=[HERE / f"{self.name}-select.json"], help="of final: what select wrote"
+            "--selected", nargs="+", type=Path, default=[HERE / f"{self.name}-select.json"], help="for final: what select wrote"
         )
         chosen, others = parser.parse_known_args()
         selecting = chosen.stage == "select"

@@ -47,7 +47,7 @@ def main() -> None:
             train(runs / name, *options)
     chosen.out.mkdir(parents=True, exist_ok=True)
     found = {name: describe(runs / name) for name in SYSTEMS}
-    document = {"command": "python benchmarks/translation/warmup.py OUT", "hardware": "CPU, one core a run", "runs": found}
+    document = {"command": "python benchmarks/translation/warmup.py OUT", "hardware": "CPU, one core per run", "runs": found}
     (chosen.out / "warmup.json").write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -209,11 +209,11 @@ def report(results: Sequence[Result], tasks: Sequence[str], absent: Sequence[str
     seeds = len({result["seed"] for result in results})
     missing = [task for task in OF_THE_PAPER if task not in tasks]
     notes = [
-        f"Validation parts; {metrics}; {seeds} seeds: mean ± standard deviation of the best epochs, and the learning rate.",
-        "Epoch and learning rate are chosen on the same part." + (f" Not here: {', '.join(absent)}." if absent else ""),
+        f"Validation sets; {metrics}; {seeds} seeds: mean ± standard deviation of the best epochs, and the learning rate.",
+        "Epoch and learning rate are chosen on the same set." + (f" Not here: {', '.join(absent)}." if absent else ""),
     ]
     if missing:
-        notes.append(f"The average of the paper also has {', '.join(missing)}: it cannot be set beside this one.")
+        notes.append(f"The average of the paper also has {', '.join(missing)}: it cannot be compared with this one.")
     return "\n".join([table_of(results, tasks), "", *notes, ""])
 
 
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings, made = _settings(options), before["settings"]
     for name in FIXED:
         if made.get(name, settings[name]) != settings[name]:
-            raise SystemExit(f"{options.out} was made with {name} {made[name]}, and not {settings[name]}: give another --out")
+            raise SystemExit(f"{options.out} was made with {name} {made[name]}, not {settings[name]}: choose another --out")
     results = {_key(result): result for result in before["results"]}
     deadline = time.monotonic() + options.seconds
     for folder in options.runs:
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if (str(folder), task, lr, seed) in results:
                     continue
                 if time.monotonic() > deadline:
-                    _print_stderr("out of time: the same command goes on")
+                    _print_stderr("out of time: run the same command again to continue")
                     return
                 suite = suite or Suite(folder, options)
                 result = suite.fine_tune(task, lr, seed)
@@ -275,16 +275,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lrs", default="2e-5,5e-5,1e-4", help="learning rates [2e-5,5e-5,1e-4]")
     parser.add_argument("--seeds", default="1,2,3", help="[1,2,3]")
     parser.add_argument("--epochs", type=float, default=10, help="[10]")
-    parser.add_argument("--epochs-large", type=float, default=3, help=f"of sets with more than {LARGE:,} examples [3]")
-    parser.add_argument("--rows", type=int, default=32, help="examples of a batch [32]")
-    parser.add_argument("--length", type=int, default=128, help="most tokens of an example [128]")
+    parser.add_argument("--epochs-large", type=float, default=3, help=f"for sets with more than {LARGE:,} examples [3]")
+    parser.add_argument("--rows", type=int, default=32, help="examples per batch [32]")
+    parser.add_argument("--length", type=int, default=128, help="maximum number of tokens per example [128]")
     parser.add_argument("--weight-decay", type=float, default=0.1, help="[0.1]")
     parser.add_argument("--layer-decay", type=float, default=1.0, help="[1]")
     parser.add_argument("--pool", choices=("first", "mean"), default="first", help="[first]")
-    parser.add_argument("--dropout", type=float, help="in the place of the run's, and before the scores [the run's, 0.1]")
+    parser.add_argument("--dropout", type=float, help="also that of the head [the run's; head: 0.1]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="[auto]")
-    parser.add_argument("--threads", type=int, default=0, help="of the processor [torch's own choice]")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no fine-tuning after so long")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads [torch's default]")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no fine-tuning after this many seconds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/understanding/glue.json"), help="results, and FILE.md")
     return parser.parse_args(arguments)
 

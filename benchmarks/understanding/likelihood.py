@@ -128,14 +128,14 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Likelihoods beside lm-eval's Hugging Face backend.")
+    parser = argparse.ArgumentParser(description="Speed of likelihood scoring compared with lm-eval's Hugging Face backend.")
     parser.add_argument("questions", type=Path, help="hellaswag.val.jsonl, plain or compressed")
     parser.add_argument("results", type=Path)
     parser.add_argument("--shots", default="0,4")
-    parser.add_argument("--counts", default="100,100", help="questions, for each number of shots")
+    parser.add_argument("--counts", default="100,100", help="number of questions for each number of shots")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=16, help="of lm-eval's backend")
+    parser.add_argument("--batch", type=int, default=16, help="batch size of lm-eval's backend")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     examples = read_examples(SETS["hellaswag"], options.questions.parent)

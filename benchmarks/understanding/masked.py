@@ -80,8 +80,8 @@ def table(out: Path) -> str:
     rates = sorted({run["rate"] for run in runs})
     tried, long = (max(run["steps"] for run in document["runs"].values()) for document in (sweep, final))
     lines = [
-        f"Validation loss, nats a masked token, after {tried:,} steps by learning rate, and after {long:,} at the best one.",
-        f"Single tokens' frequencies alone: {unigram:.2f}. In brackets: not {LEARNED} below that.",
+        f"Validation loss, nats per masked token, after {tried:,} steps by learning rate, and after {long:,} at the best one.",
+        f"Unigram loss: {unigram:.2f}. In brackets: not {LEARNED} below that.",
         "",
         "| recipe | " + " | ".join(f"{rate:g}" for rate in rates) + f" | best, {long:,} steps | accuracy |",
         "|---" * (len(rates) + 3) + "|",

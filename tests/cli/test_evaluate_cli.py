@@ -76,7 +76,7 @@ def test_averages_into_and_out_of_the_shared_language(several: Path) -> None:
     assert rows["test up-en"][2] == f"{value['test up-en']:.2f}"
     assert rows["average xx-en"][2] == f"{found['averages']['xx-en']['bleu']:.2f}"
     assert rows["average xx-en"][3] == f"{found['averages']['xx-en']['chrf']:.2f}"
-    assert out.count("nrefs:1") == 3  # a signature stands once, not once a direction
+    assert out.count("nrefs:1") == 3  # a signature appears once, not once per direction
 
 
 def test_spbleu_of_every_direction_from_the_kept_translations(several: Path, config: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_runs_surface_has_its_loss_in_the_middle(trained: Run, capsys: pytest.
     assert found["loss"][1][1] == found["centre"] == pytest.approx(mean_loss(trained), rel=1e-6)
     assert len({value for row in found["loss"] for value in row}) == 9
     assert found["weights"] == [4]
-    assert found["unit"] == "nats a token"
+    assert found["unit"] == "nats per token"
     assert found == json.loads((trained.folder / "surface.json").read_text())
     assert (trained.folder / "surface.html").exists()
     other = surface(capsys, str(trained.folder), *QUICK, "--span", "0.5", "--seed", "1")
@@ -117,8 +117,8 @@ def test_a_configuration_of_any_task_has_a_surface(
     found = surface(capsys, "mine.toml", *QUICK, "--model.dim", "8")
     assert np.isfinite(np.array(found["loss"], dtype=float)).all()
     assert found["weights"] == [0]
-    units = {"classify": "nats an example", "masked_lm": "nats a masked token"}
-    assert found["unit"] == units.get(task, "nats a token")
+    units = {"classify": "nats per example", "masked_lm": "nats per masked token"}
+    assert found["unit"] == units.get(task, "nats per token")
     assert sorted(os.listdir("surfaces/mine")) == [f"surface.{end}" for end in ("html", "json", "png", "svg")]
 
 

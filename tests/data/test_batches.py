@@ -1,4 +1,4 @@
-"""Batches: every pair once an epoch, few fixed shapes, and a position that is restored exactly."""
+"""Batches: every pair once per epoch, few fixed shapes, and a position that is restored exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed documents: every token once an epoch, short documents whole, nothing mixed without segments."""
+"""Packed documents: every token once per epoch, short documents whole, nothing mixed without segments."""
 
 from __future__ import annotations
 

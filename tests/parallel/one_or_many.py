@@ -159,7 +159,7 @@ def check_start(processes: dist.ProcessGroup, recipe: str) -> None:
 
 
 def check_training(processes: dist.ProcessGroup, kind: Any) -> None:
-    """Five steps of Adam with clipping and loss-free balancing, two batches a step."""
+    """Five steps of Adam with clipping and loss-free balancing, two batches per step."""
     case = Case(kl.MoE(experts=4, capacity=1.0, loss_free=0.01, balance=0.1, z_loss=0.01))
     whole, shared = build(case), build(case)
     kl.shard_experts(shared, processes)

@@ -18,7 +18,7 @@ X = np.linspace(-1, 1, 5)
 
 def view(loss: np.ndarray, **more: object) -> SurfaceView:
     options = {"facts": [Fact("Loss", "1.5", "nats")], "values": {"centre": 1.5, "standard_error": math.nan}, **more}
-    return SurfaceView("<b>run</b>", "Loss surface", X, X, loss, "nats a token", ("first", "second"), **options)  # type: ignore[arg-type]
+    return SurfaceView("<b>run</b>", "Loss surface", X, X, loss, "nats per token", ("first", "second"), **options)  # type: ignore[arg-type]
 
 
 def bowl() -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Small runs for the tests of training: two layers a side, two hundred pairs or as many lines, a step in milliseconds."""
+"""Small runs for the tests of training: two layers per side, two hundred pairs or as many lines, a step in milliseconds."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_run_that_is_stopped_between_two_looks_finds_the_death_of_the_undistur
     sections = {"model": DYING["model"], "train": {**DYING["train"], "steps": 30, "layers_every": 5}}
     whole = trained(tmp_path / "whole", corpus, **sections)
     (death,) = deaths(whole)
-    for stopped in (death["step"] - 1, death["step"]):  # it knows the look before, and that the death was told
+    for stopped in (death["step"] - 1, death["step"]):  # it knows the check before, and that the death was reported
         broken = new_run_of("causal_lm", tmp_path / f"broken-{stopped}", corpus, **sections)
         with monkeypatch.context() as patch:
             stop_after(patch, stopped)

@@ -89,7 +89,7 @@ def test_every_recipe_is_compiled_once_and_recorded(recipe: str) -> None:
     found = losses(stepper, 12)
     assert found[-1] < found[0]
     assert stepper.recorder.recordings
-    # One form of a layer a side; of Mix-LN three: Post-LN, Pre-LN on a state that no kernel has normalised, and Pre-LN.
+    # One form of a layer per side; three for Mix-LN: Post-LN, Pre-LN on a state that no kernel has normalised, and Pre-LN.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (6 if recipe == "mix_ln" else 2)
 
 

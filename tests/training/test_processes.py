@@ -83,7 +83,7 @@ def assert_alike(found: Run, expected: Run) -> None:
 
 @pytest.fixture(scope="module", params=MODELS)
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[str, Run]:
-    """One process that reads four batches a step."""
+    """One process that reads four batches per step."""
     run = made(tmp_path_factory.mktemp("alone") / "run", corpus, request.param, accumulate=4)
     assert train(run, task_of(run)) == 0
     return request.param, run
@@ -233,7 +233,7 @@ def test_the_command_trains_scores_and_speaks_once(tmp_path: Path, corpus: Path,
     pool.run(shared_runs.type_train, 2, folder, cache, [str(tmp_path / "run.toml"), "--run", str(folder)], 0)
     first, others = printed(folder, 2)
     assert others == []
-    assert "2 processes, 2 batches a step" in first
+    assert "2 processes, 2 batches per step" in first
     assert first[-1].startswith("BLEU")
     assert {"scores.json", "report.html", "log.txt", "test.en-de.txt"} < {path.name for path in folder.iterdir()}
     run = Run.open(folder)

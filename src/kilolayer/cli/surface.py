@@ -257,8 +257,7 @@ def _unit(subject: Subject) -> str:
     from kilolayer.tasks import registry
 
     measure = "squared error" if list(getattr(subject.task, "classes", ["a class"])) == [] else "nats"
-    unit = registry.get(subject.config.task).unit
-    return f"{measure} {'an' if unit[0] in 'aeiou' else 'a'} {unit}"
+    return f"{measure} per {registry.get(subject.config.task).unit}"
 
 
 def _model_facts(subject: Subject, weights: str) -> list[Any]:

@@ -13,7 +13,7 @@ from kilolayer.training.guard import TOLERATED
 Kind = Literal["finished", "diverged", "dead", "no_progress", "unfinished", "failed", "waiting"]
 DIED: tuple[Kind, ...] = ("diverged", "dead", "no_progress")
 RISE = 0.5
-"""Nats above its lowest value at which a loss has diverged: more than batches differ, less than any learning is worth."""
+"""Nats above its lowest value at which a loss has diverged: more than batches differ, less than any learning gains."""
 ABOVE_START = 0.1
 """The same for a loss that is also above its starting value: a loss that never fell exceeds it by chance."""
 KNOWN = 0.05

@@ -66,7 +66,7 @@ class TextLoss:
         return {
             "bits_per_byte": TextScore("bits per byte", self.bits_per_byte, signature),
             "perplexity": TextScore("perplexity of a token", self.perplexity, signature),
-            "loss": TextScore("loss, nats a token", self.loss, signature),
+            "loss": TextScore("loss, nats per token", self.loss, signature),
         }
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ class MaskedLoss:
         return {
             "accuracy": TextScore("accuracy of masked tokens, %", self.accuracy, signature, digits=2),
             "perplexity": TextScore("perplexity of a masked token", self.perplexity, signature),
-            "loss": TextScore("loss, nats a masked token", self.loss, signature),
+            "loss": TextScore("loss, nats per masked token", self.loss, signature),
         }
 
     def __str__(self) -> str:

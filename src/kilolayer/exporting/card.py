@@ -112,6 +112,6 @@ def _notes(source: Source, name: str) -> list[str]:
     notes = ["", f"Kilolayer cuts a translation at {factor:g} x source length + {extra} tokens, as above."]
     if len(config.data.directions) > 1:
         tags = ", ".join(sorted({Direction.parse(each).target for each in config.data.directions}))
-        form = "`<2de>`, a token of its own," if name == "CTranslate2" else "`>>de<<`"
-        notes.append(f"The target language is said by {form} before the source; it knows {tags}.")
+        form = "`<2de>`, a separate token," if name == "CTranslate2" else "`>>de<<`"
+        notes.append(f"The target language is given by {form} before the source; the model knows {tags}.")
     return notes

@@ -16,8 +16,8 @@ MOST_NARROW = 1024
 """With more narrow tiles than this, there are at least two wide ones per multiprocessor; wide ones split numbers less often."""
 
 PART, FULL = 256, 320
-"""Where tiles are few, the inputs are cut into parts of at least this many until so many programs run, and a second kernel adds
-what the parts gave, in a fixed order."""
+"""With few tiles, the inputs are split into parts of at least PART until about FULL programs run, and a second kernel adds the
+results of the parts in a fixed order."""
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

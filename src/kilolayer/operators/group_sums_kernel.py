@@ -23,10 +23,10 @@ PARTS = 264
 """Number of parts: two per multiprocessor, for any number of rows."""
 ROWS = 8
 COLUMNS = 512
-"""Of the rows that a program sums up: its threads lie side by side along a row, each with columns of its own."""
+"""The layout of the rows that a program sums: its threads are arranged along a row, each with its own columns."""
 LINES = 16
 LINE_COLUMNS = 128
-"""Lines and columns that are added up at once: few groups have more lines than that, and many groups need many programs."""
+"""Lines and columns that are added at once: few groups have more lines than that, and many groups need many programs."""
 WARPS = 4
 
 

@@ -207,6 +207,6 @@ def _normalise_backward(
 
 @triton.jit
 def _rectified(product, shift):
-    """relu(product + shift), not rounded in between; what is not a number stays so."""
+    """relu(product + shift), not rounded in between; NaN stays NaN."""
     before = product.to(tl.float32) + shift
     return tl.where(before <= 0.0, 0.0, before)

@@ -28,7 +28,7 @@ Name = Literal[
     "best_tokens",
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
-"""Every kernel, or group of kernels, that can be left out alone; a recorded step cannot do without that of the update."""
+"""Every kernel, or group of kernels, that can be disabled; a recorded step always needs the update kernel."""
 
 _assumed: str | None = None
 _left_out: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ _left_out: tuple[str, ...] = ()
 
 @functools.cache
 def why_no_kernels() -> str | None:
-    """What is missing for Triton; None where nothing is."""
+    """What Triton lacks on this machine; None if nothing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not os.environ.get("CC") and not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
@@ -50,15 +50,15 @@ def runs_on(device: torch.device, name: Name) -> bool:
 
 
 def available_on(device: torch.device) -> bool:
-    """Whether kernels of our own run on this device at all."""
+    """Whether any of our kernels can run on this device."""
     return (device.type == "cuda" and _can_be_built()) or device.type == _assumed
 
 
 @contextmanager
 def assumed(device: str = "meta") -> Iterator[None]:
-    """Inside, tensors of this type of device stand for those of a GPU that runs the kernels.
+    """A context in which tensors on this type of device are treated as if on a GPU that runs the kernels.
 
-    Those without memory, as a plan needs it; those of the CPU run the operators' plain formulas, as tests need it.
+    Tensors on the meta device need no memory, for plans; those on the CPU run the operators' plain formulas, for tests.
     """
     global _assumed
     before, _assumed = _assumed, device
@@ -70,9 +70,9 @@ def assumed(device: str = "meta") -> Iterator[None]:
 
 @contextmanager
 def disabled(*names: str) -> Iterator[None]:
-    """Inside, the kernels of these names do not run, and what they compute is computed without them: for measurements.
+    """A context in which these kernels are replaced by plain operations, for measurements.
 
-    Code that is compiled inside is compiled without them, and again where it is called outside.
+    Code compiled inside does not use them, and is compiled again when it is called outside.
     """
     global _left_out
     for name in names:
@@ -90,8 +90,8 @@ def _can_be_built() -> bool:
 
 
 def assume_constant_when_compiled() -> None:
-    """A compiled layer asks too, and the compiler would otherwise follow the search through the machine.
+    """Keep the compiler from tracing the search for Triton and a C compiler, which compiled layers also call.
 
-    To be called before anything is compiled, and not earlier: it imports the compiler, which takes as long as torch itself.
+    Call it just before anything is compiled: it imports the compiler, which takes as long as torch itself.
     """
     torch.compiler.assume_constant_result(_can_be_built)

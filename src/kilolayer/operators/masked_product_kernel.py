@@ -66,7 +66,7 @@ def _multiply_and_mask(
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for step in range(0, dim, STEP):
         total = tl.dot(gradient.load([row, step]), weight.load([step, column]), total)
-    # Outside of the tensors zeros are read, and nothing is written.
+    # Outside the tensors, zeros are read and nothing is written.
     kept = hidden.load([row, column])
     total = tl.where(kept <= 0.0, 0.0, scale * total)
     passed.store([row, column], total.to(kept.dtype))

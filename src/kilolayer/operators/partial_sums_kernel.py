@@ -68,7 +68,7 @@ def _add_up(
 
 @triton.jit
 def write_total(vector, first_at, second_at, third_at, fourth_at, place, total, inside):
-    """Write to the tensor of one of up to four vectors; those that are not there are None."""
+    """Write to the tensor of one of up to four vectors; absent ones are None."""
     _write_if(vector == 0, first_at, place, total, inside)
     if second_at is not None:
         _write_if(vector == 1, second_at, place, total, inside)

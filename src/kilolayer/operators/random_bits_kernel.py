@@ -22,7 +22,7 @@ def is_kept(seed_at, position, threshold):
 
 @triton.jit
 def random_words(seed_at, position):
-    """uint32 of the shape of the positions, int64, from the seed that lies there, int64 too."""
+    """uint32 of the shape of the positions, int64, from the seed at that address, also int64."""
     seed = tl.load(seed_at)
     key, x = seed.to(tl.uint32), position.to(tl.uint32)
     y = (seed >> 32).to(tl.uint32) ^ (position >> 32).to(tl.uint32)

@@ -35,7 +35,7 @@ def _measure_rows(scores_at, labels_at, total_at, chosen_at, mean_at, WIDTH: tl.
     row = tl.program_id(0).to(tl.int64)
     scores_at += row * WIDTH
     column = tl.arange(0, COLUMNS)
-    # Every few scores keep a maximum of their own, so that the row is summed over threads once and not in every block.
+    # Every few scores have their own maximum, so that the row is summed over threads once and not in every block.
     highest = tl.full([COLUMNS // VECTOR], float("-inf"), dtype=tl.float32)
     powers = tl.zeros([COLUMNS // VECTOR], dtype=tl.float32)
     sums = tl.zeros([COLUMNS // VECTOR], dtype=tl.float32)

@@ -109,7 +109,7 @@ def _warps(queries: int, keys: int) -> int:
 
 @triton.jit
 def _weights(query, key, keys, queries, length, scale, rows, columns, CAUSAL: tl.constexpr):
-    """softmax of one head's scores: fp32 [QUERIES, KEYS]; 0 where a query may look nowhere."""
+    """softmax of one head's scores: fp32 [QUERIES, KEYS]; 0 where a query may attend to no key."""
     scores = tl.dot(query, tl.trans(key)) * scale
     if keys is not None:
         bias = tl.load(keys + columns, mask=columns < length, other=float("-inf")).to(tl.float32)
@@ -174,7 +174,7 @@ def _attend(
     if seed_at is None:
         weights = weights.to(value.dtype)
     else:
-        # Rounded first: so they take half the registers while others draw.
+        # Rounded first, so that they take half the registers while the random numbers are drawn.
         weights = (weights * kept_scale).to(value.dtype)
         kept = _is_kept(seed_at, threshold, batch * HEADS + head, queries, length, rows, columns)
         weights = tl.where(kept, weights, 0.0)
@@ -241,7 +241,7 @@ def _attend_backward(
             value_found += tl.dot(tl.trans(weights.to(value.dtype)), gradient)
             weights_found = tl.dot(gradient, tl.trans(value))
         else:
-            # Those that are dropped wait with a minus sign, which takes no register.
+            # Dropped weights are marked by a minus sign, which takes no register.
             head = batch * HEADS + key_head * GROUP + member
             weights = tl.where(_is_kept(seed_at, threshold, head, queries, length, rows, columns), weights, -weights)
             value_found += tl.dot(tl.trans((tl.maximum(weights, 0.0) * kept_scale).to(value.dtype)), gradient)

@@ -87,7 +87,7 @@ def _look(
     ENTRIES: tl.constexpr,
     NEW: tl.constexpr,
 ):
-    """One program is all hypotheses of a sentence under one key head; a line of its tiles is a hypothesis of a head."""
+    """One program computes all hypotheses of a sentence for one key head; a row of its tiles is one hypothesis of one head."""
     row, shared = (tl.program_id(0) // KEY_HEADS).to(tl.int64), tl.program_id(0) % KEY_HEADS
     lines, columns, depth = tl.arange(0, QUERIES), tl.arange(0, ENTRIES), tl.arange(0, HEAD_DIM)
     head, hypothesis, used = shared * GROUP + lines // WIDTH, lines % WIDTH, lines < GROUP * WIDTH
@@ -97,7 +97,7 @@ def _look(
     values_at += (row * KEY_HEADS + shared) * entries * HEAD_DIM
     seen_at += row * seen_row
     if NEW:
-        # Of the entries of this step a hypothesis sees its own, and the softmax begins with it.
+        # Of the entries of this step, a hypothesis attends only to its own, with which the softmax begins.
         past = tl.load(past_at).to(tl.int32)
         place = new_key_at + row * key_row + shared * key_head + hypothesis[:, None] * key_step + depth[None, :]
         new_key = tl.load(place, mask=used[:, None], other=0.0)

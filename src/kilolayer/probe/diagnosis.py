@@ -84,7 +84,7 @@ class Measurements:
     changes: tuple[Change, ...] = ()
     deaths: tuple[Death, ...] = ()
     source_gain: float | None = None
-    """Of the run's last validation, if the run is past half of its steps: what the right source is worth, in nats per token."""
+    """How much the right source lowers the loss, in nats per token: of the last validation of a run past half of its steps."""
 
     def table(self) -> dict[str, Any]:
         """The measurements as JSON values; numbers that are not finite become None."""

@@ -60,7 +60,7 @@ class ColourScale:
         return axes.imshow(self.shades(image), **shown, **cells, **options)
 
     def add_bar(self, figure: Figure, images: Sequence[AxesImage], axes: Sequence[Axes], label: str) -> None:
-        """The legend of the colours beside `axes`, with plain numbers; it tells where something drawn lies below the scale."""
+        """The legend of the colours beside `axes`, with plain numbers; an arrow shows that some values are below the scale."""
         below = any((np.ma.filled(np.ma.asarray(image.get_array()), math.nan) < self.low).any() for image in images)
         bar = figure.colorbar(images[-1], ax=list(axes), label=label, extend="min" if below else "neither")
         bar.locator = MaxNLocator(5, integer=self.is_log and self.high - self.low > 2)

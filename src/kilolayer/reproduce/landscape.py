@@ -43,7 +43,7 @@ def picture(name: str, stored: Stored, title: str) -> Panel:
         loss,
         x_label="first direction",
         y_label="second direction",
-        scale_label="loss, nats a token",
+        scale_label="loss, nats per token",
         description=title,
         path=path,
     )

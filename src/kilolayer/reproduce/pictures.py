@@ -39,7 +39,7 @@ def curves(runs: Mapping[str, Run], key: str, title: str) -> Panel:
         Series(name, [step for step, _ in run[key]], [math.nan if loss is None else loss for _, loss in run[key]])
         for name, run in runs.items()
     ]
-    svg = line_plot(_id(title), series, x_label="step", y_label="loss, nats a token", description=title)
+    svg = line_plot(_id(title), series, x_label="step", y_label="loss, nats per token", description=title)
     return Panel(svg, title)
 
 

@@ -252,7 +252,7 @@ def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work
 
     with kernels.assumed(), AsCompiled():
         _, view = stack.prepare_inputs(inputs, memory, None)
-        # Layers of a kind are alike: what this one reads was prepared as it prepares what the next one reads.
+        # Layers of the same kind are alike: the layer before this one prepares its input as this one does for the next.
         following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
         if isinstance(stack.stream, Latest):
             state = first_state(block, x, stack.product_dtype, following)

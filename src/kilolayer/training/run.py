@@ -183,7 +183,7 @@ def in_steps(config: RunConfig, task: Task, processes: int = 1) -> RunConfig:
 def resolved(config: RunConfig) -> RunConfig:
     """The configuration with every "auto" and every fraction resolved; its epochs have already been converted to steps."""
     train = config.train
-    assert train.epochs is None, "in_steps tells epochs in steps"
+    assert train.epochs is None, "in_steps converts epochs to steps"
     train = train.in_steps(0)
     return replace(config, train=replace(train, precision=choose_precision(train), layers_every=train.layers_distance))
 

@@ -45,7 +45,7 @@ class Examples:
         alike = Counter(question.contexts for question in self.solved.questions)
         most = max(alike[question.contexts] for question in self.asked.questions[:limit])
         if shots > len(self.solved.questions) - most:
-            what = f"{self.set.name} has {len(self.solved.questions) - most} examples beside a question, and not {shots}"
+            what = f"{self.set.name} has {len(self.solved.questions) - most} examples besides the question, fewer than {shots}"
             raise OptionError(what, where="--shots", fix="ask for fewer shots, or give a larger file of examples")
 
     def prompt(self, number: int, shots: int, seed: int) -> Question:

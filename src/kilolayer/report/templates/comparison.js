@@ -48,7 +48,7 @@
 
   // --- Reading off ---
 
-  function told(place, point) {
+  function labelLines(place, point) {
     // Run, step, value, outcome.
     const run = data.runs[place], curve = curves()[place], smooth = +controls.smooth.value ? " (smoothed)" : "";
     const value = `${data.metrics[controls.metric.value]}${smooth} ${show(curve.values[point])}`;
@@ -61,13 +61,13 @@
     reading.replaceChildren();
     if (marked) rows[marked.run].classList.add("read");
     if (marked && marked.place !== null) {
-      const [name, value, outcome] = told(marked.run, marked.place);
+      const [name, value, outcome] = labelLines(marked.run, marked.place);
       reading.append(swatch(look(marked.run)), " ", element("b", name), ` ${value}, ${outcome}`);
     }
   }
 
   const plot = makePlot(chart, {
-    curves, isOn, look, told, order, onMark, xLabel: "step",
+    curves, isOn, look, labelLines, order, onMark, xLabel: "step",
     isFatal: (run) => data.runs[run].fatal,
     logX: () => controls.logX.checked,
     logY: () => controls.logY.checked,

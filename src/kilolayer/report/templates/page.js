@@ -15,7 +15,7 @@
       return scaled;
     }
 
-    function told(place, point) {
+    function labelLines(place, point) {
       const curve = curves()[place];
       const value = `${chart.x_label} ${show(curve.steps[point], 12)}: ${show(curve.values[point])}`;
       return chart.curves.length > 1 ? [chart.curves[place].name, value] : [value];
@@ -25,7 +25,7 @@
     host.setAttribute("role", "application");
     host.setAttribute("aria-label", chart.about);
     const plot = makePlot(host, {
-      curves, told,
+      curves, labelLines,
       isOn: (place) => !off.has(place),
       look: (place) => chart.curves[place],
       isFatal: (place) => chart.curves[place].fatal,

@@ -102,7 +102,7 @@ function ticks(low, high, count, isLog) {
 
 // --- One chart ---
 
-// source: curves(), of each {x, y, steps, values}; isOn(curve), look(curve), isFatal(curve), told(curve, place): lines of text;
+// source: curves(), of each {x, y, steps, values}; isOn(curve), look(curve), isFatal(curve), labelLines(curve, place);
 // logX(), logY(); xLabel; order: of drawing; height(width); ends: of x, where they do not follow from the curves; fromZero;
 // needsFocus: whether the wheel turns the page until the chart is chosen; onMark(mark); onZoom(view, or null for all of it).
 function makePlot(chart, source) {
@@ -270,7 +270,7 @@ function makePlot(chart, source) {
         const curve = source.curves()[marked.run];
         pen.fillStyle = ink("ink");
         dot(pen, curve.x[marked.place], curve.y[marked.place], 4.5);
-        label(pen, toPixelX(curve.x[marked.place]), toPixelY(curve.y[marked.place]), source.told(marked.run, marked.place));
+        label(pen, toPixelX(curve.x[marked.place]), toPixelY(curve.y[marked.place]), source.labelLines(marked.run, marked.place));
       }
     }
     if (dragged && dragged.box) {
@@ -434,7 +434,7 @@ function makePlot(chart, source) {
   chart.addEventListener("wheel", (event) => {
     const { px, py } = inside(event);
     if (source.needsFocus && document.activeElement !== chart && !event.ctrlKey) return;
-    // Where there is nothing left to zoom out to, the page goes on.
+    // Where there is nothing left to zoom out to, the page scrolls.
     const turned = Math.min(Math.max(event.deltaY, -120), 120);
     if (view && zoom(Math.exp(0.0022 * turned), px, py)) event.preventDefault();
   }, { passive: false });
