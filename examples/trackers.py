@@ -63,7 +63,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def values(scores: Mapping[str, Any]) -> dict[str, float]:
-    """The scores of each test part: test/bleu."""
+    """The scores of each test set: test/bleu."""
     tests = {part: table for part, table in scores.items() if part.startswith("test") and isinstance(table, dict)}
     return {f"{part}/{name}": each["value"] for part, table in tests.items() for name, each in table.items() if "value" in each}
 

@@ -120,7 +120,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class TextParts:
-    """All text of a run: its training, validation and test parts."""
+    """All text of a run: its training, validation and test sets."""
 
     train: TextPart
     valid: TextPart | None

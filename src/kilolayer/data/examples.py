@@ -161,7 +161,7 @@ def find_examples(config: ExamplesConfig) -> ExampleParts:
 
 
 def read_test(path: Path, config: ExamplesConfig) -> ExampleFile:
-    """Read another file of labelled examples, in the columns of the run's validation part. The run's classes must be known."""
+    """Read another file of labelled examples, in the columns of the run's validation set. The run's classes must be known."""
     broken = config.glue is not None and LAYOUTS[config.glue].broken
     part = read_example_file(path, config.columns("valid"), config.layout_kind, unlabelled=False, broken=broken)
     if config.layout_kind == "class":

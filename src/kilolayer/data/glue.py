@@ -34,7 +34,7 @@ class Layout:
     metrics: tuple[str, ...] = ("accuracy",)
     kind: Kind = "class"
     test: Columns | None = None
-    """Columns of the test part, if they differ."""
+    """Columns of the test set, if they differ."""
     files: Mapping[Part, str] = field(default_factory=lambda: {"train": "train", "valid": "dev", "test": "test"})
     title: str = ""
     """The name in file names, if it differs from the task's."""
@@ -69,7 +69,7 @@ def find_glue(name: GlueName, folder: Path) -> dict[Part, Path]:
     """The files of a task: FOLDER/CoLA/train.tsv as GLUE distributes them, FOLDER/train.tsv, or FOLDER/CoLA.train.tsv; also
     .gz, .xz.
 
-    The training and validation parts must exist; the test part may be absent.
+    The training and validation sets must exist; the test set may be absent.
     """
     layout = LAYOUTS[name]
     title = layout.title or name

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @register
 class Figure2(Reproduction):
-    """Training perplexity of 60L-12L by both starts, and validation perplexity of Admin at all depths."""
+    """Training perplexity of 60L-12L with both initialisations, and validation perplexity of Admin at all depths."""
 
     name = "admin-figure2"
     claim = (
-        "60L-12L with the default start does not learn, Admin does; and deeper Admin models reach lower validation perplexity."
+        "60L-12L does not learn with the default initialisation, but does with Admin; deeper Admin models reach lower "
+        "validation perplexity."
     )
     setting = "The runs of admin-table3, and Post-LN at 6L-6L and 60L-12L: English to French, dim 128, 2,000 steps, one seed."
     rule = (

@@ -1,4 +1,4 @@
-"""Very Deep Transformers, Table 1: the default start and Admin, shallow and deep."""
+"""Very Deep Transformers, Table 1: the default initialisation and Admin, shallow and deep."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @register
 class Table1(Reproduction):
-    """6L-6L and 60L-12L by both starts: TER and BLEU."""
+    """6L-6L and 60L-12L with both initialisations: TER and BLEU."""
 
     name = "admin-table1"
-    claim = "60L-12L diverges with the default start; with Admin it is 2.5 BLEU above 6L-6L, and better in TER too."
+    claim = "60L-12L diverges with the default initialisation; with Admin it is 2.5 BLEU above 6L-6L, and better in TER too."
     setting = (
         "English to French, Tatoeba for WMT-14, dim 128, 2,000 steps, one seed; the runs of admin-table3 and admin-figure2. "
         "METEOR is left out: its program and its tables are not ours to install."

@@ -30,7 +30,7 @@ class Table6(Reproduction):
     claim = "Post-LN diverges at the learning rate 1e-3, DeepNet (Sub-LN) does not, and is 0.7 points better on GLUE."
     setting = (
         "Masked language models of books, 12 layers, dim 128, 2,000 steps of 4,096 tokens, learning rates 5e-4 and 1e-3; then "
-        "CoLA, SST-2, MRPC, STS-B and RTE, three epochs at 1e-4, three seeds (the training parts of MNLI, QNLI and QQP are not "
+        "CoLA, SST-2, MRPC, STS-B and RTE, three epochs at 1e-4, three seeds (the training sets of MNLI, QNLI and QQP are not "
         "here). Each recipe takes the larger rate that it survives. The paper's DeepNet is Sub-LN here."
     )
     rule = (
@@ -126,7 +126,7 @@ class Table6(Reproduction):
             + [""] * (len(tasks) + 1)
             for run in found["runs"]
         ]
-        return Table(["validation parts, percent", *tasks, "mean"], rows)
+        return Table(["validation sets, percent", *tasks, "mean"], rows)
 
 
 def _mean(scores: dict[str, list[float]]) -> tuple[float, float] | None:

@@ -90,7 +90,7 @@ def hypotheses_path(folder: Path, part: ScoredPart) -> Path:
 
 
 def _error_analysis(results: list[TestResult], train: Sequence[ParallelText]) -> dict[str, Any]:
-    """Buckets of words by training frequency and of sentences by length: a list, or a list per test part if there are several.
+    """Buckets of words by training frequency and of sentences by length: a list, or a list per test set if there are several.
 
     Without training text there are no frequencies.
     """
