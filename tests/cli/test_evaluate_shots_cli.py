@@ -122,7 +122,7 @@ def test_the_folder_of_the_data_is_known(run: Path, examples: Path, monkeypatch:
         (["--tasks", "hellaswg"], "unknown question set 'hellaswg'; did you mean 'hellaswag'?"),
         (["--tasks", ""], "unknown question set ''"),
         (["--tasks", "piqa,copa"], "there are no questions for copa"),
-        (["--tasks", "piqa", "--shots", "6"], "piqa has 5 examples beside a question, and not 6"),
+        (["--tasks", "piqa", "--shots", "6"], "piqa has 5 examples besides the question, fewer than 6"),
         (["--tasks", "piqa", "--shots", "0,x"], "'x' is not a valid number of shots"),
         (["--tasks", "piqa", "--shots", "-1"], "'-1' is not a valid number of shots"),
         (["--tasks", "piqa", "--shots", "9999"], "'9999' is not a valid number of shots"),

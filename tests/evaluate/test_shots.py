@@ -170,7 +170,7 @@ def test_a_schemas_twin_is_no_example(tmp_path: Path) -> None:
         for seed in range(5):
             context = examples.prompt(number, 6, seed).contexts[0]
             assert context.count(f"The {number // 2} refused") == 1
-    with pytest.raises(OptionError, match="winograd_wsc273 has 6 examples beside a question, and not 7"):
+    with pytest.raises(OptionError, match="winograd_wsc273 has 6 examples besides the question, fewer than 7"):
         examples.check(7)
 
 
@@ -184,7 +184,7 @@ def test_examples_come_from_the_training_part_where_there_is_one(tmp_path: Path)
     signature = examples.signature(3, 7)
     assert "|from:train|seed:7" in signature
     assert "from" not in examples.signature(0, 7)
-    with pytest.raises(OptionError, match="has 3 examples beside a question, and not 4"):
+    with pytest.raises(OptionError, match="has 3 examples besides the question, fewer than 4"):
         examples.check(4)
 
 

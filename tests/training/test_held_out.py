@@ -1,4 +1,4 @@
-"""A run goes on with the validation part that it has; a test part that has changed is told."""
+"""A resumed run must have the same validation set; a test set that has changed is reported."""
 
 from __future__ import annotations
 
