@@ -1,5 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# Without --no-compile pip compiles 13,000 modules, most of which are never imported, for over a minute.
+INSTALL := $(BIN)/pip install --quiet --no-compile --editable
 
 .PHONY: quickstart test test-all lint docs clean
 
@@ -22,19 +24,22 @@ docs: .venv/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the documentation: site/index.html"
 
-.venv/ready: pyproject.toml
+# venv writes it last, after pip.
+.venv/bin/activate:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Kilolayer needs Python 3.11 or newer; make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable .
+
+.venv/ready: pyproject.toml | .venv/bin/activate
+	$(INSTALL) .
 	touch $@
 
-.venv/ready-dev: .venv/ready
-	$(BIN)/pip install --quiet --editable '.[dev]'
-	touch $@
+.venv/ready-dev: pyproject.toml | .venv/bin/activate
+	$(INSTALL) '.[dev]'
+	touch .venv/ready $@
 
-.venv/ready-docs: .venv/ready
-	$(BIN)/pip install --quiet --editable '.[docs]'
-	touch $@
+.venv/ready-docs: pyproject.toml | .venv/bin/activate
+	$(INSTALL) '.[docs]'
+	touch .venv/ready $@
 
 clean:
 	rm -rf .venv site

@@ -68,6 +68,16 @@ def test_nothing_finite_is_no_plot(y: list[float]) -> None:
     assert layers_by_step_plot("none", [], {}, scale_label="", description="") is None
 
 
+@pytest.mark.parametrize("y", [[3.0, 2.0, 2.5, math.nan, math.nan], [2.0, 2.0, 2.0, 2.0, 2.0]])
+def test_a_logarithmic_x_has_equal_steps_between_doublings_and_a_place_for_gaps(y: list[float]) -> None:
+    root = ElementTree.fromstring(lines("doublings", Series("a", [0.25, 0.5, 1, 2, 4], y), log_x=True))
+    ticks = [group for group in root.iter("g") if "xtick" in group.get("id", "")]
+    assert ["".join(tick.itertext()).strip() for tick in ticks] == ["0.25", "0.5", "1", "2", "4"]
+    places = [float(mark.get("x", "nan")) for tick in ticks for mark in tick.iter("use")]
+    assert len(places) == 5
+    assert np.diff(places) == pytest.approx((places[4] - places[0]) / 4, rel=1e-3)
+
+
 @pytest.mark.parametrize("y", [[1e-9], [0.0, 1.0], [-1.0, 1.0], [2.0, 2.0], [1.0, math.nan, 1e30], [1e-3, 1e3]])
 def test_a_logarithmic_axis_is_taken_only_where_it_can_be(y: list[float]) -> None:
     assert lines("log", Series("a", range(len(y)), y), log=True).startswith("<svg")

@@ -17,8 +17,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from kilolayer.report.numbers import show_number
 from kilolayer.terminal import printable
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
@@ -41,6 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 LEGEND: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "handlelength": 1.4}  # above the plot
 POINTS = 400  # maximum number of points of a line
+TICKS = 8  # maximum number of ticks that are at the values themselves
 DOTS_PER_INCH = 100  # of images inside a plot: six images of a thousand layers each take less than 2 MB
 LABEL = 24  # maximum number of characters of a label: a longer one would leave no room for the plot
 
@@ -83,6 +85,18 @@ def logarithmic(axes: Axes, values: np.ndarray) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def ticks_at_values(axes: Axes, x: np.ndarray, *, log: bool) -> None:
+    """Put the ticks of the x axis at the values of x if they are few. log: make it logarithmic if all are positive."""
+    if log and (x > 0).all():
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    values = np.unique(x)
+    if len(values) <= TICKS:
+        axes.xaxis.set_major_locator(FixedLocator(list(values)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_number(value)))
 
 
 def shades(count: int, lightest: float = 0.85) -> list[str]:

@@ -9,13 +9,19 @@ from dataclasses import dataclass
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from kilolayer.report.figure import LEGEND, MARKERS, PALETTE, STYLE, Series, logarithmic, new_axes, shortened, to_svg
-from kilolayer.report.numbers import show_number
-
-TICKS = 8
+from kilolayer.report.figure import (
+    LEGEND,
+    MARKERS,
+    PALETTE,
+    STYLE,
+    Series,
+    logarithmic,
+    new_axes,
+    shortened,
+    ticks_at_values,
+    to_svg,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def fit_plot(
         every_x, every_y = np.concatenate([x for _, x, _, _ in drawn]), np.concatenate([y for _, _, y, _ in drawn])
         if log_y and (every_y > 0).all():
             logarithmic(axes, every_y)
-        _lay_out_x(axes, np.unique(every_x), log=log_x and bool((every_x > 0).all()))
+        ticks_at_values(axes, every_x, log=log_x)
         if len({*colours, *(fit.name for fit in fits)}) > 1:
             axes.legend(ncols=min(len(axes.get_legend_handles_labels()[1]), 3), **LEGEND)
         return to_svg(figure, name, description)
@@ -79,14 +85,3 @@ def _finite(points: Measured) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     errors = np.array(points.errors if len(points.errors) else [math.nan] * len(x), dtype=float)
     kept = np.isfinite(x) & np.isfinite(y)
     return x[kept], y[kept], np.where(np.isfinite(errors), np.abs(errors), math.nan)[kept]
-
-
-def _lay_out_x(axes: Axes, places: np.ndarray, *, log: bool) -> None:
-    """Set the scale and the ticks of the x axis. places: the distinct x in increasing order."""
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    if len(places) <= TICKS:
-        axes.xaxis.set_major_locator(FixedLocator(list(places)))
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_number(value)))

@@ -21,6 +21,7 @@ from kilolayer.report.figure import (
     shades,
     shortened,
     thinned,
+    ticks_at_values,
     to_svg,
 )
 
@@ -33,6 +34,7 @@ def line_plot(
     y_label: str,
     description: str,
     log: bool = False,
+    log_x: bool = False,
     from_zero: bool = False,
     ordered: bool = False,
     whole: bool = True,
@@ -41,6 +43,7 @@ def line_plot(
     """Draw lines over x as SVG; None if no series has a finite value.
 
     name: unique on the page. log: use a logarithmic y axis if all values allow it. from_zero: start the y axis at 0.
+    log_x: use a logarithmic x axis, with ticks at the values of x if they are few, including those where y has gaps.
     whole: put the ticks of x at whole numbers, for steps and layers.
     ordered: the series are one quantity at increasing times, coloured from dark to light instead of in distinct colours.
     ends: the smallest and the largest x, for plots that share an x axis.
@@ -64,7 +67,13 @@ def line_plot(
         if ends is not None and ends[1] > ends[0]:
             wide = ends[1] - ends[0]
             axes.set_xlim(ends[0] - 0.01 * wide, ends[1] + 0.01 * wide)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
+        if log_x:
+            every_x = np.concatenate([x for _, x, _ in drawn])
+            ticks_at_values(axes, every_x, log=True)
+            axes.update_datalim([(x, finite.min()) for x in every_x])  # gaps at the ends are part of the axis
+            axes.autoscale_view()
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
         if len(drawn) > 1:
             axes.legend(ncols=min(len(drawn), 3), **LEGEND)
         return to_svg(figure, name, description)

@@ -69,7 +69,9 @@ class Figure9(Reproduction):
         points = {
             option: [(factor, cell.loss) for factor, cell in _by_factor(found[option], option).items()] for option in SCALES
         }
-        return [lines(points, "Validation loss by factor", "factor on alpha or beta", "validation loss")]
+        note = "Settings that did not live to the end leave a gap."
+        title = "Validation loss by factor"
+        return [lines(points, title, "factor on alpha or beta", "validation loss", log_x=True, note=note)]
 
 
 def _by_factor(runs: list[Run], option: str) -> dict[float, Cell]:

@@ -20,7 +20,7 @@ def by_column(runs: Sequence[Run], row: str, column: str, label: str, title: str
     series = [
         Series(str(name), [float(at) for at in cells], [cell.loss for cell in cells.values()]) for name, cells in grid.items()
     ]
-    svg = line_plot(_id(title), series, x_label=label, y_label="validation loss", description=title)
+    svg = line_plot(_id(title), series, x_label=label, y_label="validation loss", description=title, log_x=True)
     return Panel(svg, title, "Runs that did not live to the end leave a gap.")
 
 
@@ -44,12 +44,18 @@ def curves(runs: Mapping[str, Run], key: str, title: str) -> Panel:
 
 
 def lines(
-    values: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str, log: bool = False
+    values: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    log: bool = False,
+    log_x: bool = False,
+    note: str = "",
 ) -> Panel:
-    """A plot of named lines."""
+    """A plot of named lines. log, log_x: use logarithmic axes. note: a sentence below the plot."""
     series = [Series(name, [x for x, _ in points], [y for _, y in points]) for name, points in values.items()]
-    svg = line_plot(_id(title), series, x_label=x_label, y_label=y_label, description=title, log=log)
-    return Panel(svg, title)
+    svg = line_plot(_id(title), series, x_label=x_label, y_label=y_label, description=title, log=log, log_x=log_x)
+    return Panel(svg, title, note)
 
 
 def depth_law(points: Sequence[tuple[float, float]], title: str, y_label: str) -> Panel:
