@@ -293,7 +293,9 @@ class Comparison:
         except KilolayerError as error:
             raise error.at(f"in the run {member.name} of {self.folder}") from None
         own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
-        values = flat_options(config.table()) | own
+        depths = {name: getattr(config.model, name.rpartition(".")[2]) for name in DEPTHS}
+        typed = {name: "none" if depth is None else depth for name, depth in depths.items()}
+        values = flat_options(config.table()) | typed | own
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
 
 
