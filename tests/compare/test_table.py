@@ -169,6 +169,27 @@ def test_no_setting_is_shown_as_the_best_of_a_cell_in_which_all_died(
     assert "post_ln 18L" not in chosen
 
 
+def test_a_run_added_without_an_option_is_shown_at_the_value_of_its_configuration(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "base.toml").write_text(dump(table(corpus)))  # its rate is 0.01, its recipe the default
+    made = Comparison.make(tmp_path / "made", tmp_path / "base.toml", settings=[{"model.recipe": "post_ln"}])
+    made.add([{"model.recipe": "pre_ln", "train.lr": 0.02}, {"train.lr": 0.03}])
+    for member, (valid, test) in zip(made.members, ((3.0, 10.0), (2.9, 11.0), (2.0, 12.0)), strict=True):
+        write_run(member.folder, dump(made.table_of(member)), GOOD, test, valid)
+    found = tabulate(Comparison.open(made.folder))
+    assert found.header(found.measures[0]) == ["recipe", "lr 0.01", "lr 0.02", "lr 0.03"]
+    assert found.lines(found.measures[0]) == [
+        ["post_ln", "10.0", "", ""],
+        ["pre_ln", "", "11.0", ""],
+        ["deepnorm", "", "", "12.0"],
+    ]
+    best = found.best()
+    assert best is not None
+    assert found.title_of(best) == "deepnorm lr 0.03"
+    write_documents(made)
+    document = json.loads((made.folder / "comparison.json").read_text())
+    assert document["axes"] == {"model.recipe": ["post_ln", "pre_ln", "deepnorm"], "train.lr": [0.01, 0.02, 0.03]}
+
+
 def test_runs_that_wait_or_are_under_way_are_no_deaths(comparison: Comparison) -> None:
     comparison.add([{"model.recipe": "sub_ln", "layers": 6, "train.lr": 1e-3, "train.seed": 1}])
     cell = tabulate(comparison).cell("sub_ln", 6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -243,9 +244,13 @@ class Comparison:
         return self.folder / "logs" / f"{member.name}.txt"
 
     def results(self) -> list[Result]:
-        """The current results of all runs, in the order in which they were added."""
-        failures = self.failures()
-        return [result_of(member, failures.get(member.name)) for member in self.members]
+        """The current results of all runs, in the order in which they were added.
+
+        Each has a value for every option that varies: that of the run's configuration if the run was added without one.
+        """
+        failures, names = self.failures(), [axis.name for axis in self.axes]
+        completed = [Member(each.name, self._completed(each, names), each.folder) for each in self.members]
+        return [result_of(member, failures.get(member.name)) for member in completed]
 
     def result_of(self, member: Member) -> Result:
         """The current result of one run."""
@@ -285,6 +290,15 @@ class Comparison:
         runs = [{"name": member.name, "options": member.options} for member in self.members]
         table = {"started_in": str(self.started_in), "named": self.named, "runs": runs}
         write(self.folder / "comparison.toml", configuration.dump(table))
+
+    def _completed(self, member: Member, names: Sequence[str]) -> Setting:
+        """The run's options, with a value for each of `names`; "none" if its configuration has none, or cannot be read."""
+        missing = [name for name in names if name not in member.options]
+        present: Setting = {}
+        if missing:
+            with suppress(KilolayerError):  # the run that this one started from may be gone
+                present = self._present(member, missing)
+        return {**member.options, **dict.fromkeys(missing, "none"), **present}
 
     def _present(self, member: Member, names: Sequence[str]) -> Setting:
         """The values of options that do not vary in a run; one that the run's recipe does not have is left out."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from kilolayer.compare.choice import by_setting, rank
 from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, same, shown_value
+from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, axes_of, same, shown_value
 from kilolayer.compare.measure import Measure, measures_of
 from kilolayer.compare.result import Result
 from kilolayer.training.source_use import unread_source
@@ -146,7 +146,7 @@ class ComparisonTable:
 def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) -> ComparisonTable:
     """The table of a comparison in its current state."""
     results = comparison.results() if results is None else results
-    axes = [axis for axis in comparison.axes if axis.name != SEED]
+    axes = [axis for axis in axes_of(result.options for result in results) if axis.name != SEED]
     rows, columns = _main(axes)
     others = [axis for axis in axes if axis not in (rows, columns)]
     headline = None if comparison.task is None else comparison.task.headline
