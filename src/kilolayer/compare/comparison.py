@@ -170,6 +170,7 @@ class Comparison:
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
         """A comparison of existing runs, by the options in which they differ; recipe, depth and seed are always included."""
         places = list(dict.fromkeys(map(resolve, folders)))
+        configs = [read_record(place).config for place in places]  # raises if one is not a run
         if len(places) < 2:
             where = str(places[0]) if places else ""
             raise OptionError(
@@ -180,7 +181,7 @@ class Comparison:
         if out is not None and kind_of(out / "comparison.toml") is not None:
             raise OptionError("the folder already holds a comparison", where=str(out), fix="choose another: --out FOLDER")
         members: list[Member] = []
-        for place, options in zip(places, differing_options([read_record(place).config for place in places]), strict=True):
+        for place, options in zip(places, differing_options(configs), strict=True):
             members.append(Member(_unused(place.name, members), options, place))
         if any(same(a.options, b.options) for a in members for b in members if a is not b):
             members = [Member(each.name, {"run": each.name, **each.options}, each.folder) for each in members]
