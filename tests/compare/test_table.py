@@ -276,13 +276,13 @@ def test_no_task_is_better_than_another(tmp_path: Path) -> None:
     assert found.best() is None
 
 
-def write_classifier(folder: Path, metric: str, value: float, loss: float, seed: int) -> None:
+def write_classifier(folder: Path, metric: str, value: float, loss: float, seed: int, part: str = "test") -> None:
     config = f'task = "classify"\n[model]\nrecipe = "pre_ln"\n[examples]\nmetric = "{metric}"\n[train]\nseed = {seed}\n'
     write_run(folder, config, GOOD, None, loss)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "valid", "step": 9, "loss": loss, "metric": value}) + "\n")
     score = {"name": metric, "value": value, "signature": "none"}
-    (folder / "scores.json").write_text(json.dumps({"test": {"metric": score}}))
+    (folder / "scores.json").write_text(json.dumps({part: {"metric": score}}))
 
 
 def test_a_metric_that_was_chosen_is_told_by_its_name(tmp_path: Path) -> None:
@@ -291,6 +291,14 @@ def test_a_metric_that_was_chosen_is_told_by_its_name(tmp_path: Path) -> None:
     found = tabulate(Comparison.of_runs([tmp_path / "1", tmp_path / "2"]))
     titles = ["Matthews correlation, test", "Matthews correlation, validation", "validation loss"]
     assert [measure.title for measure in found.measures] == titles
+    assert found.cells[0].text(found.measures[0]) == f"{mean([60, 70]):.2f} ± {stdev([60, 70]):.2f}"
+
+
+def test_scores_of_the_validation_set_are_not_those_of_a_test(tmp_path: Path) -> None:
+    for seed, value in ((1, 60.0), (2, 70.0)):  # as for GLUE, whose test sets have no labels
+        write_classifier(tmp_path / str(seed), "Matthews correlation", value, 0.5, seed, part="validation")
+    found = tabulate(Comparison.of_runs([tmp_path / "1", tmp_path / "2"]))
+    assert [measure.title for measure in found.measures] == ["Matthews correlation, validation", "validation loss"]
     assert found.cells[0].text(found.measures[0]) == f"{mean([60, 70]):.2f} ± {stdev([60, 70]):.2f}"
 
 
