@@ -247,6 +247,7 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
         ({"train.seed": []}, {}, "train.seed has no values"),
         (None, {}, "axes is None"),
         ({"train.seed": [1]}, {"parallel": -1}, "parallel is -1"),
+        ({"train.seed": [1]}, {"parallel": 1.5}, "parallel is 1.5"),
         ({"train.seed": [1]}, {"seconds": 0}, "seconds is 0"),
         ({"train.seed": [1]}, {"options": "train.lr"}, "options is 'train.lr'"),
         ({"train.lr": [1e-3, 2e-3]}, {"options": {"train.lr": 1}}, "train.lr is both"),

@@ -14,7 +14,7 @@ from small_runs import SMALL, table, write_corpus
 import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.config import build, dump
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.probe import forecast as forecasts
 from kilolayer.probe.forecast import POWER, STEPS, RangeTest, forecast, judge
 from kilolayer.probe.range_test import fading_rate, smoothed, sweep_rates, turning_rate
@@ -192,7 +192,9 @@ def test_python_takes_a_file_and_the_values_to_choose_from(
     monkeypatch.setattr("kilolayer.probe.forecast.STEPS", 8)
     path = tmp_path / "small.toml"
     path.write_text(dump(table(corpus)))
-    for wrong in ("fast", [-1.0], [math.nan]):
+    with pytest.raises(InputError, match="config is None, not a path"):
+        kl.forecast(None)  # pyright: ignore[reportArgumentType]
+    for wrong in ("fast", 3, [-1.0], [math.nan]):
         with pytest.raises(OptionError, match="rates has a value that is not a number, or below 0"):
             kl.forecast(path, rates=wrong)  # pyright: ignore[reportArgumentType]
     before, threads = torch.get_rng_state(), torch.get_num_threads()

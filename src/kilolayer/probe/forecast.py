@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 
 from kilolayer import config as configuration
 from kilolayer.errors import OptionError
+from kilolayer.files.paths import as_path
 from kilolayer.probe.range_test import fading_rate, sweep_rates, turning_rate
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
@@ -98,13 +99,15 @@ def forecast(
     afterwards.
     """
     for name, given in (("rates", rates), ("warmups", warmups)):
-        if given is not None and not all(isinstance(value, int | float) and value >= 0 for value in given):
+        if given is None:
+            continue
+        if not (isinstance(given, Iterable) and all(isinstance(value, int | float) and value >= 0 for value in given)):
             raise OptionError(
                 f"{name} has a value that is not a number, or below 0",
                 where=name,
                 fix="give rates above 0 and whole numbers of steps",
             )
-    whole = config if isinstance(config, RunConfig) else started_config(configuration.load(Path(config)))
+    whole = config if isinstance(config, RunConfig) else started_config(configuration.load(as_path(config, "config")))
     choose_device(whole.train.device)  # before any work
     if task is None:
         task = prepare(whole, cache_folder(), vocabulary_of(start_of(whole), whole))
