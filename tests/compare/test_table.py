@@ -190,6 +190,19 @@ def test_a_run_added_without_an_option_is_shown_at_the_value_of_its_configuratio
     assert document["axes"] == {"model.recipe": ["post_ln", "pre_ln", "deepnorm"], "train.lr": [0.01, 0.02, 0.03]}
 
 
+def test_a_run_added_with_and_without_an_option_counts_once(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "base.toml").write_text(dump(table(corpus)))  # its rate is 0.01, its dim 16
+    settings = [
+        {option: value, "train.seed": seed} for option, value in (("train.lr", 0.01), ("model.dim", 16)) for seed in (1, 2)
+    ]
+    made = Comparison.make(tmp_path / "made", tmp_path / "base.toml", settings=settings)
+    for member in made.members:
+        test = {1: 10.0, 2: 14.0}[member.options["train.seed"]]
+        write_run(member.folder, dump(made.table_of(member)), GOOD, test, 3.0)
+    found = tabulate(made)
+    assert found.lines(found.measures[0]) == [["0.01", f"12.0 ± {stdev([10, 14]):.1f}"]]
+
+
 def test_runs_that_wait_or_are_under_way_are_no_deaths(comparison: Comparison) -> None:
     comparison.add([{"model.recipe": "sub_ln", "layers": 6, "train.lr": 1e-3, "train.seed": 1}])
     cell = tabulate(comparison).cell("sub_ln", 6)

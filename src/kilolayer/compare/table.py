@@ -157,7 +157,7 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
             at = {axis.name: value for axis, value in ((rows, row), (columns, column)) if axis is not None}
             own = [result for result in results if same(at, {name: result.options.get(name) for name in at})]
             candidates = [
-                Candidate({axis.name: options.get(axis.name) for axis in others}, tuple(runs))
+                Candidate({axis.name: options.get(axis.name) for axis in others}, tuple(_one_per_seed(runs)))
                 for options, runs in by_setting(own, lambda result: result.options)
             ]
             if candidates:
@@ -165,6 +165,15 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
                 cells.append(Cell(row, column, best, tuple(each.options for each in candidates)))
     table = ComparisonTable(rows, columns, tuple(cells), chosen_by, measures)
     return replace(table, notes=(*_edges(table), *_unread(results)))
+
+
+def _one_per_seed(results: Sequence[Result]) -> list[Result]:
+    """Runs of one setting, without those that repeat a seed: added with and without an option, they are the same run twice."""
+    kept: list[Result] = []
+    for result in results:
+        if not any(same(result.options, each.options) for each in kept):
+            kept.append(result)
+    return kept
 
 
 def _titled(axis: Axis, value: Any) -> str:
