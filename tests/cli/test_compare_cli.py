@@ -116,6 +116,7 @@ def test_mistakes_are_told_before_any_work(config: Path, compared: tuple[Path, s
     assert "has no values" in refused(*new, "--set", "train.lr")[0]
     assert "there is only one run" in refused("compare", run)[0]
     assert "there is only one run" in refused("compare", run, run / ".")[0]
+    assert "not a run folder" in refused("compare", folder / "runs")[0]
     assert "found no configuration" in refused("compare", tmp_path / "nowhere")[0]
     assert "a value of model.recipe is empty" in refused(*new, "--recipes", "pre_ln,")[0]
     assert "train.lr is both" in refused(*new, "--set", "train.lr=1e-3,2e-3", "--train.lr", "1")[0]

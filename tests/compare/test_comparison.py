@@ -247,6 +247,7 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
         ({"train.seed": []}, {}, "train.seed has no values"),
         (None, {}, "axes is None"),
         ({"train.seed": [1]}, {"parallel": -1}, "parallel is -1"),
+        ({"train.seed": [1]}, {"parallel": 1.5}, "parallel is 1.5"),
         ({"train.seed": [1]}, {"seconds": 0}, "seconds is 0"),
         ({"train.seed": [1]}, {"options": "train.lr"}, "options is 'train.lr'"),
         ({"train.lr": [1e-3, 2e-3]}, {"options": {"train.lr": 1}}, "train.lr is both"),
@@ -301,3 +302,21 @@ def test_a_comparison_is_extended_by_an_option_of_its_recipe(tmp_path: Path) -> 
     again = Comparison.open(made.folder)
     assert [member.options["model.recipe.alpha_scale"] for member in again.members] == [1.0, 2.0]
     assert [again.config_of(member).model.recipe.options()["alpha_scale"] for member in again.members] == [1.0, 2.0]
+
+
+def test_a_dense_comparison_is_extended_by_experts_and_then_by_seeds(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "made", config, [Axis("train.seed", (1,))])
+    made.extend([Axis("model.moe.experts", (2,))])
+    made.extend([Axis("train.seed", (2,))])
+    configs = [made.config_of(member) for member in Comparison.open(made.folder).members]
+    found = [(each.train.seed, None if each.model.moe is None else each.model.moe.experts) for each in configs]
+    assert found == [(1, None), (1, 2), (2, None), (2, 2)]
+
+
+def test_a_run_keeps_its_depth_when_the_depth_of_one_stack_is_varied(tmp_path: Path, corpus: Path) -> None:
+    model = {"layers": "none", "encoder_layers": 3, "decoder_layers": 3}
+    (tmp_path / "base.toml").write_text(dump(table(corpus, model=model)))
+    made = Comparison.make(tmp_path / "made", tmp_path / "base.toml", [Axis("train.seed", (1,))])
+    made.extend([Axis("model.decoder_layers", (2,))])
+    depths = [made.config_of(member).model.depths for member in made.members]
+    assert [(depth.encoder, depth.decoder) for depth in depths] == [(3, 3), (3, 2)]

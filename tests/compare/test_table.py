@@ -169,6 +169,40 @@ def test_no_setting_is_shown_as_the_best_of_a_cell_in_which_all_died(
     assert "post_ln 18L" not in chosen
 
 
+def test_a_run_added_without_an_option_is_shown_at_the_value_of_its_configuration(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "base.toml").write_text(dump(table(corpus)))  # its rate is 0.01, its recipe the default
+    made = Comparison.make(tmp_path / "made", tmp_path / "base.toml", settings=[{"model.recipe": "post_ln"}])
+    made.add([{"model.recipe": "pre_ln", "train.lr": 0.02}, {"train.lr": 0.03}])
+    for member, (valid, test) in zip(made.members, ((3.0, 10.0), (2.9, 11.0), (2.0, 12.0)), strict=True):
+        write_run(member.folder, dump(made.table_of(member)), GOOD, test, valid)
+    found = tabulate(Comparison.open(made.folder))
+    assert found.header(found.measures[0]) == ["recipe", "lr 0.01", "lr 0.02", "lr 0.03"]
+    assert found.lines(found.measures[0]) == [
+        ["post_ln", "10.0", "", ""],
+        ["pre_ln", "", "11.0", ""],
+        ["deepnorm", "", "", "12.0"],
+    ]
+    best = found.best()
+    assert best is not None
+    assert found.title_of(best) == "deepnorm lr 0.03"
+    write_documents(made)
+    document = json.loads((made.folder / "comparison.json").read_text())
+    assert document["axes"] == {"model.recipe": ["post_ln", "pre_ln", "deepnorm"], "train.lr": [0.01, 0.02, 0.03]}
+
+
+def test_a_run_added_with_and_without_an_option_counts_once(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "base.toml").write_text(dump(table(corpus)))  # its rate is 0.01, its dim 16
+    settings = [
+        {option: value, "train.seed": seed} for option, value in (("train.lr", 0.01), ("model.dim", 16)) for seed in (1, 2)
+    ]
+    made = Comparison.make(tmp_path / "made", tmp_path / "base.toml", settings=settings)
+    for member in made.members:
+        test = {1: 10.0, 2: 14.0}[member.options["train.seed"]]
+        write_run(member.folder, dump(made.table_of(member)), GOOD, test, 3.0)
+    found = tabulate(made)
+    assert found.lines(found.measures[0]) == [["0.01", f"12.0 ± {stdev([10, 14]):.1f}"]]
+
+
 def test_runs_that_wait_or_are_under_way_are_no_deaths(comparison: Comparison) -> None:
     comparison.add([{"model.recipe": "sub_ln", "layers": 6, "train.lr": 1e-3, "train.seed": 1}])
     cell = tabulate(comparison).cell("sub_ln", 6)
@@ -255,13 +289,13 @@ def test_no_task_is_better_than_another(tmp_path: Path) -> None:
     assert found.best() is None
 
 
-def write_classifier(folder: Path, metric: str, value: float, loss: float, seed: int) -> None:
+def write_classifier(folder: Path, metric: str, value: float, loss: float, seed: int, part: str = "test") -> None:
     config = f'task = "classify"\n[model]\nrecipe = "pre_ln"\n[examples]\nmetric = "{metric}"\n[train]\nseed = {seed}\n'
     write_run(folder, config, GOOD, None, loss)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "valid", "step": 9, "loss": loss, "metric": value}) + "\n")
     score = {"name": metric, "value": value, "signature": "none"}
-    (folder / "scores.json").write_text(json.dumps({"test": {"metric": score}}))
+    (folder / "scores.json").write_text(json.dumps({part: {"metric": score}}))
 
 
 def test_a_metric_that_was_chosen_is_told_by_its_name(tmp_path: Path) -> None:
@@ -270,6 +304,14 @@ def test_a_metric_that_was_chosen_is_told_by_its_name(tmp_path: Path) -> None:
     found = tabulate(Comparison.of_runs([tmp_path / "1", tmp_path / "2"]))
     titles = ["Matthews correlation, test", "Matthews correlation, validation", "validation loss"]
     assert [measure.title for measure in found.measures] == titles
+    assert found.cells[0].text(found.measures[0]) == f"{mean([60, 70]):.2f} ± {stdev([60, 70]):.2f}"
+
+
+def test_scores_of_the_validation_set_are_not_those_of_a_test(tmp_path: Path) -> None:
+    for seed, value in ((1, 60.0), (2, 70.0)):  # as for GLUE, whose test sets have no labels
+        write_classifier(tmp_path / str(seed), "Matthews correlation", value, 0.5, seed, part="validation")
+    found = tabulate(Comparison.of_runs([tmp_path / "1", tmp_path / "2"]))
+    assert [measure.title for measure in found.measures] == ["Matthews correlation, validation", "validation loss"]
     assert found.cells[0].text(found.measures[0]) == f"{mean([60, 70]):.2f} ± {stdev([60, 70]):.2f}"
 
 

@@ -14,7 +14,8 @@ from small_runs import SMALL, table, write_corpus
 import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.config import build, dump
-from kilolayer.errors import OptionError
+from kilolayer.errors import InputError, OptionError
+from kilolayer.probe import forecast as forecasts
 from kilolayer.probe.forecast import POWER, STEPS, RangeTest, forecast, judge
 from kilolayer.probe.range_test import fading_rate, smoothed, sweep_rates, turning_rate
 from kilolayer.probe.trial import Measured, Trial
@@ -91,6 +92,24 @@ def test_a_longer_warm_up_allows_a_larger_rate_by_a_power() -> None:
     long = judge(test, TrainConfig(lr=900.0, warmup_steps=0, steps=100), RATES, None)
     assert long.shortest_warmup is None
     assert not long.lives
+
+
+def test_the_answers_agree_with_whether_the_configuration_lives() -> None:
+    test = ramp([0.5] * 4 + [1e-6] * 8, [5.0 - 0.1 * step for step in range(12)])
+    limit = test.limit(150)  # the usual candidates have no warm-up between 100 and 200 steps
+    lives = judge(test, TrainConfig(lr=limit, warmup_steps=150, steps=1000))
+    assert lives.lives
+    assert (lives.largest_lr, lives.shortest_warmup) == (limit, 150)
+    dies = judge(test, TrainConfig(lr=1.001 * limit, warmup_steps=150, steps=1000))
+    assert not dies.lives
+    assert dies.largest_lr is not None
+    assert dies.largest_lr < limit
+    assert dies.shortest_warmup == 200
+    assert judge(test, TrainConfig(lr=limit, warmup_steps=150, steps=150)).shortest_warmup == 150
+
+
+def test_the_usual_rates_are_those_that_a_user_would_type() -> None:
+    assert {0.00015, 0.0003, 0.6} < set(forecasts.RATES)
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +192,16 @@ def test_python_takes_a_file_and_the_values_to_choose_from(
     monkeypatch.setattr("kilolayer.probe.forecast.STEPS", 8)
     path = tmp_path / "small.toml"
     path.write_text(dump(table(corpus)))
-    for wrong in ("fast", [-1.0], [math.nan]):
+    with pytest.raises(InputError, match="config is None, not a path"):
+        kl.forecast(None)  # pyright: ignore[reportArgumentType]
+    for wrong in ("fast", 3, [-1.0], [math.nan]):
         with pytest.raises(OptionError, match="rates has a value that is not a number, or below 0"):
             kl.forecast(path, rates=wrong)  # pyright: ignore[reportArgumentType]
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    path.write_text(dump(table(corpus, train={"threads": threads + 1})))
     found = kl.forecast(path, rates=[1e-6, 1e-5, 1e3], warmups=[2, 5])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
     assert found.largest_lr == 1e-5
     assert found.shortest_warmup in (2, 5, None)
     with pytest.raises(OptionError, match="below 0"):

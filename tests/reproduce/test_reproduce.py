@@ -63,6 +63,7 @@ def test_the_tiny_form_runs_and_leaves_a_page(
     assert document["verdict"] in capsys.readouterr().out
     page = (folder / "page.html").read_text()
     assert document["claim"].split(";")[0].split("'")[0] in page
+    assert (tmp_path / "tiny" / "comparisons").exists() == get(name).trains_runs
     # What was found is judged again from the file alone.
     again = get(name).judge(document["found"])
     assert (again.word, again.why) == (document["verdict"], document["why"])
@@ -524,4 +525,23 @@ def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "figure4"]) == 2
     assert "did you mean 'deepnet-figure4'" in capsys.readouterr().err
     assert main(["reproduce", "deepnet-figure4", "--parallel", "0"]) == 2
+    for flag in ("--seconds", "--parallel"):
+        capsys.readouterr()
+        assert main(["reproduce", "deepnet-figure4", "--tiny", flag, "5"]) == 2
+        assert f"{flag} has no effect on deepnet-figure4" in capsys.readouterr().err
     assert main(["reproduce", "--tiny"]) == 2
+
+
+def test_a_translation_with_a_line_separator_is_one_line_in_table_3_of_admin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text" / "fra"
+    text.mkdir(parents=True)
+    (text / "test.fra").write_text("un chien dort là-bas\nun chat chante là-bas\n", encoding="utf-8")
+    runs = []
+    for name, first in (("6-6", "un\u2028chien"), ("60-12", "un chien dort là-bas")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.eng-fra.txt").write_text(f"{first}\nun chat\n", encoding="utf-8")
+        runs.append({"options": {"layers": name}, "folder": str(tmp_path / name), "bleu": 1.0})
+    monkeypatch.setattr("kilolayer.reproduce.admin_table3.admin_depths", lambda lab: runs)
+    assert set(get("admin-table3").measure(Lab(tmp_path / "admin-table3"))["signs"]) == {"6-6", "60-12"}

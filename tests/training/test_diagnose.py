@@ -182,6 +182,8 @@ def test_what_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
         kl.diagnose(run.config, at=3)
     with pytest.raises(InputError, match="steps is -1"):
         kl.diagnose(run.config, steps=-1)
+    with pytest.raises(InputError, match=r"steps is 1\.5"):
+        kl.diagnose(run.config, steps=1.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="no complete checkpoint"):
         kl.diagnose(kl.load(run.folder))  # a run as kl.load returns it is that of its folder
     with pytest.raises(InputError, match="what is diagnosed is None"):

@@ -49,6 +49,10 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.reproduce.page import plain, save
 
     reproduction = get(options.name)
+    for flag, value in (("--seconds", options.seconds), ("--parallel", options.parallel)):
+        if value is not None and not reproduction.trains_runs:
+            what = f"{flag} has no effect on {reproduction.name}, which takes a few steps in memory and trains no runs"
+            raise OptionError(what, fix="remove it")
     out = options.out / "tiny" if options.tiny else options.out
     deadline = None if options.seconds is None else time.monotonic() + options.seconds
     lab = Lab(out / reproduction.name, options.tiny, None if options.tiny else _data(), options.parallel, deadline)

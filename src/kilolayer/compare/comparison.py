@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,7 @@ class Comparison:
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
         """A comparison of existing runs, by the options in which they differ; recipe, depth and seed are always included."""
         places = list(dict.fromkeys(map(resolve, folders)))
+        configs = [read_record(place).config for place in places]  # raises if one is not a run
         if len(places) < 2:
             where = str(places[0]) if places else ""
             raise OptionError(
@@ -179,7 +181,7 @@ class Comparison:
         if out is not None and kind_of(out / "comparison.toml") is not None:
             raise OptionError("the folder already holds a comparison", where=str(out), fix="choose another: --out FOLDER")
         members: list[Member] = []
-        for place, options in zip(places, differing_options([read_record(place).config for place in places]), strict=True):
+        for place, options in zip(places, differing_options(configs), strict=True):
             members.append(Member(_unused(place.name, members), options, place))
         if any(same(a.options, b.options) for a in members for b in members if a is not b):
             members = [Member(each.name, {"run": each.name, **each.options}, each.folder) for each in members]
@@ -243,9 +245,13 @@ class Comparison:
         return self.folder / "logs" / f"{member.name}.txt"
 
     def results(self) -> list[Result]:
-        """The current results of all runs, in the order in which they were added."""
-        failures = self.failures()
-        return [result_of(member, failures.get(member.name)) for member in self.members]
+        """The current results of all runs, in the order in which they were added.
+
+        Each has a value for every option that varies: that of the run's configuration if the run was added without one.
+        """
+        failures, names = self.failures(), [axis.name for axis in self.axes]
+        completed = [Member(each.name, self._completed(each, names), each.folder) for each in self.members]
+        return [result_of(member, failures.get(member.name)) for member in completed]
 
     def result_of(self, member: Member) -> Result:
         """The current result of one run."""
@@ -286,6 +292,15 @@ class Comparison:
         table = {"started_in": str(self.started_in), "named": self.named, "runs": runs}
         write(self.folder / "comparison.toml", configuration.dump(table))
 
+    def _completed(self, member: Member, names: Sequence[str]) -> Setting:
+        """The run's options, with a value for each of `names`; "none" if its configuration has none, or cannot be read."""
+        missing = [name for name in names if name not in member.options]
+        present: Setting = {}
+        if missing:
+            with suppress(KilolayerError):  # the run that this one started from may be gone
+                present = self._present(member, missing)
+        return {**member.options, **dict.fromkeys(missing, "none"), **present}
+
     def _present(self, member: Member, names: Sequence[str]) -> Setting:
         """The values of options that do not vary in a run; one that the run's recipe does not have is left out."""
         try:
@@ -293,7 +308,9 @@ class Comparison:
         except KilolayerError as error:
             raise error.at(f"in the run {member.name} of {self.folder}") from None
         own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
-        values = flat_options(config.table()) | own
+        depths = {name: getattr(config.model, name.rpartition(".")[2]) for name in DEPTHS}
+        typed = {name: "none" if depth is None else depth for name, depth in depths.items()}
+        values = flat_options(config.table()) | typed | own
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.grid import axes_of
 from kilolayer.compare.result import Result
 from kilolayer.compare.table import ComparisonTable, as_json, tabulate
 from kilolayer.compare.verdicts import Verdict, against_best
@@ -35,7 +36,7 @@ def as_document(
     """All results as plain values: the runs with their validations, the table, and the significance of its differences."""
     return {
         "task": None if comparison.task is None else comparison.task.name,
-        "axes": {axis.name: list(axis.values) for axis in comparison.axes},
+        "axes": {axis.name: list(axis.values) for axis in axes_of(result.options for result in results)},
         "runs": [_run(result, comparison.folder) for result in results],
         "table": as_json(table),
         "significance": [verdict.table() for verdict in verdicts],

@@ -20,6 +20,7 @@ from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 
 RECIPE, LAYERS, SEED, RUN, TASK = "model.recipe", "layers", "train.seed", "run", "task"
+EXPERTS = "model.moe.experts"
 DEPTHS = ("model.layers", "model.encoder_layers", "model.decoder_layers")
 Setting = dict[str, Any]
 """The value of each option that varies."""
@@ -121,15 +122,22 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def apply_setting(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
-    """The tables of a run: those of the base, overridden by a setting. A recipe replaces the base's whole recipe."""
+    """The tables of a run: those of the base, overridden by a setting. A recipe replaces the base's whole recipe.
+
+    A model with "none" experts is dense.
+    """
     table = dict(base)
     options = {name: value for name, value in setting.items() if name != LAYERS}
     if LAYERS in setting:
         depths = _depths(setting[LAYERS])
         names = DEPTHS[:1] if len(depths) == 1 else DEPTHS[1:]
         options |= dict(zip(names, depths, strict=True))
-    if RECIPE in setting and isinstance(model := table.get("model"), Mapping):
-        table["model"] = {name: value for name, value in model.items() if name != "recipe"}
+    replaced = ["recipe"] if RECIPE in setting else []
+    if setting.get(EXPERTS) == "none":
+        replaced.append("moe")
+        options = {name: value for name, value in options.items() if value != "none" or not name.startswith("model.moe.")}
+    if replaced and isinstance(model := table.get("model"), Mapping):
+        table["model"] = {name: value for name, value in model.items() if name not in replaced}
     return override(RunConfig, table, nested(options))
 
 

@@ -28,7 +28,7 @@ class Measure:
     def of(self, result: Result) -> float:
         """The value for a run: the mean over its test sets, its best validation or its last training loss; NaN if none."""
         if self.part == "test":
-            parts = [table for name, table in result.scores.items() if name.startswith("test") or name == "validation"]
+            parts = [table for name, table in result.scores.items() if name.startswith("test")]
             values = [number(table, self.key, "value") for table in parts if isinstance(table, dict)]
         else:
             rows = result.valid if self.part == "validation" else result.train[-1:]

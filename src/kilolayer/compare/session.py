@@ -32,9 +32,10 @@ def run_comparison(
     config: a TOML file, or None for the embedded default; `options` ({"train.steps": 500}) override its values. A comparison
     that is already in the folder is continued, and extended by new values. parallel, seconds: see `run_all`.
     """
-    for name, most in (("parallel", parallel), ("seconds", seconds)):
-        if most is not None and not (isinstance(most, int | float) and most > 0):
-            raise OptionError(f"{name} is {shown(most)}", where="run_comparison", fix="give a number above 0, or None")
+    for name, most, kind in (("parallel", parallel, int), ("seconds", seconds, int | float)):
+        if most is not None and not (isinstance(most, kind) and most > 0):
+            fix = f"give a {'whole ' if kind is int else ''}number above 0, or None"
+            raise OptionError(f"{name} is {shown(most)}", where="run_comparison", fix=fix)
     if not isinstance(options, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"options is {shown(options)}", where="run_comparison", fix='give a dict: {"train.steps": 500}')
     path = None if config is None else as_path(config, "config")

@@ -10,7 +10,7 @@ from typing import Any
 
 from kilolayer.compare.choice import by_setting, rank
 from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, same, shown_value
+from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, axes_of, same, shown_value
 from kilolayer.compare.measure import Measure, measures_of
 from kilolayer.compare.result import Result
 from kilolayer.training.source_use import unread_source
@@ -146,7 +146,7 @@ class ComparisonTable:
 def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) -> ComparisonTable:
     """The table of a comparison in its current state."""
     results = comparison.results() if results is None else results
-    axes = [axis for axis in comparison.axes if axis.name != SEED]
+    axes = [axis for axis in axes_of(result.options for result in results) if axis.name != SEED]
     rows, columns = _main(axes)
     others = [axis for axis in axes if axis not in (rows, columns)]
     headline = None if comparison.task is None else comparison.task.headline
@@ -157,7 +157,7 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
             at = {axis.name: value for axis, value in ((rows, row), (columns, column)) if axis is not None}
             own = [result for result in results if same(at, {name: result.options.get(name) for name in at})]
             candidates = [
-                Candidate({axis.name: options.get(axis.name) for axis in others}, tuple(runs))
+                Candidate({axis.name: options.get(axis.name) for axis in others}, tuple(_one_per_seed(runs)))
                 for options, runs in by_setting(own, lambda result: result.options)
             ]
             if candidates:
@@ -165,6 +165,15 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
                 cells.append(Cell(row, column, best, tuple(each.options for each in candidates)))
     table = ComparisonTable(rows, columns, tuple(cells), chosen_by, measures)
     return replace(table, notes=(*_edges(table), *_unread(results)))
+
+
+def _one_per_seed(results: Sequence[Result]) -> list[Result]:
+    """Runs of one setting, without those that repeat a seed: added with and without an option, they are the same run twice."""
+    kept: list[Result] = []
+    for result in results:
+        if not any(same(result.options, each.options) for each in kept):
+            kept.append(result)
+    return kept
 
 
 def _titled(axis: Axis, value: Any) -> str:

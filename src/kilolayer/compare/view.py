@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.grid import LAYERS, shown_value
+from kilolayer.compare.grid import LAYERS, axes_of, shown_value
 from kilolayer.compare.measure import Measure
 from kilolayer.compare.result import Result
 from kilolayer.compare.table import Cell, ComparisonTable
@@ -25,7 +25,7 @@ def view_of(
     comparison: Comparison, results: Sequence[Result], table: ComparisonTable, verdicts: Sequence[Verdict]
 ) -> ComparisonView:
     """Everything that the page shows."""
-    axes = [axis for axis in comparison.axes if len(axis.values) > 1]
+    axes = [axis for axis in axes_of(result.options for result in results) if len(axis.values) > 1]
     measure = table.measures[0]
     return ComparisonView(
         title=f"Comparison {comparison.folder.name}",

@@ -70,8 +70,8 @@ def diagnose(
         source = _open(Path(source))
     elif not isinstance(source, Model | Run | RunConfig):
         source = Run.open(_folder_of(source))
-    if steps < 0:
-        raise InputError(f"steps is {steps}", fix="give the number of steps to train, or remove it")
+    if not isinstance(steps, int) or steps < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"steps is {shown(steps)}", fix="give the number of steps to train, or remove it")
     if isinstance(source, Model):
         if loss is None or steps or at is not None:
             raise InputError("a model is diagnosed with a loss, at its current weights", fix="diagnose(model, loss)")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from kilolayer import config as configuration
 from kilolayer.errors import OptionError
+from kilolayer.files.paths import as_path
 from kilolayer.probe.range_test import fading_rate, sweep_rates, turning_rate
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
@@ -25,8 +29,8 @@ a warm-up of 100 steps. These values and POWER were set by hand on the runs of b
 of results.json beside it; other values would not fit the latter better."""
 POWER, USUAL_WARMUP = 0.5, 100
 """With a warm-up n times as long, a stack survives an n^POWER times larger rate. No warm-up helps once the loss turns."""
-RATES = tuple(digit * 10.0**exponent for exponent in range(-6, 0) for digit in (1, 1.5, 2, 3, 4, 6, 8))
-WARMUPS = tuple(digit * 10**exponent for exponent in range(1, 6) for digit in (1, 2, 4, 7))
+RATES = tuple(float(f"{digit}e{exponent}") for exponent in range(-6, 0) for digit in (1, 1.5, 2, 3, 4, 6, 8))
+WARMUPS = 0, *(digit * 10**exponent for exponent in range(1, 6) for digit in (1, 2, 4, 7))
 SURENESS = "right for 48 of 55 small runs of 36 to 200 layers, and for 63 of 74 of 6 and 18"
 
 
@@ -83,38 +87,50 @@ class Forecast:
 def forecast(
     config: RunConfig | Path | str,
     task: Task | None = None,
-    rates: Sequence[float] = RATES,
+    rates: Sequence[float] | None = None,
     warmups: Sequence[int] | None = None,
 ) -> Forecast:
     """Take up to 60 steps of a run with a rising learning rate, until the model breaks, and make a forecast from them.
 
     config: the configuration of a run, or its file. task: the data, if already prepared; config must then be the configuration
-    that the task resolved. rates, warmups: the candidates; warm-ups that are longer than the run are ignored.
-    Nothing is written to disk, and the model is discarded.
+    that the task resolved. rates, warmups: the candidates; None: RATES or WARMUPS, and the configuration's own value. Warm-ups
+    that are longer than the run are ignored.
+    Nothing is written to disk, and the model is discarded. The random state and the number of threads of torch are restored
+    afterwards.
     """
     for name, given in (("rates", rates), ("warmups", warmups)):
-        if given is not None and not all(isinstance(value, int | float) and value >= 0 for value in given):
+        if given is None:
+            continue
+        if not (isinstance(given, Iterable) and all(isinstance(value, int | float) and value >= 0 for value in given)):
             raise OptionError(
                 f"{name} has a value that is not a number, or below 0",
                 where=name,
                 fix="give rates above 0 and whole numbers of steps",
             )
-    whole = config if isinstance(config, RunConfig) else started_config(configuration.load(Path(config)))
+    whole = config if isinstance(config, RunConfig) else started_config(configuration.load(as_path(config, "config")))
     choose_device(whole.train.device)  # before any work
     if task is None:
         task = prepare(whole, cache_folder(), vocabulary_of(start_of(whole), whole))
         whole = task.resolve(whole)
     # Compiling layers would take longer than so few steps, and fp16 would not have found its loss scale by then.
     precision = "fp32" if whole.train.precision == "fp16" else whole.train.precision
-    trial = Trial(replace(whole, train=replace(whole.train, eager=True, precision=precision)), task)
-    return judge(RangeTest.of(sweep_rates(trial, STEPS)), trial.config.train, rates, warmups)
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(), ExitStack() as after:
+        after.callback(torch.set_num_threads, threads)
+        trial = Trial(replace(whole, train=replace(whole.train, eager=True, precision=precision)), task)
+        test = RangeTest.of(sweep_rates(trial, STEPS))
+    return judge(test, trial.config.train, rates, warmups)
 
 
-def judge(test: RangeTest, train: TrainConfig, rates: Sequence[float], warmups: Sequence[int] | None) -> Forecast:
-    """Make the forecast for these options from the results of the range test."""
-    chosen = [0, *WARMUPS] if warmups is None else warmups
+def judge(
+    test: RangeTest, train: TrainConfig, rates: Sequence[float] | None = None, warmups: Sequence[int] | None = None
+) -> Forecast:
+    """Make the forecast for these options from the results of the range test; rates, warmups: as for `forecast`."""
+    # With the configuration's own values among the candidates, the answers agree with whether it lives.
+    rates = (*RATES, train.lr) if rates is None else rates
+    warmups = (*WARMUPS, train.warmup_steps) if warmups is None else warmups
     lived = [rate for rate in rates if rate <= test.limit(train.warmup_steps)]
-    enough = [steps for steps in chosen if steps <= train.steps and train.lr <= test.limit(steps)]
+    enough = [steps for steps in warmups if steps <= train.steps and train.lr <= test.limit(steps)]
     return Forecast(max(lived, default=None), min(enough, default=None), train.lr, train.warmup_steps, _reason(test), test)
 
 

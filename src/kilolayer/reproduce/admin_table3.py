@@ -62,10 +62,7 @@ class Table3(Reproduction):
         runs = admin_depths(lab)
         scored = {str(run["options"]["layers"]): run for run in runs if run["bleu"] is not None}
         references = list(read_lines(lab.folder.parent / "text" / "fra" / "test.fra"))
-        hypotheses = {
-            name: next(Path(run["folder"]).glob("test.*.txt")).read_text(encoding="utf-8").splitlines()
-            for name, run in scored.items()
-        }
+        hypotheses = {name: list(read_lines(next(Path(run["folder"]).glob("test.*.txt")))) for name, run in scored.items()}
         signs: dict[str, dict[str, str]] = {}
         if len(hypotheses) > 1:
             matrix = comparison_matrix(hypotheses, references)

@@ -51,7 +51,8 @@ class Reproduction(ABC):
     """One figure or table.
 
     claim: what the paper concludes from it, in a sentence. setting: the small-scale experiment. rule: how `judge` decides.
-    published: the numbers that the paper prints, if any.
+    published: the numbers that the paper prints, if any. trains_runs: whether it trains runs, which can be stopped and trained
+    in parallel; otherwise it takes a few steps in memory.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class Reproduction(ABC):
     setting: ClassVar[str]
     rule: ClassVar[str]
     published: ClassVar[Table | None] = None
+    trains_runs: ClassVar[bool] = True
 
     @property
     def source(self) -> str:

@@ -20,6 +20,7 @@ class Figure1(Reproduction):
     """The loss along two filter-normalised random directions, early in training."""
 
     name = "deepnet-figure1"
+    trains_runs = False
     claim = "Early in training the loss surface of a 36-layer DeepNorm model is much smoother than Post-LN's."
     setting = (
         f"German to English, Tatoeba for IWSLT-14, 18L-18L, dim 128, after {STEPS} steps of Adam at 1e-3 with a warm-up of "

@@ -26,6 +26,7 @@ class Figure3(Reproduction):
     """Model update, inputs of the norms, and gradients of the decoder's layers over the first steps."""
 
     name = "deepnet-figure3"
+    trains_runs = False
     claim = (
         "Without warm-up or a better start, Post-LN's update explodes at once, the inputs of its norms become large, and the "
         "gradients of its lower layers vanish."

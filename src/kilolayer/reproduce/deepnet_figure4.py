@@ -21,6 +21,7 @@ class Figure4(Reproduction):
     """||F(x, after a few steps) - F(x, at the start)|| of Post-LN and DeepNorm."""
 
     name = "deepnet-figure4"
+    trains_runs = False
     claim = (
         "Early in training DeepNorm's model update is nearly constant over depth, and Post-LN's is much larger and explodes."
     )

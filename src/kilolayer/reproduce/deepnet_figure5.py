@@ -19,6 +19,7 @@ class Figure5(Reproduction):
     """The plane of the first steps' two principal components."""
 
     name = "deepnet-figure5"
+    trains_runs = False
     claim = (
         "With depth Post-LN's landscape becomes less smooth and its training gets stuck, while DeepNorm's stays as smooth and "
         "moves on."

@@ -134,7 +134,13 @@ class Lab:
             raise Stopped(code - 128)
         results = comparison.results()
         chosen_by, _ = measures_of(results, None if comparison.task is None else comparison.task.headline)
-        return [as_json(result, chosen_by) for each in settings for result in results if same(result.options, each)]
+        members = list(zip(comparison.members, results, strict=True))
+        return [
+            as_json(result, chosen_by) | {"options": dict(each)}
+            for each in settings
+            for member, result in members
+            if same(member.options, each)
+        ]
 
 
 def as_json(result: Result, chosen_by: Measure) -> Run:
