@@ -253,7 +253,7 @@ def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, c
 
 
 def test_a_run_that_an_earlier_queue_has_just_started_is_not_doubled(tmp_path: Path, corpus: Path, events: Path) -> None:
-    comparison = made(tmp_path, corpus, steps=10, seed=[1, 2])
+    comparison = made(tmp_path, corpus, steps=60, seed=[1, 2])  # three seconds: it must outlive the start of the queue
     first = comparison.members[0]
     # It has no lock yet: its process still begins.
     with subprocess.Popen([sys.executable, str(FAKE), str(comparison.config_path(first)), "--run", str(first.folder)]):

@@ -135,7 +135,7 @@ def judge(
 
 
 def _reason(test: RangeTest) -> str:
-    turned = f"the loss turned at a rate of {test.turned:.1g}"
+    turned = f"the loss was lowest at a rate of {test.turned:.1g}"
     if test.faded is None:
         return f"{turned}, and the gradient reached the first layers of every stack"
     return f"at {test.faded:.1g} the first layers of a stack had lost {1 - LEVEL:.0%} of the gradient, and {turned}"
