@@ -170,6 +170,38 @@ def test_the_rule_wants_two_looks_and_no_rise() -> None:
     assert StackPulse("encoder", 0.1, 1.0, moved=1e-4).fault(1.0, None) is None  # a large rate makes up for a large eps
 
 
+@pytest.mark.parametrize(
+    ("recipe", "shares", "dead_at"),
+    [
+        ("rezero", [4e-5, 3e-5, 2e-5, 2e-5], None),  # its branches have not opened yet
+        ("rezero", [4e-5, 2e-3, 5e-4, 4e-4], 40),
+        ("deepnorm", [4e-5, 3e-5, 2e-5, 2e-5], 20),
+    ],
+)
+def test_branches_that_start_at_zero_must_open_before_they_can_die(
+    recipe: str, shares: list[float], dead_at: int | None
+) -> None:
+    model, config = kl.Decoder(24, 8, 2, 16, 2, recipe), TrainConfig(log_every=10, layers_every=10)
+    optimizer = Optimizer(model, config)
+    optimizer.taken.fill_(10)
+    for group in optimizer.groups:
+        group.buffers["means"].fill_(1.0)
+        group.buffers["squares"].fill_(1.0)
+    watch = StackWatch(model, optimizer, config)
+    for step, share in zip((10, 20, 30, 40), shares, strict=True):
+        watch.find_dead(step, config.lr, LayerNorms(gradient={"decoder": [share, 1.0]}))
+    assert watch.found_dead["decoder"] == dead_at
+
+
+@pytest.mark.parametrize("recipe", kl.recipes.names())
+def test_an_encoder_gets_no_gradient_at_first_where_branches_start_at_zero(recipe: str) -> None:
+    model = kl.EncoderDecoder(24, 8, 2, 16, 2, 2, recipe, dtype=torch.float64)
+    source, target, labels = torch.randint(1, 24, (3, 2, 5))
+    F.cross_entropy(model(source, target).logits.flatten(0, 1), labels.flatten()).backward()
+    gradients = [weight.grad for weight in model.encoder.blocks[0].parameters() if weight.grad is not None]
+    assert all(not gradient.any() for gradient in gradients) == model.config.recipe.zero_branches
+
+
 def test_measured_gradients_are_read_where_every_look_has_them() -> None:
     model = kl.Decoder(24, 8, 2, 16, 2)
     for every, reads in ((0, False), (5, True), (10, True), (3, False), (40, False)):

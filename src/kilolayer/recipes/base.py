@@ -282,6 +282,7 @@ class Recipe:
     expect: ClassVar[str] = ""
     extension: ClassVar[str] = ""
     training: ClassVar[str] = ""  # what `rates` and the scales' own rates change, in words
+    zero_branches: ClassVar[bool] = False  # whether every branch starts at zero, and passes no gradient to an encoder at first
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

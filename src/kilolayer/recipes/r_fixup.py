@@ -16,6 +16,7 @@ class RFixup(Recipe):
 
     name: ClassVar[str] = "r_fixup"
     title: ClassVar[str] = "R-Fixup"
+    zero_branches: ClassVar[bool] = True
     equation: ClassVar[str] = "x' = x + s f(x + b);  W_o = W_2 = 0, W_q, W_k, W_v at L^-1/6 Xavier, W_1 at L^-1/2 Xavier"
     paper: ClassVar[str] = "Zhang, Dauphin and Ma 2019, Fixup Initialization"
     expect: ClassVar[str] = "28.4 BLEU at 18L-18L, 27.7 at 50L-50L, diverged at 100L-100L on WMT-17 (DeepNet, Table 1)."

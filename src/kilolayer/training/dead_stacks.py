@@ -21,8 +21,8 @@ REACHED = 1e-3
 """The smallest healthy gradient of the first layers, as a fraction of the largest layer's gradient.
 
 Below it twice in a row, and not rising, the first layers are dead. Runs that died (benchmarks/translation/warmup.json,
-thousand-*.json) had 7e-4 or less and did not recover; runs that lived stayed above 4e-3. Recipes whose branches start closed,
-such as ReZero, begin below it and rise.
+thousand-*.json) had 7e-4 or less and did not recover; runs that lived stayed above 4e-3. An encoder behind branches that start
+at zero (ReZero, R-Fixup) begins below it, and cannot be dead before it has once been above.
 """
 MOVED, LEAST_MOVE = 1e-3, 1e-6
 """As a fraction of Adam's usual step, and times the peak learning rate: below both, eps dominates and no weight moves."""
@@ -78,7 +78,8 @@ class StackPulse:
 class StackWatch:
     """Checks from time to time whether the stacks of a run still learn, and reports each dead stack once.
 
-    found_dead: for each dead stack, the step at which it was found. before: for each stack, `reached` at the previous check.
+    found_dead: for each dead stack, the step at which it was found. before: for each stack, `reached` at the previous check;
+    None if there was none, or if branches that start at zero have not opened yet.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: TrainConfig) -> None:
@@ -86,6 +87,7 @@ class StackWatch:
         self.depths = {stack.side: len(stack.blocks) for stack in model.stacks()}
         self.found_dead: dict[str, int | None] = dict.fromkeys(self.depths)
         self.before: dict[str, float | None] = dict.fromkeys(self.depths)
+        self.zero_branches = model.config.recipe.zero_branches
         self.columns = columns_of(model, optimizer)
         self.every = config.log_every * -(-LEAST_DISTANCE // config.log_every)
         # A measured gradient is that of one step, the moments hold the mean of several; the two are not mixed.
@@ -105,7 +107,8 @@ class StackWatch:
             if self.found_dead[pulse.side] is None and fault is not None:
                 self.found_dead[pulse.side] = step
                 found[pulse.side] = f"step {step}: the {pulse.side} is dead: {fault}; {self._remedy(pulse)}"
-            self.before[pulse.side] = pulse.reached
+            if not self.zero_branches or self.before[pulse.side] is not None or pulse.reached >= REACHED:
+                self.before[pulse.side] = pulse.reached
         return found
 
     def check(self, step: int) -> None:
