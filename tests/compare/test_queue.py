@@ -150,7 +150,7 @@ def test_what_the_first_run_is_refused_for_is_told_and_nothing_else_is_started(
 
 
 def test_a_run_without_memory_beside_others_is_tried_again_alone(tmp_path: Path, corpus: Path, events: Path) -> None:
-    comparison = made(tmp_path, corpus, seed=[1, 14, 2])
+    comparison = made(tmp_path, corpus, steps=20, seed=[1, 14, 2])  # a second: the others are still there
     assert run_all(comparison, parallel=3) == 0
     assert set(outcomes(comparison).values()) == {"finished"}
     assert counted(events, "resumed") == {"seed14": 1}
