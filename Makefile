@@ -1,7 +1,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
-# Without --no-compile pip compiles 13,000 modules, most of which are never imported, for over a minute.
-INSTALL := $(BIN)/pip install --quiet --no-compile --editable
+# pip compiles the installed modules one after another; all cores take half the time. Some packages have files for other versions of
+# Python, which cannot be compiled.
+define install
+	$(BIN)/pip install --quiet --no-compile --editable $(1)
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+endef
 
 .PHONY: quickstart test test-all lint docs clean
 
@@ -30,15 +34,15 @@ docs: .venv/ready-docs
 	$(PYTHON) -m venv .venv
 
 .venv/ready: pyproject.toml | .venv/bin/activate
-	$(INSTALL) .
+	$(call install,.)
 	touch $@
 
 .venv/ready-dev: pyproject.toml | .venv/bin/activate
-	$(INSTALL) '.[dev]'
+	$(call install,'.[dev]')
 	touch .venv/ready $@
 
 .venv/ready-docs: pyproject.toml | .venv/bin/activate
-	$(INSTALL) '.[docs]'
+	$(call install,'.[docs]')
 	touch .venv/ready $@
 
 clean:
