@@ -12,6 +12,8 @@ from pathlib import Path
 
 from kilolayer import recipes
 from kilolayer.config import choices_of, help_texts
+from kilolayer.recipes.base import Depths, Recipe
+from kilolayer.recipes.init import INITS
 
 HEAD = """# Recipes
 
@@ -20,8 +22,7 @@ one by name, `recipe="deepnorm"`, or with options, `kl.recipes.get("admin", weig
 `[model.recipe]`. `kilolayer recipes NAME` prints the constants by depth.
 
 In the equations N and M are the numbers of encoder and decoder layers, and f is a sublayer. Xavier's standard deviation is
-sqrt(2 / (fan_in + fan_out)), computed for each projection separately. Biases start at 0. 18L-18L means 18 encoder and
-18 decoder layers.
+sqrt(2 / (fan_in + fan_out)), computed for each projection separately. 18L-18L means 18 encoder and 18 decoder layers.
 
 A recipe may also multiply `train.lr`, `train.eps` and `train.weight_decay` by factors that depend on the kind of weight (a
 matrix by its role, a norm, a bias, an embedding table) and on the model's width and depth, in addition to `train.layer_decay`.
@@ -29,6 +30,17 @@ Its section says so, and `kilolayer plan` prints the factors. This page is gener
 
 | name | equation | paper |
 |---|---|---|
+"""
+INITIAL = """
+## Initial weights
+
+A recipe's factors multiply initial weights, which its equation fixes or leaves open. Where it leaves them open, they are
+those of the authors' own code, because they decide how strong a baseline is: a Post-LN 6L-6L ends at a loss of 1.93 when it
+starts as `torch`, and at 3.57 when it starts as `xavier` ([parity](../benchmarks/parity/table.md)). The option `init` of every
+recipe chooses others: `kl.recipes.get("post_ln", init="fairseq")`, or `--model.recipe.init fairseq`.
+
+| init | initial weights |
+|---|---|
 """
 
 
@@ -38,7 +50,8 @@ def page() -> str:
     table = "".join(
         f"| [{each.name}](#{each.name}) | `{each.equation.replace('|', chr(92) + '|')}` | {each.paper} |\n" for each in found
     )
-    return HEAD + table + "".join(section(each.name) for each in found)
+    initial = "".join(f"| `{name}` | {init.text} |\n" for name, init in INITS.items())
+    return HEAD + table + INITIAL + initial + "".join(section(each.name) for each in found)
 
 
 def section(name: str) -> str:
@@ -51,13 +64,23 @@ def section(name: str) -> str:
         f"    {recipe.equation}\n",
         f"{wrapped(recipe.expect)}\n",
     ]
-    lines += [f"{wrapped(text)}\n" for text in (recipe.extension, recipe.training) if text]
+    lines += [f"{wrapped(text)}\n" for text in (initial_weights(recipe), recipe.extension, recipe.training) if text]
     hints = typing.get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
+        if field.name == "init":
+            continue
         default = getattr(recipe, field.name)
         others = "".join(f", `{choice!r}`" for choice in choices_of(hints[field.name]) if choice != default)
         lines.append(wrapped(f"- `{field.name}={default!r}`{others}: {texts[field.name]}", indent="  "))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def initial_weights(recipe: Recipe) -> str:
+    """By which initial weights a recipe starts, for an encoder-decoder and for a single stack."""
+    pair, single = (recipe.default_init(depths) for depths in (Depths(6, 6), Depths(6, 0)))
+    if pair == single:
+        return f"Initial weights: `{pair}`."
+    return f"Initial weights: `{pair}` in an encoder-decoder, `{single}` in a single stack."
 
 
 def wrapped(text: str, indent: str = "") -> str:

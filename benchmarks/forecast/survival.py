@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kilolayer.training.dead_stacks import REACHED
-
 Fate = Literal["survived", "not finite", "stack dead", "no progress", "behind", "slow"]
 MARGIN = 0.2  # nats per token
+REACHED = 1e-3  # of the largest layer's gradient, by which these runs were labelled
 
 
 @dataclass(frozen=True)

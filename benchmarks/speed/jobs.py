@@ -134,6 +134,7 @@ JOBS = [
     Job("torchscale", "training", "torchscale", TRANSLATION, 40),
     Job("nn.Transformer", "training", "nn.Transformer", TRANSLATION, 27),
     Job("nn.Transformer compiled", "training", "nn.Transformer compiled", TRANSLATION, 27),
+    Job("nn.Transformer in one graph", "training", "nn.Transformer in one graph", TRANSLATION, 30),
     Job("kilolayer 256x64", "training", "kilolayer", LARGE, 76, profile="2", warm=READY),
     Job("kilolayer 500L", "training", "kilolayer", deep(500), 135, alone=True, warm=READY),
     Job("gpt2 compiled", "training", "gpt2 compiled", LANGUAGE, 37),
@@ -222,8 +223,13 @@ LANGUAGE_PEERS = ("gpt2 compiled", "x-transformers compiled", "gpt2", "x-transfo
 ROWS = {
     1: Row(
         "Translation 100L-100L, d 512, 64 x 64 tokens per side",
-        ("kilolayer", "torchscale", "nn.Transformer compiled", "nn.Transformer", "marian"),
+        ("kilolayer", "nn.Transformer in one graph", "nn.Transformer compiled", "nn.Transformer", "torchscale", "marian"),
         (
+            Goal("times nn.Transformer compiled and in one graph", times("kilolayer", "nn.Transformer in one graph")),
+            Goal(
+                "with dropout, times nn.Transformer compiled and in one graph",
+                times("kilolayer, dropout", "nn.Transformer in one graph, dropout"),
+            ),
             Goal("times TorchScale (at least 11)", times("kilolayer", "torchscale")),
             Goal("times nn.Transformer (at least 5.5)", times("kilolayer", "nn.Transformer")),
             Goal("times nn.Transformer compiled", times("kilolayer", "nn.Transformer compiled")),

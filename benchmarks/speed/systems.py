@@ -125,8 +125,11 @@ class PlainTransformer(nn.Module):
         return F.linear(self.layers(source, target, tgt_mask=self.causal, tgt_is_causal=True, **masks), self.table)
 
 
-def nn_transformer(setting: Setting, device: torch.device, compiled: bool = False) -> Step:
-    """compiled: layer by layer, so that all layers of a side share what was compiled for the first."""
+def nn_transformer(setting: Setting, device: torch.device, compiled: bool = False, captured: bool = False) -> Step:
+    """compiled: layer by layer, so that all layers of a side share what was compiled for the first.
+
+    captured: also the whole step, from the forward pass to the update, as one CUDA graph.
+    """
     with device:
         model = PlainTransformer(setting)
     source, target, labels = batch(setting, device)
@@ -145,7 +148,7 @@ def nn_transformer(setting: Setting, device: torch.device, compiled: bool = Fals
             for index, layer in enumerate(layers):
                 # Not layer.compile(): the compiler silently skips a forward defined in torch.nn.
                 layers[index] = torch.compile(layer)  # pyright: ignore[reportArgumentType]
-    return autocast_step(model, lambda: model(source, target, masks), labels)
+    return autocast_step(model, lambda: model(source, target, masks), labels, captured=captured)
 
 
 def marian(setting: Setting, device: torch.device) -> Step:
@@ -242,15 +245,17 @@ def autocast_step(
     labels: Tensor,
     compiled: bool = False,
     more: Callable[[], Tensor | float] = lambda: 0.0,
+    captured: bool = False,
 ) -> Step:
     """Forward and loss under bf16 autocast, backward, update. compiled: forward and loss as one, in torch's default mode.
 
-    more: what the last forward adds to the loss.
+    more: what the last forward adds to the loss. captured: after three ordinary steps, all of it as one CUDA graph.
     """
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=LR, weight_decay=0.01, fused=True)
+    captured = captured and labels.is_cuda
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=LR, weight_decay=0.01, fused=True, capturable=captured)
 
     def mean_loss() -> Tensor:
-        with torch.autocast(labels.device.type, torch.bfloat16):
+        with torch.autocast(labels.device.type, torch.bfloat16, cache_enabled=not captured):
             return F.cross_entropy(logits().flatten(0, 1), labels.flatten(), ignore_index=PAD) + more()
 
     loss = torch.compile(mean_loss) if compiled else mean_loss
@@ -262,7 +267,30 @@ def autocast_step(
         optimizer.zero_grad(set_to_none=True)
         return found.detach()
 
-    return step
+    return captured_step(step) if captured else step
+
+
+def captured_step(step: Step) -> Step:
+    """The step as a CUDA graph, which is captured at the first call."""
+    recorded: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
+
+    def replay() -> Tensor:
+        if not recorded:
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                for _ in range(3):
+                    step()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = step()
+            recorded.append((graph, loss))
+        graph, loss = recorded[0]
+        graph.replay()
+        return loss
+
+    return replay
 
 
 SYSTEMS: dict[str, Callable[[Setting, torch.device], Step]] = {
@@ -271,6 +299,7 @@ SYSTEMS: dict[str, Callable[[Setting, torch.device], Step]] = {
     "torchscale language": torchscale_language,
     "nn.Transformer": nn_transformer,
     "nn.Transformer compiled": lambda setting, device: nn_transformer(setting, device, compiled=True),
+    "nn.Transformer in one graph": lambda setting, device: nn_transformer(setting, device, compiled=True, captured=True),
     "marian": marian,
     "gpt2": gpt2,
     "gpt2 compiled": lambda setting, device: gpt2(setting, device, compiled=True),

@@ -72,9 +72,24 @@ def units_of(run: dict[str, Any]) -> list[tuple[int, str]]:
     return units(run["rows"], run.get("variants", ["plain"]))
 
 
-def latest(runs: list[dict[str, Any]]) -> dict[tuple[int, str], dict[str, Any]]:
-    """The last run that covers each row and variant."""
-    return {unit: run for run in runs for unit in units_of(run)}
+def covering(runs: list[dict[str, Any]]) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """The runs that are shown for each row and variant: the last one, and earlier ones with systems that later ones lack."""
+    found: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for run in reversed(runs):
+        for row, variant in units_of(run):
+            shown = found.setdefault((row, variant), [])
+            known = {name for each in shown for name in each["jobs"]}
+            if not shown or any(name not in known and "ms" in run["jobs"].get(name, {}) for name in names_in(row, variant)):
+                shown.append(run)
+    return found
+
+
+def joined(runs: list[dict[str, Any]]) -> Found:
+    """The measurements of runs, from the newest on, each with its ratio to ours in its own run."""
+    found: Found = {}
+    for run in runs:
+        found = {**run["jobs"], **derive(run["jobs"]), **found}
+    return found
 
 
 def markdown(runs: list[dict[str, Any]]) -> str:
@@ -86,11 +101,11 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         "embeddings, residual branches and attention weights, in translation also after the activation. In a padded batch a",
         "tenth of the tokens are padding, which tokens/s and TFLOP/s do not count. Memory: the peak of what the process",
         "allocated. `ready` counts from the start of the process to the end of its warm-up; only the processes for 10 and 500",
-        "layers started alone and with an empty compile cache. GB are 2^30 bytes. All systems of a row and variant ran in one",
-        "run:",
+        "layers started alone and with an empty compile cache. GB are 2^30 bytes. `times ours` is the ratio to our time in",
+        "the same run:",
         "",
     ]
-    measured = latest(runs)
+    measured = covering(runs)
     for run in runs:
         product = run["jobs"].get("product", {})
         rate = f"{product['tflops']:,.0f} TFLOP/s" if "tflops" in product else "not measured"
@@ -100,23 +115,24 @@ def markdown(runs: list[dict[str, Any]]) -> str:
             + f"; product of 8192 x 8192 matrices in bf16: {rate}"
         ]
     for row in sorted({row for row, _ in measured}):
-        found = {variant: measured[row, variant]["jobs"] for variant in VARIANTS if (row, variant) in measured}
+        found = {variant: joined(measured[row, variant]) for variant in VARIANTS if (row, variant) in measured}
+        shown = [each for variant in found for each in measured[row, variant]]
         lines += ["", f"## {row}. {ROWS[row].title}", "", *_table(row, found), ""]
-        lines += [f"- {text}: {_shown(value, '{:.3f}')}" for text, value in _best_goals(row, found).items()]
+        lines += [f"- {text}: {_shown(value, '{:.3f}')}" for text, value in _best_goals(row, shown).items()]
     return "\n".join(lines) + "\n"
 
 
-def _best_goals(row: int, found: dict[str, Found]) -> dict[str, float | None]:
-    """The value of each goal from the first run that has it, among those that the row shows."""
-    each = [goals(row, jobs) for jobs in found.values()]
+def _best_goals(row: int, runs: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The value of each goal from the newest run that has it, among those that the row shows."""
+    each = [goals(row, run["jobs"]) for run in runs]
     return {text: next((values[text] for values in each if values[text] is not None), None) for text in each[0]}
 
 
-def _measured(run: dict[str, Any], measured: dict[tuple[int, str], dict[str, Any]]) -> str:
+def _measured(run: dict[str, Any], measured: dict[tuple[int, str], list[dict[str, Any]]]) -> str:
     """The rows that are shown from this run; single jobs if it measured these."""
     rows: dict[str, list[str]] = {}
     for row, variant in units_of(run):
-        if measured[row, variant] is run:
+        if any(each is run for each in measured[row, variant]):
             rows.setdefault(variant, []).append(str(row))
     parts = [f"rows {', '.join(each)}{' with ' if DESCRIBED[name] else ''}{DESCRIBED[name]}" for name, each in rows.items()]
     return "; ".join(parts) or ", ".join(run["jobs"])
@@ -126,13 +142,12 @@ def _table(row: int, found: dict[str, Found]) -> list[str]:
     columns = DECODING if row == 9 else TRAINING
     lines = ["| system | " + " | ".join(title for title, _ in columns.values()) + " |", "|---" * (len(columns) + 1) + "|"]
     for variant, jobs in found.items():
-        whole = derive(jobs)
         for base, name in zip(ROWS[row].jobs, names_in(row, variant), strict=True):
             reason = jobs.get(name, {"reason": "not run"}).get("reason")
             if reason is not None and reason.startswith(("not run", "not started")):
                 continue
             label = base if variant == "plain" else f"{base}, {DESCRIBED[variant]}"
-            cells = [_shown(whole.get(name, {}).get(key), form) for key, (_, form) in columns.items()]
+            cells = [_shown(jobs.get(name, {}).get(key), form) for key, (_, form) in columns.items()]
             lines.append(f"| {label if reason is None else f'{label}: {reason}'} | " + " | ".join(cells) + " |")
     return lines
 
@@ -167,7 +182,7 @@ def add_run(out: Path, run: dict[str, Any]) -> None:
     path = out / "results.json"
     others = json.loads(path.read_text())["runs"] if path.exists() else []
     runs = [*(each for each in others if each.get("started") is None or each["started"] != run["started"]), run]
-    shown = list(latest(runs).values())
+    shown = [each for own in covering(runs).values() for each in own]
     runs = [each for each in runs if not each["rows"] or any(each is one for one in shown)]
     path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
 

@@ -103,7 +103,7 @@ def test_the_file_has_every_weight_once(tmp_path: Path) -> None:
         assert {*file.keys()} == {f"model.{name}" for name in model.state_dict()}
         assert sum(file.get_tensor(name).numel() for name in file.keys()) == sum(p.numel() for p in model.parameters())  # noqa: SIM118
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["model"]["recipe"] == {"name": "sub_ln", "cross_gain": True}
+    assert config["model"]["recipe"] == {"name": "sub_ln", "cross_gain": True, "init": "derived"}
     assert config["auto_map"]["AutoModelForSeq2SeqLM"] == "modeling_kilolayer.KilolayerForSeq2SeqLM"
 
 

@@ -140,7 +140,7 @@ def test_typed_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Pa
     assert main(["plan", str(file), "--model.layers", "3", "--model.recipe.start", "closed", "--json"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     assert (model["dim"], model["heads"], model["layers"], model["ffn_dim"]) == (64, 2, 3, 2048)
-    assert model["recipe"] == {"name": "admin", "start": "closed", "weight": "derived"}
+    assert model["recipe"] == {"name": "admin", "start": "closed", "weight": "derived", "init": "derived"}
 
 
 def test_an_absent_value_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Stands for `kilolayer train` where many processes are wanted soon: it leaves what a run leaves, and trains nothing.
 
 What happens is told by the configuration: `train.lr` above 1 diverges, `train.seed` 13 breaks, 14 has no memory unless it is
-alone, 15 is refused, 16 is dead from its second step on. `train.accumulate` of 8 and more
+alone, 15 is refused, 16 has a stack that is dying at its second step. `train.accumulate` of 8 and more
 breaks before the first step. A step takes STEP seconds; events are noted in the file that FAKE_EVENTS names.
 """
 
@@ -88,7 +88,9 @@ def train(folder: Path, config: dict[str, Any], seed: int) -> None:
         rows = [{"kind": "train", "step": step, "nll": 5.0 / step, "seconds": step * STEP}]
         rows += [{"kind": "valid", "step": step, "loss": 5.0 / step + config["train"]["lr"]}]
         if seed == 16 and step == 2:
-            rows += [{"kind": "event", "step": step, "dead": "encoder", "text": "the encoder is dead"}]
+            rows += [{"kind": "event", "step": step, "fading": True, "text": "the gradient of the encoder's first layers ..."}]
+            if config["train"].get("stop_when_dead"):
+                rows += [{"kind": "event", "step": step, "ended_by": "encoder", "text": "..."}]
         if config["train"]["lr"] > 1:
             step += 9
             text = "step {} skipped: the gradient is not finite"
@@ -96,7 +98,7 @@ def train(folder: Path, config: dict[str, Any], seed: int) -> None:
         with open(folder / "metrics.jsonl", "a") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
         if seed == 16 and step == 2 and config["train"].get("stop_when_dead"):
-            end(2, "kilolayer: the encoder no longer learns, and train.stop_when_dead ends the run", f"  step {step}")
+            end(2, "kilolayer: train.stop_when_dead ends the run", f"  step {step}")
         if config["train"]["lr"] > 1:
             end(2, "kilolayer: 10 steps in a row were not finite", f"  step {step}", "  lower train.lr")
         if seed == 13:

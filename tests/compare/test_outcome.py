@@ -60,9 +60,24 @@ def test_a_run_that_was_cut_has_diverged_where_that_has_lasted(losses: list[floa
     assert outcome_of(record(losses, scores={}, config=wanted), "out of memory").kind == kind.replace("unfinished", "failed")
 
 
-def test_a_dead_stack_of_a_run_that_was_cut_is_told() -> None:
-    event = [{"kind": "event", "step": 20, "dead": "encoder", "text": "the encoder is dead"}]
-    assert outcome_of(record(FALLING, scores={}, event=event)).text == "encoder dead from step 20"
+def stacks(*shares: float) -> list[dict[str, Any]]:
+    """Checks of an encoder at every hundredth step, and of a decoder that is well."""
+    return [
+        {"kind": "stacks", "step": 100 * place, "encoder": {"reached": share}, "decoder": {"reached": 1.0}}
+        for place, share in enumerate(shares, 1)
+    ]
+
+
+def test_a_stack_without_a_gradient_is_no_outcome_of_a_run_that_was_cut() -> None:
+    assert outcome_of(record(FALLING, scores={}, stacks=stacks(1e-6, 1e-6))).kind == "unfinished"
+
+
+def test_a_run_that_was_ended_because_a_stack_was_dying_is_dead() -> None:
+    event = [{"kind": "event", "step": 2000, "ended_by": "encoder", "text": "..."}]
+    found = outcome_of(record(FALLING, scores={}, event=event))
+    assert (found.kind, found.step, found.text) == ("dead", 2000, "encoder dying, ended at step 2,000")
+    resumed = [{**event[0], "step": 20}]  # it was resumed without train.stop_when_dead
+    assert outcome_of(record(FALLING, scores={}, event=resumed)).kind == "unfinished"
 
 
 def test_a_run_without_a_folder_waits() -> None:
@@ -145,10 +160,12 @@ def test_a_classifier_that_learned_its_examples_by_heart_has_made_progress() -> 
     assert outcome_of(record([0.69, 0.6, 0.4, 0.1, 0.02], [0.7, 0.9, 1.2], reference=reference(0.69))).kind == "finished"
 
 
-def test_a_dead_stack_is_told_whatever_came_later() -> None:
-    event = [{"kind": "event", "step": 1400, "dead": "encoder", "text": "the encoder is dead"}]
-    found = outcome_of(record(FALLING, event=event, reference=reference(2.0)))
-    assert (found.kind, found.step, found.text) == ("dead", 1400, "encoder dead from step 1,400")
+def test_a_stack_is_dead_by_the_end_of_its_run_alone() -> None:
+    found = outcome_of(record(FALLING, stacks=stacks(*[0.5] * 15, *[1e-6] * 5)))
+    assert (found.kind, found.text) == ("dead", "encoder dead")
+    recovered = stacks(*[1e-6] * 15, *[0.5] * 5)
+    said = [{"kind": "event", "step": 100, "fading": True, "text": "step 100: the gradient of the encoder's ..."}]
+    assert outcome_of(record(FALLING, stacks=recovered, event=said)).kind == "finished"
 
 
 @pytest.mark.parametrize("value", [math.inf, 1e300, True, "5", [5], {}])

@@ -34,7 +34,10 @@ NEW = 12  # tokens that a language model writes
 ODD = ["A dog  sees\ta cat. ", "</s> <pad> <s> <unk>", "caf\u00e9 \U0001f600 12,345", "<2de> \u65e5\u672c"]
 TRANSLATORS: dict[str, dict[str, dict[str, Any]]] = {
     "deepnorm": {"model": {"recipe": {"name": "deepnorm"}}},
-    "pre_ln": {"model": {"recipe": {"name": "pre_ln"}, "activation": "gelu"}, "search": {"method": "beam", "beam": 3}},
+    "pre_ln": {
+        "model": {"recipe": {"name": "pre_ln", "init": "xavier"}, "activation": "gelu"},
+        "search": {"method": "beam", "beam": 3},
+    },
     "two vocabularies": {
         "model": {"recipe": {"name": "admin"}, "tie_embeddings": False},
         "tokenizer": {"shared": False, "vocab_size": 70},

@@ -21,8 +21,9 @@ from kilolayer.probe.places import top_states
 from kilolayer.probe.rank import effective_rank, mean_cosine, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import update_sizes
-from kilolayer.recipes.base import Depths, Part, Rates, Recipe, Role, Side
+from kilolayer.recipes.base import Depths, Part, Rates, Recipe, Side
 from kilolayer.recipes.complete_p import CompleteP
+from kilolayer.recipes.role import Role
 
 VOCABULARY, DOUBLE = 24, torch.float64
 SOURCE = torch.tensor([[3, 7, 5, 9, 4], [8, 6, 0, 0, 0], [0, 0, 0, 0, 0]])  # padding, and a row that only fills up the batch

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 import kilolayer as kl
-from kilolayer.probe.diagnosis import Death, Measurements, Settings, measure
+from kilolayer.probe.diagnosis import Measurements, Settings, measure
 from kilolayer.probe.gradients import measure_gradients
 from kilolayer.probe.verdict import judge
 from kilolayer.report.diagnosis_page import render_diagnosis, stacks_table
+from kilolayer.training.stack_label import LEVELS, DeadStack
 
 SLOW = Settings(lr=1e-4, warmup_steps=4000)
 
@@ -65,17 +66,29 @@ def with_gradients(found: Measurements, **layers: tuple[float, ...]) -> Measurem
     return replace(found, gradients=replace(found.gradients, layers=layers))
 
 
-def test_a_dead_encoder_of_a_run_is_named_with_its_number(well: Measurements) -> None:
+FADED = {"encoder": (1e-6, 5e-6, 1e-4, 6e-3), "decoder": (0.08, 0.07, 0.1, 0.12)}
+ENCODER = DeadStack("encoder", reached=1e-6, moved=0.3)
+
+
+def test_a_gradient_that_has_faded_before_the_end_of_a_run_is_a_forecast(well: Measurements) -> None:
     trained = replace(well, settings=replace(SLOW, step=700))
-    dying = with_gradients(trained, encoder=(1e-6, 5e-6, 1e-4, 6e-3), decoder=(0.08, 0.07, 0.1, 0.12))
-    found = judge(dying)
-    assert found.verdict()[0].startswith("The encoder is dead: the gradient of its first layers is 1/120,000 of the largest")
-    assert found.options() == ["--train.lr 2.5e-5", "--train.warmup_steps 16000", "--train.eps 1e-4"]
+    (finding,) = judge(with_gradients(trained, **FADED)).findings
+    assert (finding.kind, finding.where) == ("fading", "encoder")
+    assert finding.text.startswith("The gradient of the encoder's first layers is 1/120,000 of the largest layer's")
+    assert finding.text.endswith(LEVELS[-1].text)
     assert kinds(with_gradients(trained, encoder=(0.06, 0.05, 0.04, 0.06), decoder=(0.1, 0.1, 0.1, 0.1))) == []
-    told = replace(dying, deaths=(Death("encoder", 120, "..."),))
-    assert (
-        judge(told).verdict()[0].startswith("The encoder is dead since step 120: the gradient of its first layers is 1/120,000")
+    ended = replace(trained, settings=replace(SLOW, step=SLOW.steps))
+    assert kinds(with_gradients(ended, **FADED)) == []  # the label of the whole last tenth decides
+
+
+def test_an_encoder_that_is_dead_at_the_end_of_its_run_is_named(well: Measurements) -> None:
+    found = judge(with_gradients(replace(well, settings=replace(SLOW, step=SLOW.steps), dead=(ENCODER,)), **FADED))
+    said = (
+        "The encoder is dead: over the last tenth of the steps, the gradient of its first layers was 1/1,000,000 of the largest"
     )
+    assert found.verdict()[0].startswith(said)
+    assert "does not read the source" in found.verdict()[0]
+    assert found.options() == ["--train.lr 2.5e-5", "--train.warmup_steps 16000", "--train.eps 1e-4"]
 
 
 def test_a_source_that_is_not_read_is_named_unless_its_encoder_is_dead_anyway(well: Measurements) -> None:
@@ -85,27 +98,23 @@ def test_a_source_that_is_not_read_is_named_unless_its_encoder_is_dead_anyway(we
     assert "lowers the loss by only 0.012 nats per token" in finding.text
     assert judge(trained).options()[0] == "--train.lr 2.5e-5"
     assert kinds(replace(trained, source_gain=0.6)) == []
-    assert kinds(with_gradients(trained, encoder=(1e-6, 5e-6, 1e-4, 6e-3), decoder=(0.08, 0.07, 0.1, 0.12))) == [
-        ("dead", "encoder")
-    ]
+    assert kinds(replace(trained, dead=(ENCODER,))) == [("dead", "encoder")]
 
 
-def test_a_death_that_only_the_log_tells_has_its_reason(well: Measurements) -> None:
-    text = "step 120: the decoder is dead: train.eps hides its gradient; start again with a smaller train.eps"
-    found = judge(replace(well, settings=replace(SLOW, step=700), deaths=(Death("decoder", 120, text),)))
-    (finding,) = found.findings
+def test_a_stack_that_eps_keeps_still_has_its_reason(well: Measurements) -> None:
+    hidden = DeadStack("decoder", reached=0.5, moved=1e-5)
+    (finding,) = judge(replace(well, settings=replace(SLOW, step=SLOW.steps), dead=(hidden,))).findings
     assert finding.text == (
-        "The decoder is dead since step 120: train.eps hides its gradient; start again with a smaller train.eps."
+        "The decoder is dead: over the last tenth of the steps, a step moved its first layers by 1.0e-05 of the learning rate: "
+        "train.eps hides their gradient."
     )
-    assert math.isnan(finding.value)
-    assert found.table()["findings"][0]["value"] is None
 
 
 def test_a_stack_whose_gradient_eps_hides_is_not_advised_to_raise_it(well: Measurements) -> None:
     over_factor = {"encoder": (1e-12, 1e-13, 1e-12, 1e-12), "decoder": (1e-3, 1e-3, 1e-3, 1e-3)}
     gradients = replace(well.gradients, over_factor=over_factor)
-    death = Death("encoder", 120, "step 120: the encoder is dead: train.eps hides its gradient")
-    found = judge(replace(well, settings=replace(SLOW, step=700), gradients=gradients, deaths=(death,)))
+    hidden = DeadStack("encoder", reached=0.5, moved=1e-5)
+    found = judge(replace(well, settings=replace(SLOW, step=700), gradients=gradients, dead=(hidden,)))
     assert [finding.kind for finding in found.findings] == ["eps", "dead"]
     assert found.options() == ["--train.eps 1e-14", "--train.lr 2.5e-5", "--train.warmup_steps 16000"]
 

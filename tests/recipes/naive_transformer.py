@@ -212,10 +212,15 @@ class NormFormer(PreLN):
     def residual(self, name: str, x: Tensor, f: Branch) -> Tensor:
         branch = f(self.norm(f"{name}.pre_norm", x))
         if "attention" in name:
-            return x + self.norm(f"{name}.post_norm", branch)
+            return x + (self.norm(f"{name}.post_norm", branch) if self.changes(name) else branch)
         return (self.weight(f"{name}.skip.weight") * x if self.options.get("residual_scale") else x) + branch
 
+    def changes(self, name: str) -> bool:
+        return "cross_attention" not in name or bool(self.options.get("cross_attention"))
+
     def join_heads(self, name: str, heads: list[Tensor]) -> Tensor:
+        if not self.changes(name):
+            return torch.cat(heads, dim=-1)
         scales = self.weight(f"{name}.head_scale.weight").flatten()
         return torch.cat([scale * head for scale, head in zip(scales, heads, strict=True)], dim=-1)
 

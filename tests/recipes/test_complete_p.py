@@ -14,7 +14,8 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Depths, Part, Role
+from kilolayer.recipes.base import Depths, Part
+from kilolayer.recipes.role import Role
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.optimizer import Optimizer
 
@@ -87,7 +88,7 @@ def test_at_the_base_nothing_is_changed() -> None:
     torch.manual_seed(4)
     at_base = kl.EncoderDecoder(11, 64, 2, 24, 6, 6, recipe)
     torch.manual_seed(4)
-    plain = kl.EncoderDecoder(11, 64, 2, 24, 6, 6, "pre_ln")
+    plain = kl.EncoderDecoder(11, 64, 2, 24, 6, 6, kl.recipes.get("pre_ln", init="xavier"))
     batch = torch.randint(1, 11, (2, 3, 5))
     assert torch.equal(at_base(*batch).logits, plain(*batch).logits)
 

@@ -39,6 +39,7 @@ EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("mix_ln", {"share": 0.7}, naive.MixLN),
     ("normformer", {}, naive.NormFormer),
     ("normformer", {"residual_scale": True}, naive.NormFormer),
+    ("normformer", {"cross_attention": True}, naive.NormFormer),
     ("peri_ln", {}, naive.PeriLN),
     ("peri_ln", {"embedding_norm": False}, naive.PeriLN),
     ("post_ln", {}, naive.PostLN),
@@ -61,7 +62,7 @@ CASES = [
     )
     for recipe, options, equation in EQUATIONS
     for shape in SHAPES
-    if "cross_gain" not in options or shape == "encoder_decoder"  # elsewhere there is no cross-attention to leave unscaled
+    if not {"cross_gain", "cross_attention"} & set(options) or shape == "encoder_decoder"  # elsewhere there is none
 ]
 
 

@@ -131,7 +131,7 @@ def test_a_class_whose_fields_are_no_options_yet_tells_to_register_it(known: dic
         with pytest.raises(InputError, match=r"Fading are not options yet[\s\S]*register"):
             Fading(**options)
     kl.recipes.register(Fading)
-    assert kl.Encoder(**SMALL, recipe=Fading(power=1.0)).config.recipe.options() == {"power": 1.0}
+    assert kl.Encoder(**SMALL, recipe=Fading(power=1.0)).config.recipe.options() == {"power": 1.0, "init": "derived"}
 
 
 def test_it_is_given_to_constructors_by_its_path_and_computes_what_it_says(folder: Path) -> None:
@@ -147,7 +147,7 @@ def test_it_is_given_to_constructors_by_its_path_and_computes_what_it_says(folde
 def test_a_table_keeps_its_path_and_its_options(folder: Path) -> None:
     for path in ("half_branch:HalfBranch", "half_branch:Unregistered"):
         config = build(kl.ModelConfig, {"recipe": {"name": path, "factor": 0.25}})
-        assert config.recipe.table() == {"name": path, "factor": 0.25}
+        assert config.recipe.table() == {"name": path, "factor": 0.25, "init": "derived"}
         assert kl.recipes.parse(config.recipe.table()) == config.recipe
     assert plain_recipe({"name": "half_branch:HalfBranch", "factor": 0.5}) == "half_branch:HalfBranch"
     assert plain_recipe({"name": "half_branch:HalfBranch", "factor": 1}) == {"name": "half_branch:HalfBranch", "factor": 1}
@@ -164,7 +164,7 @@ def test_a_run_of_it_is_trained_resumed_planned_and_used(folder: Path) -> None:
     code, _, err = typed("train", folder / "base.toml", "--run", folder / "run", *words, "--train.steps=3")
     assert code == 0, err
     kept = tomllib.loads((folder / "run/config.toml").read_text())["model"]["recipe"]
-    assert kept == {"name": "half_branch:HalfBranch", "factor": 0.25}
+    assert kept == {"name": "half_branch:HalfBranch", "factor": 0.25, "init": "derived"}
     assert typed("train", "--resume", folder / "run")[0] == 0
     assert typed("generate", folder / "run", "--prompt", "Ein")[0] == 0
     code, out, err = typed("plan", folder / "run/config.toml", "--json")

@@ -8,62 +8,57 @@ from typing import Any
 
 import pytest
 
-from kilolayer.report.depth import depth_section, vanished_gradients
+from kilolayer.report.depth import depth_section
 from kilolayer.report.page import render
 from kilolayer.report.record import Record
+from kilolayer.report.stacks_panel import troughs
 
 WELL = [0.2, 0.5, 0.1, 0.3]
 
 
-def entry(step: int, **gradient: Any) -> dict[str, Any]:
-    return {"kind": "layers", "step": step, "gradient": gradient}
+def checks(*shares: float, side: str = "encoder") -> list[dict[str, Any]]:
+    return [{"kind": "stacks", "step": 10 * place, side: {"reached": share}} for place, share in enumerate(shares, 1)]
 
 
-def test_gradients_of_one_size_are_well() -> None:
-    assert vanished_gradients([]) == []
-    assert (
-        vanished_gradients([entry(1, encoder=WELL, decoder=WELL), entry(500, encoder=WELL, decoder=[1.0, 0.011, 0.5, 1.0])])
-        == []
+TROUGH = checks(0.05, 1e-3, 6e-4, 2.5e-4, 5e-4, 2e-3, 0.23, 0.46, 0.25, 0.54)
+
+
+def test_a_trough_is_shown_as_such_and_is_no_warning() -> None:
+    record = Record("run", config={"train": {"lr": 1e-3}}, train=[{"step": 100}], stacks=TROUGH, scores={"test": {}})
+    (sentence,) = troughs(record)
+    assert sentence == (
+        "The encoder passed through a trough: at step 40 its first layers got 1/4,000 of the largest layer's gradient, and at "
+        "step 70 again 0.23."
     )
-    # What was lost and came back is well.
-    assert vanished_gradients([entry(1, decoder=WELL), entry(2, decoder=[1e-9, 1.0]), entry(3, decoder=WELL)]) == []
+    page = render(record)
+    assert sentence.replace("'", "&#39;") in page
+    assert "is dead" not in page
+    assert "no steps were skipped" in page
 
 
-def test_an_encoder_that_dies_in_training_is_named_with_its_cause() -> None:
-    dying = [entry(1, encoder=WELL, decoder=WELL), entry(800, encoder=[4.1e-9, 2e-7, 0.004, 0.016], decoder=WELL)]
-    where, unread, advice = vanished_gradients(dying)
-    assert where == (
-        "At step 800 the gradient does not reach 2 of the 4 layers of the encoder: "
-        "its norm is 4.1e-09 in layer 1 and 1.6e-02 in layer 4."
-    )
-    assert "ignores the source" in unread
-    assert (
-        advice
-        == "At step 1 it reached all layers: start again with a lower train.lr, more train.warmup_steps, or train.eps = 1e-4."
-    )
-    page = render(Record("run", train=[{"step": 800}], layers=[entry(800, encoder=[4.1e-9, 1.0], decoder=WELL)]))
-    assert page.index("Warnings") < page.index("does not reach 1 of the 2 layers of the encoder")
+def test_a_dead_stack_is_a_warning_once_the_run_has_ended() -> None:
+    dead = checks(0.05, *[1e-6] * 20)
+    ended = Record("run", config={"train": {"lr": 1e-3}}, train=[{"step": 210}], stacks=dead, scores={"test": {}})
+    assert troughs(ended) == []
+    page = render(ended)
+    assert page.index("Warnings") < page.index("The encoder is dead: over the last tenth of the steps")
     assert "no steps were skipped" not in page
+    assert "is dead" not in render(Record("run", config=ended.config, train=ended.train, stacks=dead))
 
 
-def test_a_gradient_that_never_was_asks_for_another_recipe() -> None:
-    found = vanished_gradients([entry(1, decoder=[1e-18, 1.0]), entry(500, decoder=[0.0, 1.0])])
-    assert len(found) == 2
-    assert "its norm is 0.0e+00 in layer 1 and" in found[0]
-    assert found[1] == "It did not at step 1 either: choose a recipe for this depth, such as deepnorm."
+@pytest.mark.parametrize("shares", [[0.5, 0.4, 0.3], [0.5, 2e-3, 0.5], [0.5, 1e-4, 5e-3]])
+def test_what_did_not_fall_far_or_has_not_come_back_is_no_trough(shares: list[float]) -> None:
+    assert troughs(Record("run", stacks=checks(*shares))) == []
 
 
-@pytest.mark.parametrize("gradient", [None, {}, {"encoder": None}, {"encoder": [None, "a"]}, {"decoder": [0.0, 0.0]}, []])
-def test_what_is_no_measurement_is_passed_over(gradient: Any) -> None:
-    assert vanished_gradients([{"step": 3, "gradient": gradient}]) == []
-
-
-def test_norms_that_are_no_numbers_do_not_count() -> None:
-    assert vanished_gradients([entry(3, decoder=[1.0, math.nan, 0.5])]) == []
-    assert (
-        "1 of the 2 layers of the decoder: its norm is 1.0e-06 in layer 3 and"
-        in vanished_gradients([entry(3, decoder=[math.nan, 1.0, 1e-6])])[0]
-    )
+def test_what_reaches_the_first_layers_is_the_first_plot() -> None:
+    one = depth_section([Record("run", stacks=TROUGH + checks(0.5, 0.5, side="decoder"), layers=[norms(1)])])
+    assert one.profiles[0].title == "Gradient that reaches the first layers"
+    assert one.profiles[0].chart is not None
+    assert [curve["name"] for curve in one.profiles[0].chart["curves"]] == ["encoder", "decoder"]
+    two = depth_section([Record("a", stacks=TROUGH), Record("b", stacks=checks(0.5, 0.1)), Record("c")])
+    assert two.profiles[0].chart is not None
+    assert [curve["name"] for curve in two.profiles[0].chart["curves"]] == ["a", "b"]
 
 
 def norms(step: int, layers: int = 4) -> dict[str, Any]:

@@ -329,14 +329,14 @@ def test_what_is_wrong_with_the_model_is_said_on_the_page_and_in_the_terminal(
         "dropped": [0.0],
         "temperature": [0.3],
     }
-    norms = {kind: {"encoder": [1e-9, 1.0], "decoder": [1.0, 1.0]} for kind in ("gradient", "update", "residual")}
+    stacks = {"encoder": {"reached": 1e-9}, "decoder": {"reached": 1.0}}
     blind = {"kind": "valid", "step": 5, "loss": 4.0, "source_gain": 0.004}
-    ill = [{"kind": "layers", "step": 5, **norms}, {"kind": "routing", "step": 5, **shares}, blind]
+    ill = [{"kind": "stacks", "step": 5, **stacks}, {"kind": "routing", "step": 5, **shares}, blind]
     run = make_run(tmp_path / "ill", [*BRIEF, *ill])
     assert main(["report", str(run)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{run / 'report.html'}\n"
-    reached = "At step 5 the gradient does not reach 1 of the 2 layers of the encoder"
+    reached = "The encoder is dead: over the last tenth of the steps, the gradient of its first layers was 1/1,000,000,000"
     collapsed = "Layer encoder 2 has collapsed: expert 1 takes 97% of the tokens."
     unread = "At step 5 the right source lowers the loss by only 0.004 nats per token"
     for text in (said.err, page_of(run).text):

@@ -106,12 +106,12 @@ def test_the_first_steps_are_those_of_the_run(tmp_path: Path, corpus: Path) -> N
     assert {change.step: change.size for change in found if change.step in expected} == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_death_that_training_told_is_in_the_verdict(tmp_path: Path, corpus: Path) -> None:
+def test_a_stack_that_is_dead_at_the_end_is_in_the_verdict(tmp_path: Path, corpus: Path) -> None:
     run = trained(tmp_path / "run", corpus, "translation", train={"steps": 10, "eps": 1e3, "log_every": 10})
     found = kl.diagnose(run, device="cpu")
     assert not found.healthy
     assert [finding.where for finding in found.findings if finding.kind == "dead"] == ["encoder", "decoder"]
-    (said,) = [line for line in found.verdict() if line.startswith("The encoder is dead since step 10: ")]
+    (said,) = [line for line in found.verdict() if line.startswith("The encoder is dead: over the last tenth of the steps")]
     assert "train.eps hides" in said
     assert found.options()[0].startswith("--train.eps 1e-")
     assert "--train.eps 1e-4" not in found.options(10)

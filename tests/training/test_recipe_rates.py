@@ -12,8 +12,9 @@ from random_steps import take_steps
 from torch import nn
 
 import kilolayer as kl
-from kilolayer.recipes.base import Depths, Learned, Part, Place, Plan, Rates, Role, Side
+from kilolayer.recipes.base import Depths, Learned, Part, Place, Plan, Rates, Side
 from kilolayer.recipes.pre_ln import PreLN
+from kilolayer.recipes.role import Role
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.recipe_rates import recipe_rates

@@ -15,11 +15,11 @@ import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
-from kilolayer.training.dead_stacks import StackWatch
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.optimizer import Optimizer
+from kilolayer.training.stack_health import StackWatch
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
 
@@ -285,7 +285,7 @@ def test_training_goes_on_after_a_skipped_step_and_says_which(
     run = new_run(tmp_path / "run", corpus, train={"log_every": 3, "layers_every": 1})
     PoisonedBatches(monkeypatch, {2, 4, 5, 6})
     watched: list[int] = []
-    monkeypatch.setattr(StackWatch, "find_dead", lambda _watch, step, *_: watched.append(step) or {})
+    monkeypatch.setattr(StackWatch, "check", lambda _watch, step: watched.append(step) or {})
     assert loop.train(run, task_of(run)) == 0
     assert watched == [1, 3]  # the layers of a skipped step have no finite gradient
     rows = read_metrics(run.folder)

@@ -33,29 +33,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=int_between(1, 10**9), help="stop after this many seconds; the same command continues"
     )
+    parser.add_argument(
+        "--earlier",
+        type=Path,
+        metavar="FILE",
+        help="a found.json of another session, whose runs with the same configuration are not trained again",
+    )
     parser.add_argument("--json", action="store_true", help="print all measurements as one JSON document")
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """List the reproductions, or run one and print its verdict."""
     if typed:
-        raise unknown(typed[0], ["--out", "--tiny", "--parallel", "--seconds", "--json"])
+        raise unknown(typed[0], ["--out", "--tiny", "--parallel", "--seconds", "--earlier", "--json"])
     if options.name is None:
-        if options.tiny or options.seconds is not None or options.parallel is not None:
+        if options.tiny or any(value is not None for value in (options.seconds, options.parallel, options.earlier)):
             raise OptionError("no reproduction is named", fix="kilolayer reproduce lists their names")
         _list(options)
         return 0
-    from kilolayer.reproduce.lab import Lab
+    from kilolayer.reproduce.lab import Lab, earlier_runs
     from kilolayer.reproduce.page import plain, save
 
     reproduction = get(options.name)
-    for flag, value in (("--seconds", options.seconds), ("--parallel", options.parallel)):
+    flags = {"--seconds": options.seconds, "--parallel": options.parallel, "--earlier": options.earlier}
+    for flag, value in flags.items():
         if value is not None and not reproduction.trains_runs:
             what = f"{flag} has no effect on {reproduction.name}, which takes a few steps in memory and trains no runs"
             raise OptionError(what, fix="remove it")
     out = options.out / "tiny" if options.tiny else options.out
     deadline = None if options.seconds is None else time.monotonic() + options.seconds
-    lab = Lab(out / reproduction.name, options.tiny, None if options.tiny else _data(), options.parallel, deadline)
+    earlier = () if options.earlier is None else earlier_runs(options.earlier)
+    data = None if options.tiny else _data()
+    lab = Lab(out / reproduction.name, options.tiny, data, options.parallel, deadline, earlier)
     found = reproduction.measure(lab)
     verdict = save(lab.folder, reproduction, found, options.tiny)
     if options.json:

@@ -9,9 +9,12 @@ from typing import Literal
 
 from kilolayer.report.record import Record, number
 from kilolayer.training.guard import TOLERATED
+from kilolayer.training.stack_label import checks_of, dead_stacks
 
-Kind = Literal["finished", "diverged", "dead", "no_progress", "unfinished", "failed", "waiting"]
-DIED: tuple[Kind, ...] = ("diverged", "dead", "no_progress")
+Kind = Literal["finished", "diverged", "dead", "source_not_read", "no_progress", "unfinished", "failed", "waiting"]
+"""source_not_read: a translator that finished without reading its source, in the verdicts of reproductions. Comparisons, whose
+runs may be too short for it, note it beside the loss of a finished run."""
+DIED: tuple[Kind, ...] = ("diverged", "dead", "source_not_read", "no_progress")
 RISE = 0.5
 """Nats above its lowest value at which a loss has diverged: more than batches differ, less than any learning gains."""
 ABOVE_START = 0.1
@@ -41,7 +44,7 @@ def outcome_of(record: Record | None, failure: str | None = None) -> Outcome:
     if record is None:
         return Outcome("waiting", None, "waiting") if failure is None else Outcome("failed", None, f"failed: {failure}")
     step = max((int(row["step"]) for row in (*record.train, *record.valid)), default=0)
-    found = _dead(record) or ended_by_divergence(record)
+    found = ended_by_forecast(record) or ended_by_divergence(record)
     if found is not None:
         return found
     if not record.scores:
@@ -51,7 +54,8 @@ def outcome_of(record: Record | None, failure: str | None = None) -> Outcome:
             return Outcome("failed", step, f"failed: {failure}")
         wanted = number(record.config, "train", "steps")
         return Outcome("unfinished", step, f"step {step:,}" + (f" of {wanted:,.0f}" if wanted == wanted else ""))
-    return _not_finite(record) or _loss_rose(record) or _no_progress(record, step) or Outcome("finished", step, "finished")
+    fault = _not_finite(record) or _loss_rose(record) or _dead_at_end(record, step) or _no_progress(record, step)
+    return fault or Outcome("finished", step, "finished")
 
 
 def ended_by_divergence(record: Record) -> Outcome | None:
@@ -64,9 +68,12 @@ def ended_by_divergence(record: Record) -> Outcome | None:
     return _diverged(last[0])
 
 
-def ended_by_dead_stack(record: Record) -> Outcome | None:
-    """A dead stack that ended the run, with train.stop_when_dead."""
-    return _dead(record) if record.config.get("train", {}).get("stop_when_dead") else None
+def ended_by_forecast(record: Record) -> Outcome | None:
+    """The forecast of a dead stack that ended the run, with train.stop_when_dead."""
+    for row in record.event:
+        if isinstance(side := row.get("ended_by"), str) and not any(other["step"] > row["step"] for other in record.train):
+            return Outcome("dead", int(row["step"]), f"{side} dying, ended at step {int(row['step']):,}")
+    return None
 
 
 def _long_diverged(record: Record) -> Outcome | None:
@@ -83,11 +90,10 @@ def _diverged(step: int) -> Outcome:
     return Outcome("diverged", step, f"diverged at step {step:,}")
 
 
-def _dead(record: Record) -> Outcome | None:
-    for row in record.event:
-        if isinstance(stack := row.get("dead"), str):
-            return Outcome("dead", int(row["step"]), f"{stack} dead from step {int(row['step']):,}")
-    return None
+def _dead_at_end(record: Record, step: int) -> Outcome | None:
+    """Stacks that are dead at the end of a finished run, whatever was seen on the way."""
+    dead = [each.side for each in dead_stacks(checks_of(record.stacks), number(record.config, "train", "lr"))]
+    return Outcome("dead", step, f"{' and '.join(dead)} dead") if dead else None
 
 
 def _not_finite(record: Record) -> Outcome | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.compare.grid import Setting
-from kilolayer.compare.outcome import Outcome, ended_by_dead_stack, ended_by_divergence, outcome_of
+from kilolayer.compare.outcome import Outcome, ended_by_divergence, ended_by_forecast, outcome_of
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_json
@@ -25,7 +25,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run so far. train, valid: rows of its metrics; scores: the contents of its scores.json."""
+    """The result of a run so far. train, valid, stacks: rows of its metrics; scores: the contents of its scores.json."""
 
     name: str
     options: Setting
@@ -33,6 +33,7 @@ class Result:
     outcome: Outcome
     train: list[Entry] = field(default_factory=list)
     valid: list[Entry] = field(default_factory=list)
+    stacks: list[Entry] = field(default_factory=list)
     scores: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
 
@@ -45,12 +46,12 @@ def record_of(member: Member) -> Record | None:
 
 
 def is_complete(member: Member) -> bool:
-    """Whether nothing is left to do for a run: it has scores, or was ended by divergence or a dead stack."""
+    """Whether nothing is left to do for a run: it has scores, or was ended by divergence or the forecast of it."""
     path = member.folder / "scores.json"
     if kind_of(path) == "file":
         return _holds_scores(path)
     record = record_of(member)
-    return record is not None and (ended_by_divergence(record) or ended_by_dead_stack(record)) is not None
+    return record is not None and (ended_by_divergence(record) or ended_by_forecast(record)) is not None
 
 
 def _holds_scores(path: Path) -> bool:
@@ -68,4 +69,5 @@ def result_of(member: Member, failure: str | None = None) -> Result:
     if record is None:
         return Result(member.name, member.options, member.folder, outcome)
     seconds = number(record.train[-1], "seconds") if record.train else None
-    return Result(member.name, member.options, member.folder, outcome, record.train, record.valid, record.scores, seconds)
+    rows = {"train": record.train, "valid": record.valid, "stacks": record.stacks}
+    return Result(member.name, member.options, member.folder, outcome, **rows, scores=record.scores, seconds=seconds)

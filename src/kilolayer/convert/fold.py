@@ -92,7 +92,7 @@ def _check(model: AnyModel) -> None:
     recipe = model.config.recipe
     for stack in model.stacks():
         plans = [sublayer.plan for sublayer in stack.sublayers()]
-        start: dict[str, Any] = {"gains": {}, "xavier": "normal", "joint_attention": False}
+        start: dict[str, Any] = {"gains": {}, "init": Plan().init}
         plain = all(replace(plan, skip=1.0, **start) == Plan(out_norm=True) for plan in plans)
         bare = isinstance(stack.output_scale, nn.Identity) and not recipe.input_norm(stack.side, model.config.depths)
         if not plain or not bare or recipe.stream() is not None:

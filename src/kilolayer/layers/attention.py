@@ -21,7 +21,8 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import HeadScale, make_shift
-from kilolayer.recipes.base import Plan, Role
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.role import Role
 
 
 class Attention(nn.Module):
@@ -36,7 +37,7 @@ class Attention(nn.Module):
         self.inner_norm = make_norm(plan.inner_norm, options.dim, options)
         self.output = Projection(options.dim, [(Role.ATTENTION_OUTPUT, options.dim)], plan)
         self.key_width = self.key_heads * self.head_dim
-        self.joint_rows = options.dim + 2 * self.key_width if plan.joint_attention else None
+        self.joint_rows = options.dim + 2 * self.key_width if plan.init.draw(Role.VALUE).joint else None
 
     def split(self, projected_BLD: Tensor, rows: Sequence[int]) -> list[Tensor]:
         """Split [batch, length, sum of rows] into parts of `rows` columns, each as [batch, heads, length, head_dim]."""

@@ -71,7 +71,7 @@ class Block(nn.Module):
 
         def sublayer(kind: Kind) -> Sublayer:
             nonlocal shared
-            plan = recipe.plan(Place(kind, side, layer, depths))
+            plan = recipe.sublayer_plan(Place(kind, side, layer, depths))
             if shared is None and _shares_branch(plan):
                 shared = make_scale(plan.branch, options.dim)
             if sparsity is not None and kind is Kind.FEEDFORWARD:

@@ -11,7 +11,8 @@ from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import make_shift
-from kilolayer.recipes.base import Plan, Role
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.role import Role
 
 
 class SwiGLU(nn.Module):

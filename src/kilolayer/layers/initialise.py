@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.init import Draw
+from kilolayer.recipes.role import Role
 
 
 class Noise:
@@ -38,19 +41,22 @@ class Noise:
         values.uniform_(-1, 1, generator=self._generator(tensor, key))
         tensor.copy_(values.mul_(bound))
 
-    def xavier_(
-        self, matrix: Tensor, gain: float, kind: Literal["normal", "uniform"], key: str, fan_out: int | None = None
-    ) -> None:
-        """Fill a matrix [rows, fan_in] with standard deviation gain * sqrt(2 / (fan_in + fan_out)).
+    def draw_(self, matrix: Tensor, plan: Plan, role: Role, key: str, factor: float = 1.0, fan_out: int | None = None) -> None:
+        """Fill a matrix [rows, fan_in] as the plan says for its role, times `factor`.
 
         fan_out: by default `rows`; that of the whole matrix if this is a part of one that is initialized jointly.
         """
         rows, fan_in = matrix.shape
-        std = gain * (2 / (fan_in + (fan_out or rows))) ** 0.5
-        if kind == "normal":
-            self.normal_(matrix, std, key)
+        draw = plan.init.draw(role)
+        fill = self.normal_ if draw.shape == "normal" else self.uniform_
+        fill(matrix, factor * plan.gain(role) * draw.std(fan_in, fan_out or rows), key)
+
+    def bias_(self, bias: Tensor, plan: Plan, role: Role, fan_in: int, key: str = "bias") -> None:
+        """Fill the bias [rows] of a matrix [rows, fan_in] as the plan says for its role."""
+        if plan.init.draw(role).bias:
+            self.uniform_(bias, plan.gain(role) * Draw("linear").std(fan_in, 1), key)
         else:
-            self.uniform_(matrix, std, key)
+            bias.zero_()
 
     def _generator(self, tensor: Tensor, key: str) -> torch.Generator:
         digest = hashlib.blake2b(f"{self.seed}/{self.module}.{key}".encode(), digest_size=8).digest()

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.layers.initialise import Noise
-from kilolayer.recipes.base import Plan, Role
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.role import Role
 
 
 class Projection(nn.Linear):
@@ -29,9 +30,10 @@ class Projection(nn.Linear):
 
     def fill(self, noise: Noise) -> None:
         for index, (matrix, (role, _)) in enumerate(zip(self.weight.split(self.rows), self.parts, strict=True)):
-            noise.xavier_(matrix, self.plan.gain(role), self.plan.xavier, f"weight.{index}", self.fan_out)
+            noise.draw_(matrix, self.plan, role, f"weight.{index}", fan_out=self.fan_out)
         if self.bias is not None:
-            self.bias.zero_()
+            for index, (bias, (role, _)) in enumerate(zip(self.bias.split(self.rows), self.parts, strict=True)):
+                noise.bias_(bias, self.plan, role, self.in_features, f"bias.{index}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in torch
         """[..., inputs] to [..., sum of rows], in the dtype of the weights."""

@@ -135,12 +135,18 @@ class Model(nn.Module):
             config.dim,
             config.pad_id,
             scaled=config.scale_embeddings,
-            gain=config.recipe.embedding_gain(side, config.depths),
+            gain=config.recipe.embedding_gain(side, config.depths) * self._table_gain,
         )
 
     def _vocabulary(self, vocab_size: int) -> VocabularyProjection:
-        gain = self.config.recipe.vocabulary_gain()
+        gain = self.config.recipe.vocabulary_gain() * self._table_gain
         return VocabularyProjection(vocab_size, self.config.dim, gain=gain)
+
+    @property
+    def _table_gain(self) -> float:
+        """The factor on the deviation of the vocabulary's tables, dim^-1/2, from the recipe's initial weights."""
+        deviation = self.config.recipe.init_of(self.config.depths).table
+        return 1.0 if deviation is None else deviation * self.config.dim**0.5
 
     def _output_bias(self) -> ScoreBias | None:
         size = self.config.vocab_size

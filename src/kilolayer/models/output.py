@@ -10,7 +10,8 @@ from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
-from kilolayer.recipes.base import Plan, Role
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.role import Role
 
 NEVER = -1e4
 """The logit of a token that is never predicted: its probability is 0 in every dtype, and fp16 can represent it."""

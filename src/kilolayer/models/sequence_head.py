@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from kilolayer.layers.projection import PreciseProjection
 from kilolayer.models.head import Head
-from kilolayer.recipes.base import Plan, Role
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.role import Role
 
 
 class SequenceHead(nn.Module):

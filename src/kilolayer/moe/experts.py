@@ -13,7 +13,8 @@ from kilolayer.layers.initialise import Noise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_shift
 from kilolayer.moe.groups import Groups, multiply_groups, spread
-from kilolayer.recipes.base import Plan, Role
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.role import Role
 
 
 class ExpertProjection(nn.Module):
@@ -39,9 +40,10 @@ class ExpertProjection(nn.Module):
     def fill(self, noise: Noise) -> None:
         for expert, matrices in enumerate(self.weight, self.first):
             for index, (matrix, (role, _)) in enumerate(zip(matrices.split(self.rows), self.parts, strict=True)):
-                noise.xavier_(matrix, self.plan.gain(role), self.plan.xavier, key=f"weight.{expert}.{index}")
-        if self.bias is not None:
-            self.bias.zero_()
+                noise.draw_(matrix, self.plan, role, f"weight.{expert}.{index}")
+        for expert, biases in enumerate(() if self.bias is None else self.bias, self.first):
+            for index, (bias, (role, _)) in enumerate(zip(biases.split(self.rows), self.parts, strict=True)):
+                noise.bias_(bias, self.plan, role, self.weight.shape[-1], f"bias.{expert}.{index}")
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         """[rows, inputs] to [rows, outputs], in the dtype of the weights; groups: which rows belong to which expert."""

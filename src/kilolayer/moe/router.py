@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from kilolayer.layers.initialise import Noise
 from kilolayer.moe.config import SMALLEST_TEMPERATURE, MoE
-from kilolayer.recipes.base import Plan, Role
+from kilolayer.recipes.base import Plan
+from kilolayer.recipes.role import Role
 
 SMALLEST_NORM = 1e-6  # a lower bound for the norm that a vector is divided by
 
@@ -131,8 +132,8 @@ class CosineRouter(Router):
 
     def fill(self, noise: Noise) -> None:
         super().fill(noise)
-        noise.xavier_(self.weight, self.plan.gain(Role.ROUTER), self.plan.xavier, "weight")
-        noise.xavier_(self.embeddings, self.plan.gain(Role.ROUTER), self.plan.xavier, "embeddings")
+        noise.draw_(self.weight, self.plan, Role.ROUTER, "weight")
+        noise.draw_(self.embeddings, self.plan, Role.ROUTER, "embeddings")
         self.log_temperature.fill_(log(self.moe.starting_temperature))
 
     @property
@@ -153,7 +154,7 @@ class LinearRouter(Router):
 
     def fill(self, noise: Noise) -> None:
         super().fill(noise)
-        noise.xavier_(self.weight, self.plan.gain(Role.ROUTER), self.plan.xavier, "weight")
+        noise.draw_(self.weight, self.plan, Role.ROUTER, "weight")
 
     @property
     def temperature(self) -> Tensor:

@@ -17,7 +17,7 @@ from kilolayer.errors import InputError, shown
 from kilolayer.files.paths import kind_of
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change, change_over_checkpoints, change_over_steps
-from kilolayer.probe.diagnosis import Death, Diagnosis, Settings, measure
+from kilolayer.probe.diagnosis import Diagnosis, Settings, measure
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.subject import starting_model, training_loss
 from kilolayer.probe.trial import Trial
@@ -30,6 +30,7 @@ from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, choose_device, prepare
 from kilolayer.training.source_use import source_gain
+from kilolayer.training.stack_label import checks_of, dead_stacks
 from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 
@@ -135,7 +136,9 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     model = run.load_model(place, Chosen("asked for", [step], []))
     rows = [row for row in read_metrics(run.folder) if row["step"] <= step]
     settings, gain = _settings(run.config, step), source_gain(_late_validations(rows, run.config.train.steps))
-    return judge(measure(model, loss, settings, changes, _deaths(rows), gain))
+    at_end = step >= run.config.train.steps or (step == known[-1] and kind_of(run.folder / "scores.json") == "file")
+    checks = checks_of(row for row in rows if row["kind"] == "stacks") if at_end else {}
+    return judge(measure(model, loss, settings, changes, tuple(dead_stacks(checks, run.config.train.lr)), gain))
 
 
 def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.device) -> list[Change]:
@@ -151,11 +154,6 @@ def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.d
 def _weights(run: Run, task: Task, steps: list[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
     for step in steps:
         yield step, run.weights(task.vocabulary, Chosen("asked for", [step], []))
-
-
-def _deaths(rows: Sequence[Mapping[str, Any]]) -> tuple[Death, ...]:
-    events = [row for row in rows if row["kind"] == "event" and row.get("dead")]
-    return tuple(Death(row["dead"], int(row["step"]), str(row.get("text", ""))) for row in events)
 
 
 def _late_validations(rows: Sequence[Mapping[str, Any]], steps: int) -> list[Mapping[str, Any]]:

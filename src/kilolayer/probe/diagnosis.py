@@ -22,8 +22,8 @@ from kilolayer.probe.rank import StateRank, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import UpdateSizes, update_sizes
 from kilolayer.tasks.train_config import Schedule, TrainConfig
-from kilolayer.training.dead_stacks import first_layers
 from kilolayer.training.schedule import learning_rate
+from kilolayer.training.stack_label import DeadStack, first_layers
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Death:
-    """A stack that was found dead during training, as recorded in its metrics."""
-
-    side: str
-    step: int
-    text: str
-
-
-@dataclass(frozen=True)
 class Measurements:
     """Everything that was measured. title: the model in words; changes: over checkpoints or first steps, if requested.
 
@@ -82,7 +73,8 @@ class Measurements:
     norms_residual: bool
     output_at_zero: bool
     changes: tuple[Change, ...] = ()
-    deaths: tuple[Death, ...] = ()
+    dead: tuple[DeadStack, ...] = ()
+    """The stacks that are dead at the end of the run; empty before its end."""
     source_gain: float | None = None
     """How much the right source lowers the loss, in nats per token: of the last validation of a run past half of its steps."""
 
@@ -140,7 +132,7 @@ def measure(
     loss: Loss,
     settings: Settings,
     changes: tuple[Change, ...] = (),
-    deaths: tuple[Death, ...] = (),
+    dead: tuple[DeadStack, ...] = (),
     source_gain: float | None = None,
 ) -> Measurements:
     """Run all probes on one batch, in fp32 or higher precision. loss: computes the loss of the batch from a model."""
@@ -164,7 +156,7 @@ def measure(
             any(sublayer.plan.out_norm for stack in model.stacks() for sublayer in stack.sublayers()),
             any(isinstance(part, VocabularyProjection) and not part.weight.any() for part in model.modules()),
             changes,
-            deaths,
+            dead,
             source_gain,
         )
 

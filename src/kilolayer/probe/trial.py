@@ -9,9 +9,9 @@ from pathlib import Path
 from kilolayer.models.model import Model
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
-from kilolayer.training.dead_stacks import first_layers
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.run import Run, choose_precision, in_steps
+from kilolayer.training.stack_label import first_layers
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import Trainer
 

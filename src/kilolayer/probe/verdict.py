@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from kilolayer import recipes
-from kilolayer.probe.diagnosis import Death, Diagnosis, Finding, Measurements, first_share
-from kilolayer.training.dead_stacks import MOVED, REACHED, first_layers
+from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
 from kilolayer.training.source_use import SOURCE_READ
+from kilolayer.training.stack_label import DEAD, MOVED, as_fraction, first_layers, level_of
 
 VANISHED, EXPLODED = 1 / 30, 100.0
 """Of a stack's largest gradient of a layer, before training: DeepNorm has 0.7 and more at every depth, Post-LN of 6 layers 0.1.
@@ -51,29 +51,28 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
 
 
 def dead_stack(measured: Measurements) -> Iterator[Finding]:
-    """No gradient reaches the first layers of a stack of a trained model, or training has found the stack dead."""
-    known = {death.side: death for death in measured.deaths}
+    """Stacks that are dead at the end of a run; before its end, those whose first layers get little gradient from a batch."""
+    dead = {each.side: each for each in measured.dead}
     for side, norms in measured.gradients.trained.items():
         first, largest = first_layers(norms), measured.gradients.largest
         reached = first / largest if largest else 0.0
-        if not measured.settings.step or (reached >= REACHED and side not in known):
-            continue
-        since = f" since step {known[side].step:,}" if side in known else ""
-        if reached < REACHED:
-            beside = " Its decoder then models only the target language and does not read the source."
-            why = (
-                f"the gradient of its first layers is {_ratio(reached)} of the largest layer's ({first:.1e} of {largest:.1e})."
+        if side in dead:
+            text = f"{dead[side].text[:1].upper()}{dead[side].text[1:]}."
+            if _read(measured, side) and not dead[side].hidden:
+                text += " Its decoder then models only the target language and does not read the source."
+            yield Finding("dead", side, text, dead[side].reached, DEAD, _slower_start(measured))
+        elif 0 < measured.settings.step < measured.settings.steps and (level := level_of(reached)) is not None:
+            text = (
+                f"The gradient of the {side}'s first layers is {as_fraction(reached)} of the largest layer's ({first:.1e} of "
+                f"{largest:.1e}). {level.text}"
             )
-            why += beside if _read(measured, side) else ""
-        else:
-            reached, why = math.nan, f"{_reason(known[side])}."
-        yield Finding("dead", side, f"The {side} is dead{since}: {why}", reached, REACHED, _slower_start(measured))
+            yield Finding("fading", side, text, reached, level.share, _slower_start(measured))
 
 
 def source_not_read(measured: Measurements) -> Iterator[Finding]:
     """The model has about the same loss with the source of another sentence, although gradients reach its encoder."""
     gain = measured.source_gain
-    if gain is None or not gain < SOURCE_READ or any(finding.where == "encoder" for finding in dead_stack(measured)):
+    if gain is None or not gain < SOURCE_READ or any(each.side == "encoder" for each in measured.dead):
         return
     text = (
         f"The decoder does not read the encoder: the right source lowers the loss by only {gain:.3f} nats per token, compared "
@@ -96,14 +95,14 @@ def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
         largest = max(norms)
         if share < VANISHED:
             text = (
-                f"The gradient vanishes in the {side}: that of its first layers is {_ratio(share)} of the largest layer's "
+                f"The gradient vanishes in the {side}: that of its first layers is {as_fraction(share)} of the largest layer's "
                 f"({largest:.1e})."
             )
             yield Finding("vanishing gradient", side, text, share, VANISHED, _other_recipe(measured))
         elif least > 0 and share > 0.5 and norms[-1] < largest / EXPLODED:
             text = (
-                f"The gradient grows towards the input of the {side}: its last layer has {_ratio(norms[-1] / largest)} of the "
-                f"largest ({largest:.1e})."
+                f"The gradient grows towards the input of the {side}: its last layer has {as_fraction(norms[-1] / largest)} of "
+                f"the largest ({largest:.1e})."
             )
             yield Finding("exploding gradient", side, text, largest / norms[-1], EXPLODED, _other_recipe(measured))
 
@@ -205,11 +204,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _reason(death: Death) -> str:
-    """The reason in the message that training wrote: "step 60: the encoder is dead: REASON"."""
-    return (death.text.partition(" is dead: ")[2] or death.text).rstrip(".")
-
-
 def _read(measured: Measurements, side: str) -> bool:
     return side == "encoder" and "decoder" in measured.gradients.layers
 
@@ -235,13 +229,6 @@ def _slower_start(measured: Measurements) -> tuple[str, ...]:
 def _numbers(values: Sequence[float]) -> list[float]:
     """The measured numbers, without the NaN of layers that have no such part."""
     return [value for value in values if not math.isnan(value)]
-
-
-def _ratio(share: float) -> str:
-    """Show a small share as a fraction, 0.0033 as 1/300, and others as a decimal."""
-    if not share:
-        return "none"
-    return f"1/{float(f'{1 / share:.2g}'):,.0f}" if share < 0.1 else f"{share:.2g}"
 
 
 def _digits(value: float) -> str:

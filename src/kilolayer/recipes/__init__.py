@@ -9,8 +9,6 @@ import pkgutil
 
 from kilolayer.config import bounded
 from kilolayer.recipes.base import (
-    EVERY_MATRIX,
-    VALUE_PATH,
     Anchor,
     Combination,
     Constants,
@@ -24,13 +22,13 @@ from kilolayer.recipes.base import (
     Plan,
     Rates,
     Recipe,
-    Role,
     RunningSum,
     Side,
     Stream,
     Top,
 )
 from kilolayer.recipes.registry import DEFAULT, PLAIN, PLAIN_PRE, find, get, names, parse, register
+from kilolayer.recipes.role import EVERY_MATRIX, VALUE_PATH, Role
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

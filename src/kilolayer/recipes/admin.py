@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from kilolayer.errors import OptionError
 from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side
+from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 
 
@@ -18,7 +19,7 @@ class Admin(Recipe):
 
     start: Literal["paper", "released", "closed"] = "paper"
     """How w is initialised. "paper": with the formula of Very Deep Transformers, section 3, from the sum of the branches'
-    variances. "released": as in the authors' code, with its running variance, its attention initialisation and a trained w.
+    variances. "released": as in the authors' code, with its running variance, its initial weights and a trained w.
     "closed": with a closed form that needs no data."""
     weight: Literal["derived", "fixed", "trainable"] = "derived"
     """Whether w is trained. "derived": it stays fixed, as in Very Deep Transformers, unless start is "released", where it is
@@ -35,10 +36,8 @@ class Admin(Recipe):
         "Encoder and decoder are profiled separately; a single stack is profiled in the same way. For the first w the formula "
         "gives 0, an empty sum, which would remove the embedding from the first residual. Here it is 1; the paper does not "
         "say what its runs used. The second w may be smaller than Post-LN's 1 (0.75 at 18L-18L, width 64). In the released "
-        "code the first w is 1 and no later one is smaller. That code initialises query, key and value as a single Xavier "
-        "matrix that holds all three, so the standard deviation of each is 1/sqrt(2) of what it would be alone if all have "
-        "the model's width. Both forms are profiled on one batch of about 8,000 tokens (the paper's footnote 5), which "
-        "training builds from its first batches."
+        "code the first w is 1 and no later one is smaller. Both forms are profiled on one batch of about 8,000 tokens (the "
+        "paper's footnote 5), which training builds from its first batches."
     )
 
     def __post_init__(self) -> None:
@@ -63,11 +62,14 @@ class Admin(Recipe):
         }[self.start]
         return (start, *super().notes(depths))
 
+    def default_init(self, depths: Depths) -> InitName:
+        return "fairseq_0.8" if self.start == "released" else "xavier_uniform"
+
     def plan(self, place: Place) -> Plan:
         start = self._closed(place.side, place.depths) if self.start == "closed" else 1.0
         released = self.start == "released"
         omega = Learned(start, "vector", trainable=released or self.weight == "trainable")
-        return Plan(out_norm=True, skip=omega, xavier="uniform", joint_attention=released)
+        return Plan(out_norm=True, skip=omega)
 
     def calibration(self) -> Literal["running", "summed"] | None:
         return {"released": "running", "paper": "summed", "closed": None}[self.start]

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
-from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Role, Side
+from kilolayer.recipes.base import Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Side
 from kilolayer.recipes.registry import register
+from kilolayer.recipes.role import EVERY_MATRIX, Role
 
 
 @register

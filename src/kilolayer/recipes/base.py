@@ -14,35 +14,20 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Self
 
 from kilolayer.config import check, table_of
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.importing import class_path
+from kilolayer.recipes.init import INITS, Init, InitName
+from kilolayer.recipes.role import Role
 
 Side = Literal["encoder", "decoder"]
 DEEPEST = 10_000
 """The most layers that a stack may have."""
 WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
-
-class Role(StrEnum):
-    """What a projection does in its sublayer; gains are given by role, never by parameter name."""
-
-    QUERY_KEY = "query_key"
-    VALUE = "value"
-    ATTENTION_OUTPUT = "attention_output"
-    FFN_IN = "ffn_in"
-    FFN_OUT = "ffn_out"
-    ROUTER = "router"
-    HEAD = "head"
-
-
-# The projections that DeepNorm, Sub-LN and T-Fixup scale: all except query and key, which only determine where attention looks.
-VALUE_PATH = (Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_IN, Role.FFN_OUT)
-EVERY_MATRIX = (Role.QUERY_KEY, *VALUE_PATH)
 
 
 class Part(StrEnum):
@@ -172,13 +157,12 @@ class Plan:
     shifts: bool = False  # learned scalar shifts before each operation of f
     bias: bool = True
     gains: Mapping[Role, float] = field(default_factory=dict)
-    xavier: Literal["normal", "uniform"] = "normal"
-    joint_attention: bool = False  # query, key and value use the Xavier fans of a single matrix that holds all three
+    init: Init = INITS["xavier"]  # set by `Recipe.sublayer_plan`
     second_in: float = 0.0  # factor on the second state, inside N_out
     second_out: float = 0.0  # factor on the branch where it is added to the second state
 
     def gain(self, role: Role) -> float:
-        """The factor on Xavier's standard deviation, sqrt(2 / (fan_in + fan_out))."""
+        """The factor on the initial weights that `init` draws."""
         return self.gains.get(role, 1.0)
 
 
@@ -282,7 +266,10 @@ class Recipe:
     expect: ClassVar[str] = ""
     extension: ClassVar[str] = ""
     training: ClassVar[str] = ""  # what `rates` and the scales' own rates change, in words
-    zero_branches: ClassVar[bool] = False  # whether every branch starts at zero, and passes no gradient to an encoder at first
+
+    init: InitName | Literal["derived"] = field(default="derived", kw_only=True)
+    """The initial weights that the recipe's gains multiply. "derived": those of the recipe's equation, or of its authors' code
+    where the equation leaves them open."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -316,11 +303,23 @@ class Recipe:
 
     def notes(self, depths: Depths) -> tuple[str, ...]:
         """What a user should know besides the constants."""
-        return tuple(text for text in (self.extension, self.training) if text)
+        return tuple(text for text in (self.init_of(depths).text, self.extension, self.training) if text)
 
     def plan(self, place: Place) -> Plan:
         """The plan of one sublayer."""
         raise NotImplementedError
+
+    def default_init(self, depths: Depths) -> InitName:
+        """The initial weights of a model of these depths, unless the option `init` names others."""
+        return "xavier"
+
+    def init_of(self, depths: Depths) -> Init:
+        """How the matrices of a model of these depths are drawn."""
+        return INITS[self.default_init(depths) if self.init == "derived" else self.init]
+
+    def sublayer_plan(self, place: Place) -> Plan:
+        """The plan of one sublayer, with its initial weights."""
+        return replace(self.plan(place), init=self.init_of(place.depths))
 
     def top(self, side: Side, depths: Depths) -> Top:
         """What follows the last layer."""
@@ -366,7 +365,7 @@ class Recipe:
                 scales |= {f"{kind} skip": plan.skip, f"{kind} branch": plan.branch, f"{kind} in_scale": plan.in_scale}
             for name, scale in scales.items():
                 if isinstance(scale, Learned) and scale.trainable and scale.rate != 1:
-                    found[f"{side} {name}"] = dataclasses.replace(usual, lr=usual.lr * scale.rate)
+                    found[f"{side} {name}"] = replace(usual, lr=usual.lr * scale.rate)
         return {name: rates for name, rates in found.items() if rates != Rates()}
 
     def calibration(self) -> Literal["running", "summed"] | None:

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Constants, Depths, Part, Place, Plan, Rates, Recipe, Role, Side, Top
+from kilolayer.recipes.base import Constants, Depths, Part, Place, Plan, Rates, Recipe, Side, Top
 from kilolayer.recipes.registry import register
+from kilolayer.recipes.role import Role
 
 
 @register

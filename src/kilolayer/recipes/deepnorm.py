@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side
 from kilolayer.recipes.registry import register
+from kilolayer.recipes.role import VALUE_PATH
 
 
 @register

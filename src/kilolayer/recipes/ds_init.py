@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
+from kilolayer.recipes.role import EVERY_MATRIX
 
 
 @register
@@ -26,15 +28,17 @@ class DSInit(Recipe):
     paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, Improving Deep Transformer with Depth-Scaled Initialization"
     expect: ClassVar[str] = "27.9 BLEU at 6L-6L, diverged at 18L-18L and deeper on WMT-17 (DeepNet, Table 1)."
     extension: ClassVar[str] = (
-        "Encoder and decoder count their layers separately, from 1. Matrices are drawn from a uniform distribution, as in the "
-        "paper and its public code."
+        "Encoder and decoder count their layers separately, from 1. The uniform distribution is the paper's and its code's."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:
         return Constants(first_layer_gain=self._gain(1), last_layer_gain=self._gain(depths.of(side)))
 
+    def default_init(self, depths: Depths) -> InitName:
+        return "xavier_uniform"
+
     def plan(self, place: Place) -> Plan:
-        return Plan(out_norm=True, gains=dict.fromkeys(EVERY_MATRIX, self._gain(place.layer)), xavier="uniform")
+        return Plan(out_norm=True, gains=dict.fromkeys(EVERY_MATRIX, self._gain(place.layer)))
 
     def _gain(self, layer: int) -> float:
         factor = self.alpha / layer**0.5

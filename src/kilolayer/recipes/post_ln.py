@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Place, Plan, Recipe
+from kilolayer.recipes.base import Depths, Place, Plan, Recipe
+from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 
 
@@ -21,10 +22,9 @@ class PostLN(Recipe):
     expect: ClassVar[str] = (
         "Trains with up to about 6 layers per stack with warm-up; at 18L-18L it diverged on WMT-17 (DeepNet, Table 1)."
     )
-    extension: ClassVar[str] = (
-        "Matrices are drawn from a normal distribution; fairseq draws them from a uniform one, with query, key and value at "
-        "1/sqrt(2) times Xavier."
-    )
+
+    def default_init(self, depths: Depths) -> InitName:
+        return "torch" if depths.paired else "xavier"
 
     def plan(self, place: Place) -> Plan:
         return Plan(out_norm=True)

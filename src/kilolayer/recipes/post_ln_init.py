@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import EVERY_MATRIX, Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side
 from kilolayer.recipes.registry import register
+from kilolayer.recipes.role import EVERY_MATRIX
 
 
 @register

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.recipes.base import Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 
 
@@ -21,6 +22,9 @@ class PreLN(Recipe):
     expect: ClassVar[str] = (
         "Stable up to 100L-100L, with 0.5 to 1.0 BLEU less than a Post-LN model that converges (DeepNet, section 5)."
     )
+
+    def default_init(self, depths: Depths) -> InitName:
+        return "torch" if depths.paired else "xavier"
 
     def plan(self, place: Place) -> Plan:
         return Plan(pre_norm=True)

@@ -16,7 +16,6 @@ class ReZero(Recipe):
 
     name: ClassVar[str] = "rezero"
     title: ClassVar[str] = "ReZero"
-    zero_branches: ClassVar[bool] = True
     equation: ClassVar[str] = "x' = x + r f(x);  r learned, starts at 0, one per layer"
     paper: ClassVar[str] = "Bachlechner et al. 2020, ReZero Is All You Need"
     expect: ClassVar[str] = (

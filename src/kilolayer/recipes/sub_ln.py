@@ -7,8 +7,9 @@ from math import log, sqrt
 from typing import ClassVar
 
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import VALUE_PATH, Constants, Depths, Kind, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import Constants, Depths, Kind, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
+from kilolayer.recipes.role import VALUE_PATH
 
 
 @register

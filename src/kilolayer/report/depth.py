@@ -1,8 +1,7 @@
-"""The section about depth: norms by layer and step as plots, and in words which layers the gradient does not reach."""
+"""The section about depth: what reaches the first layers, and norms by layer and step, as plots."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from kilolayer.report.layer_plots import layers_by_step_plot
 from kilolayer.report.panel import Ends, Panel, chart_panel
 from kilolayer.report.panels import coloured
 from kilolayer.report.record import Entry, Record, number
+from kilolayer.report.stacks_panel import stacks_panel
 
 SIDES = ("encoder", "decoder")
 QUANTITIES = {
@@ -19,32 +19,6 @@ QUANTITIES = {
     "update": ("Update norm", "The norm of the change in each layer's weights in one step."),
     "residual": ("Residual stream RMS", "The root mean square of each layer's output."),
 }
-REACHED = 0.01  # share of the largest gradient in a stack below which a layer does not learn
-
-
-def vanished_gradients(entries: Sequence[Entry]) -> list[str]:
-    """A message for each stack with layers that the gradient did not reach at the last measurement: which, and what to do."""
-    found: list[str] = []
-    for side in SIDES:
-        measured = [entry for entry in entries if any(_gradient(entry, side).values())]
-        if not measured or not (vanished := _vanished(measured[-1], side)):
-            continue
-        (first, last), norms = (f"step {int(measured[place]['step']):,}" for place in (0, -1)), _gradient(measured[-1], side)
-        least, most = min(norms, key=norms.__getitem__), max(norms, key=norms.__getitem__)
-        found.append(
-            f"At {last} the gradient does not reach {vanished} of the {len(norms)} layers of the {side}: "
-            f"its norm is {norms[least]:.1e} in layer {least} and {norms[most]:.1e} in layer {most}."
-        )
-        if side == "encoder" and _gradient(measured[-1], "decoder"):
-            found.append("With such an encoder, the decoder ignores the source and learns only a language model of the target.")
-        if _vanished(measured[0], side):
-            found.append(f"It did not at {first} either: choose a recipe for this depth, such as deepnorm.")
-        else:
-            found.append(
-                f"At {first} it reached all layers: start again with a lower train.lr, more train.warmup_steps, "
-                "or train.eps = 1e-4."
-            )
-    return found
 
 
 @dataclass(frozen=True)
@@ -58,10 +32,12 @@ class DepthSection:
 def depth_section(records: Sequence[Record], ends: Ends | None = None) -> DepthSection:
     """Plot every quantity in every stack over depth: for one run at a few steps, for several runs at the last measurement.
 
-    Heat maps are added for a single run with at least two measurements. ends: the range of steps that they show.
+    Heat maps are added for a single run with at least two measurements. ends: the range of steps that they and the plot of what
+    reaches the first layers show.
     """
     entries = records[0].layers if len(records) == 1 else []
     profiles = [_profile(records, quantity, side) for side in SIDES for quantity in QUANTITIES]
+    profiles = [stacks_panel(records, ends), *profiles]
     pictures = [_picture(entries, quantity, ends) for quantity in QUANTITIES] if len(entries) > 1 else []
     return DepthSection([panel for panel in profiles if panel.svg], [panel for panel in pictures if panel.svg])
 
@@ -112,17 +88,6 @@ def _at_most_five(entries: Sequence[Entry]) -> list[Entry]:
     """At most five entries, including the first and the last."""
     places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
     return [entries[place] for place in places]
-
-
-def _vanished(entry: Entry, side: str) -> int:
-    """The layers with too little gradient."""
-    norms = _gradient(entry, side).values()
-    return sum(norm < REACHED * max(norms) for norm in norms)
-
-
-def _gradient(entry: Entry, side: str) -> dict[int, float]:
-    """The gradient norm by layer, counted from 1; layers without a number are left out."""
-    return {layer: norm for layer, norm in enumerate(_norms(entry, "gradient", side), 1) if math.isfinite(norm)}
 
 
 def _over_depth(name: str, entry: Entry, quantity: str, side: str) -> Series:

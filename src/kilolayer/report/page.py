@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kilolayer.files.writing import write
-from kilolayer.report.depth import depth_section, vanished_gradients
+from kilolayer.report.depth import depth_section
 from kilolayer.report.errors_section import ErrorsSection, errors_section
 from kilolayer.report.experts_section import ExpertsSection, expert_faults, experts_section
 from kilolayer.report.facts import Fact, facts_of
@@ -23,6 +23,7 @@ from kilolayer.report.table import Table
 from kilolayer.report.templating import script, script_json, template
 from kilolayer.terminal import counted
 from kilolayer.training.source_use import unread_source
+from kilolayer.training.stack_label import DeadStack, checks_of, dead_stacks
 
 SHOWN_EVENTS, SHOWN_LOG = 40, 60
 
@@ -141,11 +142,16 @@ class Warnings:
 
 
 def _model_faults(record: Record) -> list[str]:
-    """Messages about dead stacks, an unread source, vanished gradients, and experts that are dead, collapsed or full."""
-    dead = [_event(entry) for entry in record.event if "dead" in entry]
+    """Messages about dead stacks, an unread source, and experts that are dead, collapsed or full."""
+    dead = [f"{each.text[:1].upper()}{each.text[1:]}." for each in _dead(record)]
     unread = unread_source(record.valid) if record.scores else None
     source = [f"{unread[:1].upper()}{unread[1:]}."] if unread else []
-    return [*dead, *source, *vanished_gradients(record.layers), *expert_faults(record)]
+    return [*dead, *source, *expert_faults(record)]
+
+
+def _dead(record: Record) -> list[DeadStack]:
+    """The stacks that are dead at the end of a finished run."""
+    return dead_stacks(checks_of(record.stacks), number(record.config, "train", "lr")) if record.scores else []
 
 
 def _warnings(record: Record) -> Warnings:
@@ -154,7 +160,7 @@ def _warnings(record: Record) -> Warnings:
     skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
     if skipped:
         first.append(f"Skipped without changing the model: {counted(len(skipped), 'step')}.")
-    events = [_event(entry) for entry in record.event if "dead" not in entry and "change" not in entry]
+    events = [_event(entry) for entry in record.event if "fading" not in entry and "change" not in entry]
     events += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
     is_clean = not first and not events and bool(record.train)
     return Warnings(first + events[:SHOWN_EVENTS], max(0, len(events) - SHOWN_EVENTS), is_clean)

@@ -19,7 +19,7 @@ from kilolayer.training.metric_rows import read_rows
 LARGEST, SMALLEST = 1e30, 1e-100
 """Plots show no numbers outside this range."""
 Entry = dict[str, Any]
-KINDS = ("train", "valid", "layers", "routing", "event", "reference")
+KINDS = ("train", "valid", "layers", "stacks", "routing", "event", "reference")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Record:
     train: list[Entry] = field(default_factory=list)
     valid: list[Entry] = field(default_factory=list)
     layers: list[Entry] = field(default_factory=list)
+    stacks: list[Entry] = field(default_factory=list)
     routing: list[Entry] = field(default_factory=list)
     event: list[Entry] = field(default_factory=list)
     reference: list[Entry] = field(default_factory=list)

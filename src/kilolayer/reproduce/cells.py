@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from kilolayer.compare.choice import by_setting, rank
+from kilolayer.compare.grid import shown_value
 from kilolayer.compare.outcome import DIED, Kind
 from kilolayer.report.table import Table
 from kilolayer.reproduce.lab import Run
@@ -18,7 +19,7 @@ MARGIN = 0.02
 
 
 def died(run: Run) -> bool:
-    """Whether a run diverged or died. Runs that ran out of time or whose process failed do not count: they prove nothing."""
+    """Whether a run diverged, died or ended without reading its source. One that had no time or failed proves nothing."""
     return run["outcome"] in DIED
 
 
@@ -83,11 +84,11 @@ def cell_of(runs: Iterable[Run]) -> Cell | None:
     """
     candidates = list(runs)
     settings = by_setting(candidates, lambda run: run["options"])
-    best = min(settings, key=lambda setting: rank(*_ends(setting[1])), default=None)
+    best = min(settings, key=lambda setting: rank(*ends(setting[1])), default=None)
     return None if best is None else _judged(*best, candidates)
 
 
-def _ends(runs: Sequence[Run]) -> tuple[list[Kind], list[float]]:
+def ends(runs: Sequence[Run]) -> tuple[list[Kind], list[float]]:
     """The outcome of each run, and the value by which it is chosen."""
     return [run["outcome"] for run in runs], [math.nan if run["cost"] is None else float(run["cost"]) for run in runs]
 
@@ -104,17 +105,23 @@ def _judged(options: dict[str, Any], runs: list[Run], candidates: list[Run]) -> 
 
 def grid_of(runs: Sequence[Run], row: str, column: str) -> dict[Any, dict[Any, Cell]]:
     """The best cell for each value of `row` and each of `column`, in the order of the runs."""
-    return {value: cells_by([run for run in runs if run["options"][row] == value], column) for value in _values(runs, row)}
+    return {value: cells_by([run for run in runs if _key(run, row) == value], column) for value in _values(runs, row)}
 
 
 def cells_by(runs: Sequence[Run], option: str) -> dict[Any, Cell]:
     """The best cell for each value of `option`, in the order of the runs."""
-    found = {value: cell_of(run for run in runs if run["options"][option] == value) for value in _values(runs, option)}
+    found = {value: cell_of(run for run in runs if _key(run, option) == value) for value in _values(runs, option)}
     return {value: cell for value, cell in found.items() if cell is not None}
 
 
 def _values(runs: Sequence[Run], option: str) -> list[Any]:
-    return list(dict.fromkeys(run["options"][option] for run in runs))
+    return list(dict.fromkeys(_key(run, option) for run in runs))
+
+
+def _key(run: Run, option: str) -> Any:
+    """The value of an option; that of a recipe with options as text, `admin start=released`."""
+    value = run["options"][option]
+    return shown_value(option, value) if isinstance(value, Mapping) else value
 
 
 def is_lower(one: Cell, other: Cell) -> bool | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,11 +15,16 @@ from typing import Any
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import Axis, same, settings_of
 from kilolayer.compare.measure import VALIDATION_LOSS, Measure, measures_of
+from kilolayer.compare.outcome import DIED
 from kilolayer.compare.queue import run_all
 from kilolayer.compare.result import Result
 from kilolayer.config import Table, dump, merge
+from kilolayer.errors import InputError
+from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
 from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
+from kilolayer.training.source_use import SOURCE_READ, source_gain
+from kilolayer.training.stack_label import checks_of
 from kilolayer.training.stop import Stopped
 
 Run = dict[str, Any]
@@ -58,7 +65,8 @@ class Lab:
     """folder: for runs and results. tiny: run each reproduction in a form that takes seconds and decides nothing.
 
     data: the folder of the real corpora; None: the embedded corpus, for the tiny form. parallel: as for a comparison.
-    deadline: the time, by `time.monotonic`, after which no run continues.
+    deadline: the time, by `time.monotonic`, after which no run continues. earlier: runs of another session that are not
+    trained again.
     """
 
     folder: Path
@@ -66,6 +74,7 @@ class Lab:
     data: Path | None = None
     parallel: int | None = None
     deadline: float | None = None
+    earlier: tuple[Run, ...] = ()
 
     @property
     def gentle(self) -> Table:
@@ -124,6 +133,14 @@ class Lab:
 
     def compare_settings(self, name: str, config: Table, settings: Sequence[Mapping[str, Any]]) -> list[Run]:
         """As `compare`, for a list of settings instead of a grid."""
+        digest = digest_of(config)
+        known = [run for run in self.earlier if run.get("config") == digest]
+        taken = [next((run for run in known if same(run["options"], each)), None) for each in settings]
+        missing = [each for each, run in zip(settings, taken, strict=True) if run is None]
+        trained = iter(self._train(name, config, missing) if missing else ())
+        return [next(trained) | {"config": digest} if run is None else run for run in taken]
+
+    def _train(self, name: str, config: Table, settings: Sequence[Mapping[str, Any]]) -> list[Run]:
         folder = self.folder.parent / "comparisons" / name
         make_folder(folder.parent)
         path = folder.parent / f"{name}.toml"
@@ -143,18 +160,66 @@ class Lab:
         ]
 
 
+def digest_of(config: Table) -> str:
+    """A digest of everything that a configuration says, except for where its files are."""
+    kept = {name: table for name, table in config.items() if name not in ("data", "text")}
+    for name in ("data", "text"):
+        kept[name] = {
+            option: value for option, value in config.get(name, {}).items() if not (isinstance(value, str) and "/" in value)
+        }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def earlier_runs(path: Path) -> tuple[Run, ...]:
+    """The runs in a found.json whose outcome is known, for `Lab.earlier`."""
+    runs: list[Run] = []
+
+    def collect(value: Any) -> None:
+        match value:
+            case {"config": str(), "options": dict(), "outcome": str(outcome)}:
+                if outcome == "finished" or outcome in DIED:
+                    runs.append(value)
+            case dict():
+                for each in value.values():
+                    collect(each)
+            case list():
+                for each in value:
+                    collect(each)
+            case _:
+                pass
+
+    collect(read_json(path))
+    if not runs:
+        raise InputError(
+            "it has no runs whose outcome is known",
+            where=str(path),
+            fix="name a found.json of `kilolayer reproduce`",
+        )
+    return tuple(runs)
+
+
 def as_json(result: Result, chosen_by: Measure) -> Run:
-    """A run as JSON values. loss: the best validation loss. cost: the value by which a comparison chooses; lower is better."""
+    """A run as JSON values. loss: the best validation loss. cost: the value by which a comparison chooses; lower is better.
+
+    stacks: by stack, the step and the share of the gradient that reached its first layers at each check.
+    """
+    checks = checks_of(result.stacks)
+    gain = source_gain(result.valid)
+    kind, text = result.outcome.kind, result.outcome.text
+    if kind == "finished" and gain is not None and gain < SOURCE_READ:
+        kind, text = "source_not_read", "source not read"
     return {
         "name": result.name,
         "folder": str(result.folder),
         "options": dict(result.options),
-        "outcome": result.outcome.kind,
-        "text": result.outcome.text,
+        "outcome": kind,
+        "text": text,
         "loss": _finite(VALIDATION_LOSS.of(result)),
         "cost": _finite(chosen_by.cost_of(result)),
         "valid": [(int(row["step"]), _finite(row.get("loss"))) for row in result.valid],
         "train": [(int(row["step"]), _finite(row.get("nll"))) for row in result.train],
+        "stacks": {side: [(check.step, float(f"{check.reached:.3g}")) for check in own] for side, own in checks.items()},
+        "source_gain": gain,
         "bleu": _bleu(result.scores or {}),
         "metric": max((row["metric"] for row in result.valid if isinstance(row.get("metric"), float)), default=None),
     }

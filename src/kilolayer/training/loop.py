@@ -23,6 +23,8 @@ from kilolayer.training.retention import Inspector
 from kilolayer.training.run import Run
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate, warmup_warning
+from kilolayer.training.stack_health import DyingStackError
+from kilolayer.training.stack_label import DEAD, DYING, checks_of, dead_stacks
 from kilolayer.training.step import Stepper, StepResult
 from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, handle_signals
 from kilolayer.training.trackers import Tracker, guarded
@@ -79,6 +81,8 @@ def train(
                 if stop.signal:
                     progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
                 _save(trainer, saver, scheduled=trainer.finished and not trainer.validation_due)
+            if trainer.finished and processes.first:
+                _log_dead_stacks(trainer, progress)
         finally:
             progress.close()
         stopped = processes.largest(stop.signal)
@@ -165,9 +169,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             trainer.guard.accept()
             if norms is not None:
                 metrics.write("layers", step, **norms.rounded())
-            for side, text in trainer.watch.find_dead(step, lr, norms).items():
-                metrics.write("event", step, dead=side, text=text)
-                progress.say(text)
+            _check_stacks(trainer, metrics, progress)
         else:
             text = trainer.guard.skip(step, result.fault)
             metrics.write("event", step, text=text)
@@ -177,10 +179,36 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             _log(trainer, lr, metrics, progress)
         else:
             progress.refresh(step, lambda: _shown(trainer, trainer.window.summary()))
-        if config.stop_when_dead:
-            trainer.watch.check(step)
         _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
         saver.check()
+
+
+def _check_stacks(trainer: Trainer, metrics: Metrics, progress: Progress) -> None:
+    """Write how much gradient reaches the first layers of each stack, and say which ones fade; end the run if it is to."""
+    step, watch = trainer.step, trainer.watch
+    checks = watch.check(step)
+    if not checks:
+        return
+    metrics.write("stacks", step, **{side: check.row() for side, check in checks.items()})
+    for text in watch.take_in(checks):
+        metrics.write("event", step, fading=True, text=text)
+        progress.say(text)
+    if trainer.config.stop_when_dead and (dying := watch.dying(step)):
+        ended = DyingStackError(
+            f"the first layers of the {' and the '.join(dying)} have had less than {DEAD:g} of the largest layer's gradient "
+            f"for {DYING:.0%} of the steps, and train.stop_when_dead ends the run",
+            where=f"step {step}",
+            fix="start a new run with a lower train.lr or more train.warmup_steps, or resume with --train.stop_when_dead false",
+        )
+        metrics.write("event", step, ended_by=" and ".join(dying), text=ended.what)
+        raise ended
+
+
+def _log_dead_stacks(trainer: Trainer, progress: Progress) -> None:
+    """Say which stacks are dead at the end of the run."""
+    rows = [row for row in read_metrics(trainer.run.folder) if row["kind"] == "stacks"]
+    for dead in dead_stacks(checks_of(rows), trainer.config.lr):
+        progress.say(dead.text)
 
 
 def _take_step(trainer: Trainer, stepper: Stepper, lr: float, norms: LayerNorms | None, stop: Stop) -> StepResult | None:

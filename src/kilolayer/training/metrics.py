@@ -14,7 +14,7 @@ from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.trackers import Tracker
 
 logger = logging.getLogger(__name__)
-Kind = Literal["train", "valid", "layers", "routing", "event", "reference"]
+Kind = Literal["train", "valid", "layers", "stacks", "routing", "event", "reference"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """The kinds of rows."""
 

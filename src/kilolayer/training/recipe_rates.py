@@ -14,7 +14,8 @@ from kilolayer.layers.stack import Stack
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection
 from kilolayer.moe.router import Router
-from kilolayer.recipes.base import Part, Rates, Role, Side
+from kilolayer.recipes.base import Part, Rates, Side
+from kilolayer.recipes.role import Role
 
 NORMS = nn.LayerNorm | nn.RMSNorm | ExpertNorm
 

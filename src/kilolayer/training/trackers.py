@@ -30,7 +30,7 @@ class Tracker(Protocol):
     def log(self, row: dict[str, Any]) -> None:
         """Called for each row of metrics.jsonl.
 
-        A row has "kind" ("train", "valid", "layers", "routing", "event", "reference"), "step", and values.
+        A row has "kind" ("train", "valid", "layers", "stacks", "routing", "event", "reference"), "step", and values.
         """
         ...
 

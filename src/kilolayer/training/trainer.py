@@ -18,7 +18,6 @@ from kilolayer.parallel.processes import Processes
 from kilolayer.tasks.task import Batch, Task
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
-from kilolayer.training.dead_stacks import StackWatch
 from kilolayer.training.guard import Guard
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.origins import open_origin
@@ -26,6 +25,7 @@ from kilolayer.training.placement import Placement
 from kilolayer.training.routing_meter import RoutingMeter
 from kilolayer.training.run import Run, check_vocabulary, choose_device
 from kilolayer.training.saved_state import fitted, form_of, regular_before
+from kilolayer.training.stack_health import StackWatch
 from kilolayer.training.step import StepResult
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -173,7 +173,7 @@ class Trainer:
             "batches": self.batches.state(),
             "best": asdict(self.best),
             "validated": self.validated,
-            "watch": self.watch.state(),
+            "stacks": self.watch.state(),
             "window": asdict(self.window),
             "routing": None if self.routing is None else self.routing.state(),
             "seconds": self.seconds,
@@ -197,8 +197,8 @@ class Trainer:
         """Restore what `state` returned, except for the weights, which `begin` loads."""
         path = checkpoint.path_of(self.run.checkpoints, saved.step)
         form = form_of(self.values()) | {"best": get_type_hints(Best), "window": get_type_hints(Window)}
-        form |= {"watch": self.watch.form()}
-        values = fitted({"validated": saved.step, "watch": self.watch.state()} | saved.state, form, path / "state.json")
+        form |= {"stacks": self.watch.form()}
+        values = fitted({"validated": saved.step, "stacks": self.watch.state()} | saved.state, form, path / "state.json")
         moments = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random.")}
         self.optimizer.load(self.placement.own_state(moments), path / "optimizer.safetensors")
         self._restore_random(saved.optimizer, path / "optimizer.safetensors")
@@ -206,7 +206,7 @@ class Trainer:
         self.batches.load_state(values["batches"])
         self.best = Best(**values["best"])
         self.validated = int(values["validated"])
-        self.watch.load_state(values["watch"])
+        self.watch.load_state(values["stacks"])
         self.window = Window(**values["window"])
         if self.routing is not None:
             self.routing.load_state(values["routing"])

@@ -19,7 +19,7 @@ from kilolayer.convert.adapt.layouts import layout_of
 from kilolayer.convert.adapt.stacks import find
 from kilolayer.convert.adapt.table import POST_LN, PRE_LN, YES, rows, table
 from kilolayer.errors import InputError
-from kilolayer.recipes.base import Role
+from kilolayer.recipes.role import Role
 
 
 @pytest.mark.matrix(4)

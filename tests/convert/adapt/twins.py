@@ -14,7 +14,8 @@ from kilolayer.convert.adapt.additions import attribute
 from kilolayer.convert.adapt.stacks import ForeignModel, ForeignStack
 from kilolayer.convert.adapt.sublayers import Matrix
 from kilolayer.layers.view import Sequences
-from kilolayer.recipes.base import Recipe, Role
+from kilolayer.recipes.base import Recipe
+from kilolayer.recipes.role import Role
 
 Twin = tuple[Callable[[str], Tensor | None], Callable[[str], Tensor | None]]
 """Their tensor and ours: the values ("data") or the gradient ("grad")."""

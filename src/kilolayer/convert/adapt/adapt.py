@@ -58,9 +58,9 @@ def adapt(
 ) -> Adaptation:
     """Give a model of torch or of Hugging Face's Transformers a recipe, in place.
 
-    Its layers are found by their class. Their weights are initialized as the recipe specifies (projections by role, biases 0,
-    norms 1), and hooks change the residual; inputs and outputs of the model stay the same. An unsupported class, or a recipe
-    that does not fit the class, raises an error before anything is changed.
+    Its layers are found by their class. Their weights are initialized as the recipe specifies (projections and biases by
+    role, norms 1), and hooks change the residual; inputs and outputs of the model stay the same. An unsupported class, or a
+    recipe that does not fit the class, raises an error before anything is changed.
 
     start: False leaves the weights as they are, to load what was saved with the same recipe.
     seed: fixes the weights; without it, a seed is drawn from torch's default generator.

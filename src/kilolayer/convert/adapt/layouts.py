@@ -10,7 +10,8 @@ from torch import nn
 
 from kilolayer.convert.adapt.sublayers import ForeignSublayer, Matrix, attention_matrices, feedforward_matrices
 from kilolayer.errors import InputError
-from kilolayer.recipes.base import Kind, Role, Side
+from kilolayer.recipes.base import Kind, Side
+from kilolayer.recipes.role import Role
 
 SELF, CROSS, FFN = Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD
 

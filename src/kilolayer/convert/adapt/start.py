@@ -1,4 +1,4 @@
-"""Initialize the weights of another library's layers for a recipe: Xavier times the gain of each projection's role."""
+"""Initialize the weights of another library's layers for a recipe: its initial weights times the gain of each role."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from kilolayer.convert.adapt.stacks import ForeignModel
 from kilolayer.convert.adapt.sublayers import ForeignSublayer
 from kilolayer.layers.initialise import Noise
-from kilolayer.recipes.base import Place, Plan, Recipe, Role
+from kilolayer.recipes.base import Place, Plan, Recipe
+from kilolayer.recipes.role import Role
 
 
 @torch.no_grad()
@@ -20,20 +21,20 @@ def start_weights(model: nn.Module, found: ForeignModel, recipe: Recipe, seed: i
     names = {module: name for name, module in model.named_modules()}
     for stack in found.stacks:
         for layer, _, sublayer in stack.sublayers():
-            plan = recipe.plan(Place(sublayer.kind, stack.side, layer, found.depths))
+            plan = recipe.sublayer_plan(Place(sublayer.kind, stack.side, layer, found.depths))
             _start_sublayer(sublayer, plan, names, seed)
 
 
 def _start_sublayer(sublayer: ForeignSublayer, plan: Plan, names: dict[nn.Module, str], seed: int) -> None:
     attention = [matrix for matrix in sublayer.matrices if matrix.role in (Role.QUERY_KEY, Role.VALUE)]
-    together = sum(len(matrix.values) for matrix in attention) if plan.joint_attention else None
+    together = sum(len(matrix.values) for matrix in attention) if plan.init.draw(Role.VALUE).joint else None
     for matrix in sublayer.matrices:
         fan_out = together if matrix in attention else None
         noise = Noise(seed, names[matrix.owner])
-        noise.xavier_(matrix.values, matrix.start * plan.gain(matrix.role), plan.xavier, matrix.key, fan_out)
+        noise.draw_(matrix.values, plan, matrix.role, matrix.key, matrix.start, fan_out)
         bias = matrix.bias_values
         if bias is not None:
-            bias.zero_()
+            noise.bias_(bias, plan, matrix.role, matrix.values.shape[1], f"{matrix.key}.bias")
     for name, parameter in sublayer.norm.named_parameters():
         _start_norm(name, parameter)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kilolayer.recipes.base import Kind, Role
+from kilolayer.recipes.base import Kind
+from kilolayer.recipes.role import Role
 
 READING = (Role.QUERY_KEY, Role.VALUE, Role.FFN_IN)
 

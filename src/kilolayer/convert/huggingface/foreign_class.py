@@ -105,12 +105,11 @@ class ForeignClass(ABC):
 def plans_of(config: ModelConfig) -> Iterator[Plan]:
     """The plan of every sublayer, without the initialization of its projections."""
     depths = config.depths
-    start: dict[str, Any] = {"gains": {}, "xavier": "normal", "joint_attention": False}
     for side in depths.sides:
         kinds = [kind for kind in Kind if kind != Kind.CROSS_ATTENTION or (side == "decoder" and depths.paired)]
         for layer in range(1, depths.of(side) + 1):
             for kind in kinds:
-                yield replace(config.recipe.plan(Place(kind, side, layer, depths)), **start)
+                yield replace(config.recipe.plan(Place(kind, side, layer, depths)), gains={})
 
 
 def is_plain(config: ModelConfig, plan: Plan) -> bool:

@@ -1,0 +1,139 @@
+"""The two libraries' translation models for the loop in loop.py: same sizes, same tied table, same dropout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+PAD = 0
+LONGEST = 512
+"""The longest sentence that learned positions have a place for."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a model: `layers` per side."""
+
+    layers: int
+    vocabulary: int
+    dim: int = 128
+    heads: int = 4
+    ffn_dim: int = 512
+    dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class System:
+    """A library and a method. options: of the recipe (Kilolayer). positions: sinusoidal, or learned."""
+
+    library: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+
+    def build(self, size: Size) -> nn.Module:
+        """The model, on torch's default device; its forward takes source and target ids and returns logits."""
+        return {"torchscale": TorchScale, "kilolayer": Kilolayer}[self.library](self, size)
+
+
+class Kilolayer(nn.Module):
+    def __init__(self, system: System, size: Size) -> None:
+        super().__init__()
+        import kilolayer as kl
+
+        self.model = kl.EncoderDecoder(
+            vocab_size=size.vocabulary,
+            dim=size.dim,
+            heads=size.heads,
+            ffn_dim=size.ffn_dim,
+            encoder_layers=size.layers,
+            decoder_layers=size.layers,
+            dropout=size.dropout,
+            positions=system.positions,
+            max_length=LONGEST if system.positions == "learned" else None,
+            recipe=kl.recipes.get(system.method, **system.options),
+        )
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """int64 [rows, length] each to logits [rows, target length, vocabulary]."""
+        return self.model(source, target).logits
+
+
+TORCHSCALE_METHODS: dict[str, dict[str, Any]] = {
+    "post_ln": {"encoder_normalize_before": False, "decoder_normalize_before": False, "subln": False},
+    "pre_ln": {"encoder_normalize_before": True, "decoder_normalize_before": True, "subln": False},
+    "deepnorm": {"deepnorm": True, "subln": False},
+    "sub_ln": {"encoder_normalize_before": True, "decoder_normalize_before": True, "subln": True},
+}
+
+
+class TorchScale(nn.Module):
+    """TorchScale's encoder and decoder with the options of its translation example, `mt_base`, and its padding masks.
+
+    Its configuration class leaves the decoder Pre-LN with `deepnorm=True` unless told otherwise; the example has Post-LN.
+    """
+
+    def __init__(self, system: System, size: Size) -> None:
+        super().__init__()
+        from torchscale.architecture.config import EncoderDecoderConfig  # pyright: ignore[reportMissingImports]
+        from torchscale.architecture.decoder import Decoder  # pyright: ignore[reportMissingImports]
+        from torchscale.architecture.encoder import Encoder  # pyright: ignore[reportMissingImports]
+        from torchscale.component.embedding import PositionalEmbedding, TextEmbedding  # pyright: ignore[reportMissingImports]
+
+        sides = {
+            f"{side}_{name}": value
+            for side in ("encoder", "decoder")
+            for name, value in {
+                "layers": size.layers,
+                "embed_dim": size.dim,
+                "attention_heads": size.heads,
+                "ffn_embed_dim": size.ffn_dim,
+            }.items()
+        }
+        method = TORCHSCALE_METHODS[system.method]
+        config = EncoderDecoderConfig(
+            **sides,
+            **method,
+            activation_fn="relu",
+            vocab_size=size.vocabulary,
+            share_all_embeddings=True,
+            no_scale_embedding=False,
+            dropout=size.dropout,
+        )
+        if system.method == "deepnorm":
+            config.encoder_normalize_before = config.decoder_normalize_before = False
+        table = TextEmbedding(size.vocabulary, size.dim, padding_idx=PAD)
+        places = [SinusoidalPositions(size.dim) for _ in range(2)]
+        if system.positions == "learned":
+            places = [PositionalEmbedding(LONGEST + 2, size.dim) for _ in range(2)]
+            for each in places:
+                nn.init.normal_(each.weight, std=size.dim**-0.5)  # as fairseq does
+
+        output = nn.Linear(size.dim, size.vocabulary, bias=False)
+        output.weight = table.weight
+        self.encoder = Encoder(config, table, places[0], is_encoder_decoder=True)
+        self.decoder = Decoder(config, table, places[1], output, is_encoder_decoder=True)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """int64 [rows, length] each to logits [rows, target length, vocabulary]."""
+        encoded = self.encoder(source, encoder_padding_mask=source == PAD)
+        return self.decoder(target, self_attn_padding_mask=target == PAD, encoder_out=encoded)[0]
+
+
+class SinusoidalPositions(nn.Module):
+    """Sinusoids of the position, which TorchScale's example takes from fairseq: half of the columns sines, half cosines."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, ids: Tensor, **_: Any) -> Tensor:
+        """ids [rows, length] to [1, length, dim]."""
+        half = self.dim // 2
+        rates = torch.exp(torch.arange(half, device=ids.device) * -(math.log(10_000) / (half - 1)))
+        angles = torch.arange(ids.shape[1], device=ids.device)[:, None] * rates
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)[None]
