@@ -1,125 +1,174 @@
-"""What one process measures: a training run, or the measurements from which a row is forecast."""
+"""Measure the signals of a forecast on every series of benchmarks/dead/design.py: at most 60 steps each, on the CPU.
+
+python benchmarks/forecast/measure.py WORK [--parallel 2]
+
+A series is one model, task, warm-up, eps and seed; benchmarks/dead has its runs at four learning rates, with their labels.
+Writes WORK/series.jsonl; the same command goes on where it was stopped. Needs KILOLAYER_DATA.
+"""
 
 from __future__ import annotations
 
-import gc
+import argparse
+import json
 import math
-import statistics
+import os
+import sys
 import time
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from grid import Job, Row, table_of
+from torch import Tensor
 
-from kilolayer.config import build, merge
-from kilolayer.probe.propagation import relative_update
-from kilolayer.probe.range_test import sweep_rates
-from kilolayer.probe.sharpness import adam_denominators, saved_squares, sharpness
-from kilolayer.probe.trial import Measured, Trial
+sys.path.insert(0, str(Path(__file__).parents[1] / "dead"))
+
+from design import Run, runs, table_of
+
+from kilolayer.config import build
+from kilolayer.data.grammar import write_corpus
+from kilolayer.layers.attention import Attention
+from kilolayer.probe.range_test import HIGHEST, LOWEST
+from kilolayer.probe.trial import Trial
+from kilolayer.probe.updates import update_sizes
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.training.run import cache_folder, prepare
-from kilolayer.training.schedule import learning_rate
 
-PROBED = 60  # steps of a forecast
-REFERENCE = 1e-4  # learning rate of the single update, and of the steps before the sharpness
-SETTLING = 20
+STEPS, SETTLING, QUIET = 60, 20, 1e-4
+"""Steps of the range test; steps at the rate QUIET before the critical rate is measured along the next update."""
+DOUBLINGS = 14
 
 
 @lru_cache
-def task_of(text: str, size: tuple[tuple[str, Any], ...]) -> Task:
-    """The text's data, read once per process."""
-    return prepare(build(RunConfig, table_of(Row(text, "pre_ln", 1), dict(size))), cache_folder())
+def task_of(kind: str, corpus: Path) -> Task:
+    sample = next(run for run in runs() if run.task == kind)
+    return prepare(build(RunConfig, table_of(sample, Path(os.environ["KILOLAYER_DATA"]), corpus)), cache_folder())
 
 
-def configured(row: Row, size: dict[str, Any], **train: Any) -> tuple[RunConfig, Task]:
-    """The configuration of a row's run, as the task resolves it, and its data."""
-    task = task_of(row.text, tuple(sorted(size.items())))
-    config = build(RunConfig, merge(table_of(row, size), {"train": train}))
-    return task.resolve(config), task
+@contextmanager
+def largest_logits(found: list[float]) -> Iterator[None]:
+    """Append the largest attention logit of every layer that is run."""
+    mix = Attention.mix
+
+    def measured(self: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        with torch.no_grad():
+            found.append(float((query @ key.mT).abs().amax()) * query.shape[-1] ** -0.5)
+        return mix(self, query, key, value, mask)
+
+    with patch.object(Attention, "mix", measured):
+        yield
 
 
-def train(job: Job, size: dict[str, Any]) -> dict[str, Any]:
-    """Train one run; returns its loss in windows, and the gradient of its weakest stack at twelve moments."""
-    began = time.monotonic()
-    steps = size["steps"]
-    config, task = configured(job.row, size, lr=job.lr, warmup_steps=max(1, round(job.warmup * steps)))
-    trial = Trial(config, task)
-    every, window = max(1, steps // 12), max(1, steps // 20)
-    losses: list[float] = []
-    pulse: list[dict[str, float]] = []
-    for step in range(1, steps + 1):
-        looked = step == 1 or step % every == 0
-        found = trial.step(learning_rate(trial.config.train, step), layers=looked)
-        losses.append(found.nll)
-        if looked:
-            pulse.append({"step": step, "share": share(found), "reached": found.reached})
-        if trial.trainer.guard.in_a_row >= 10:
+def range_test(config: RunConfig, task: Task) -> list[dict[str, float]]:
+    """Steps with a rising rate: the loss, what reaches the first layers of the weakest stack, and the largest logit."""
+    trial, found = Trial(config, task), []
+    for index in range(STEPS):
+        lr = LOWEST * (HIGHEST / LOWEST) ** (index / (STEPS - 1))
+        logits: list[float] = []
+        with largest_logits(logits):
+            step = trial.step(lr, layers=True)
+        found.append({"lr": lr, "nll": step.nll, "reached": step.reached, "gradient": step.gradient, "logit": max(logits)})
+        if not step.finite:
             break
-    last = losses[-max(1, steps // 10) :]
-    whole = len(losses) == steps and all(map(math.isfinite, last))
+    return [{name: float(f"{value:.5g}") for name, value in each.items()} for each in found]
+
+
+def critical_rate(config: RunConfig, task: Task) -> float:
+    """The smallest rate along the next update of Adam, after some quiet steps, at which the loss of its batch rises."""
+    trial = Trial(config, task)
+    for _ in range(SETTLING):
+        trial.step(QUIET)
+    trainer = trial.trainer
+    parts = tuple(part.to(trainer.device) for part in next(trainer.batches).parts)
+    state = trainer.optimizer.tensors()
+    taken, beta1, beta2 = int(trainer.optimizer.taken), config.train.beta1, config.train.beta2
+    weights = {name: weight for name, weight in trainer.model.named_parameters() if f"{name}/mean" in state}
+    updates = {
+        name: (state[f"{name}/mean"] / (1 - beta1**taken))
+        / ((state[f"{name}/square"] / (1 - beta2**taken)).sqrt() + config.train.eps)
+        for name in weights
+    }
+    model = trainer.model.eval()
+
+    @torch.no_grad()
+    def loss_at(rate: float) -> float:
+        for name, weight in weights.items():
+            weight.sub_(rate * updates[name].to(weight))
+        found = task.loss(model, parts, hidden_states=False)
+        for name, weight in weights.items():
+            weight.add_(rate * updates[name].to(weight))
+        return float(found.total / found.count)
+
+    start, low = loss_at(0.0), 0.0
+    high = next((1e-5 * 2**k for k in range(2 * DOUBLINGS) if not loss_at(1e-5 * 2**k) <= start), math.inf)
+    if math.isinf(high):
+        return high
+    low = high / 2
+    for _ in range(3):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if not loss_at(middle) <= start else (middle, high)
+    return high
+
+
+def measure(run: Run, corpus: Path) -> dict[str, Any]:
+    """All signals of a series."""
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    task = task_of(run.task, corpus)
+    config = task.resolve(build(RunConfig, table_of(run, Path(os.environ["KILOLAYER_DATA"]), corpus)))
+    config = replace(config, train=replace(config.train, eager=True))
+    swept = range_test(config, task)
+    critical = critical_rate(config, task)
+    trial = Trial(config, task)
+    parts = next(trial.trainer.batches).parts
+
+    def loss(model: Any) -> Tensor:
+        found = task.loss(model, parts, hidden_states=False)
+        return found.total / found.count
+
+    step = update_sizes(trial.model, loss, lr=run.lr, betas=(config.train.beta1, config.train.beta2), eps=run.eps)
     return {
-        "row": vars(job.row),
-        "lr": job.lr,
-        "warmup": job.warmup,
-        "steps": len(losses),
-        "loss": statistics.fmean(last) if whole else math.inf,
-        "losses": [statistics.fmean(losses[at : at + window]) for at in range(0, len(losses), window)],
-        "pulse": pulse,
-        "frequency_loss": task.frequency_loss(),
+        "series": run.series,
+        "sweep": swept,
+        "critical": critical,
+        "adam_start": step.adam_start,
+        "start_lr": step.start_lr,
+        "norms_residual": any(sublayer.plan.out_norm for stack in trial.model.stacks() for sublayer in stack.sublayers()),
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
-def measure_candidates(row: Row, size: dict[str, Any]) -> dict[str, Any]:
-    """The measurements for all candidates, from at most 60 steps each."""
-    began = time.monotonic()
-    config, task = configured(row, size, eager=True)
-    ramp = [seen(each) for each in sweep_rates(Trial(config, task), PROBED)]
-    config, _ = configured(row, size, eager=True, precision="fp32")  # curvature needs fp32
-    trial = Trial(config, task)
-    model, parts = trial.trainer.model, tuple(part.to(trial.trainer.device) for part in next(trial.trainer.batches).parts)
-
-    def loss(model: Any) -> Any:
-        found = task.loss(model, parts, hidden_states=False)
-        return found.total / found.count
-
-    def output(model: Any) -> Any:
-        logits = task.loss(model, parts, hidden_states=False).output.logits
-        assert logits is not None
-        return logits.float()
-
-    update = relative_update(model, loss, output, partial(torch.optim.Adam, lr=REFERENCE))
-    for _ in range(SETTLING):
-        trial.step(REFERENCE)
-    squares, taken = saved_squares(model, trial.trainer.optimizer.tensors())
-    denominators = adam_denominators(squares, taken, beta2=config.train.beta2, eps=config.train.eps)
-    sharp = sharpness(model, loss, denominators=denominators, most=40, tolerance=1e-3)
-    seconds = round(time.monotonic() - began, 1)
-    return {"row": vars(row), "ramp": ramp, "update": update, "sharpness": vars(sharp), "seconds": seconds}
-
-
-def share(step: Measured) -> float:
-    """The weakest stack's part of the whole gradient, as if all of its layers had the gradient of its median layer."""
-    if not (step.finite and step.gradient > 0 and step.stacks):
-        return 0.0
-    return min(statistics.median(norms) * math.sqrt(len(norms)) for norms in step.stacks.values()) / step.gradient
-
-
-def seen(step: Measured) -> dict[str, float]:
-    return {"lr": step.lr, "nll": step.nll, "gradient": step.gradient, "share": share(step), "reached": step.reached}
-
-
-def work(job: tuple[str, Any, dict[str, Any]]) -> tuple[str, str, dict[str, Any]]:
-    """Run one job in a pool process; a failure is recorded as a result."""
-    stage, what, size = job
-    torch.set_num_threads(1)
+def work(run: Run, corpus: Path) -> tuple[Run, dict[str, Any]]:
     try:
-        found = train(what, size) if stage == "runs" else measure_candidates(what, size)
-    except Exception as error:  # the other jobs continue
-        found = {"error": f"{type(error).__name__}: {error}"[:300]}
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return stage, what.name, found
+        return run, measure(run, corpus)
+    except Exception as error:  # the other series go on
+        return run, {"series": run.series, "error": f"{type(error).__name__}: {error}"[:300]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--parallel", type=int, default=2)
+    options = parser.parse_args()
+    corpus, kept = options.work / "corpus", options.work / "series.jsonl"
+    corpus.mkdir(parents=True, exist_ok=True)
+    write_corpus(corpus)
+    known = {json.loads(line)["series"] for line in kept.read_text().splitlines()} if kept.exists() else set()
+    first = {run.series: run for run in reversed(list(runs())) if run.series not in known}
+    with ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn")) as pool, kept.open("a") as log:
+        for future in as_completed([pool.submit(work, run, corpus) for _, run in sorted(first.items())]):
+            run, found = future.result()
+            log.write(json.dumps(found) + "\n")
+            log.flush()
+            print(run.name, found.get("critical"), found.get("seconds"), found.get("error", ""), flush=True)
+
+
+if __name__ == "__main__":
+    main()

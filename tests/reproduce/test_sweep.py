@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kilolayer.reproduce.cells import grid_of
-from kilolayer.reproduce.lab import Lab, Run, digest_of, earlier_runs
+from kilolayer.reproduce.lab import Lab, Run, combinations, digest_of, earlier_runs, has, keep
 from kilolayer.reproduce.sweep import at_best_rate
 
-AXES = {"model.recipe": ("post_ln", "deepnorm"), "layers": (6, 18)}
+SETTINGS = combinations({"model.recipe": ("post_ln", "deepnorm"), "layers": (6, 18)})
 RATES = (5e-4, 1e-3, 2e-3)
 BEST = {"deepnorm": 1e-3, "post_ln": 5e-4 / 2}
 """At which rate a made-up run has its lowest loss, with the first seed."""
@@ -50,7 +50,7 @@ def rates_of(found: list[Run], recipe: str, layers: int = 6) -> list[tuple[float
 
 
 def test_the_grid_grows_where_the_best_rate_is_at_its_edge() -> None:
-    found = at_best_rate(MadeUp(), "any", {}, AXES, RATES, (1, 2, 3))
+    found = at_best_rate(MadeUp(), "any", {}, SETTINGS, RATES, (1, 2, 3))
     assert rates_of(found["runs"], "post_ln") == [(2.5e-4, 1), (2.5e-4, 2), (2.5e-4, 3)]
     tried = rates_of(found["runs"] + found["not_chosen"], "post_ln")
     assert sorted({rate for rate, _ in tried}) == [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3]  # until one beyond is worse
@@ -58,18 +58,18 @@ def test_the_grid_grows_where_the_best_rate_is_at_its_edge() -> None:
 
 
 def test_the_grid_does_not_grow_for_ever() -> None:
-    found = at_best_rate(MadeUp(best={"deepnorm": 1e3, "post_ln": 1e-9}), "any", {}, AXES, RATES, (1,))
+    found = at_best_rate(MadeUp(best={"deepnorm": 1e3, "post_ln": 1e-9}), "any", {}, SETTINGS, RATES, (1,))
     every = found["runs"] + found["not_chosen"]
     assert max(rate for rate, _ in rates_of(every, "deepnorm")) == 4 * RATES[-1]
     assert min(rate for rate, _ in rates_of(every, "post_ln")) == RATES[0] / 4
     tiny = MadeUp(best={"deepnorm": 1e3, "post_ln": 1e-9}, tiny=True)
-    at_best_rate(tiny, "any", {}, AXES, RATES[:1], (1,))
-    assert len(tiny.asked) == 4
+    at_best_rate(tiny, "any", {}, SETTINGS, RATES, (1, 2))
+    assert len(tiny.asked) == 4  # one rate and one seed
 
 
 def test_the_mean_of_all_seeds_decides_between_the_two_best_rates() -> None:
     lab = MadeUp(unlucky={1e-3: 0.5})
-    found = at_best_rate(lab, "any", {}, AXES, RATES, (1, 2, 3))
+    found = at_best_rate(lab, "any", {}, SETTINGS, RATES, (1, 2, 3))
     chosen = rates_of(found["runs"], "deepnorm")
     assert chosen == [(5e-4, 1), (5e-4, 2), (5e-4, 3)]
     assert [(rate, seed) for rate, seed in rates_of(found["not_chosen"], "deepnorm") if rate == 1e-3] == [
@@ -83,14 +83,14 @@ def test_the_mean_of_all_seeds_decides_between_the_two_best_rates() -> None:
 
 @pytest.mark.parametrize("end", ["dead", "source_not_read", "diverged"])
 def test_a_rate_at_which_a_run_dies_is_not_chosen(end: str) -> None:
-    found = at_best_rate(MadeUp(ends={("deepnorm", 18, 1e-3): end}), "any", {}, AXES, RATES, (1, 2))
+    found = at_best_rate(MadeUp(ends={("deepnorm", 18, 1e-3): end}), "any", {}, SETTINGS, RATES, (1, 2))
     assert {rate for rate, _ in rates_of(found["runs"], "deepnorm", 18)} == {5e-4}
     assert {rate for rate, _ in rates_of(found["runs"], "deepnorm", 6)} == {1e-3}
 
 
 def test_where_every_rate_dies_lower_ones_are_tried_and_the_cell_has_every_seed() -> None:
     ends = {("post_ln", 18, rate): "dead" for rate in (1.25e-4, 2.5e-4, *RATES)}
-    found = at_best_rate(MadeUp(ends=ends), "any", {}, AXES, RATES, (1, 2))
+    found = at_best_rate(MadeUp(ends=ends), "any", {}, SETTINGS, RATES, (1, 2))
     tried = rates_of(found["runs"] + found["not_chosen"], "post_ln", 18)
     assert min(tried)[0] == 1.25e-4
     assert sorted(seed for _, seed in rates_of(found["runs"], "post_ln", 18)) == [1, 2]
@@ -98,7 +98,7 @@ def test_where_every_rate_dies_lower_ones_are_tried_and_the_cell_has_every_seed(
 
 def test_nothing_is_chosen_before_every_run_has_ended() -> None:
     lab = MadeUp(ends={("deepnorm", 18, 5e-4): "waiting"})
-    found = at_best_rate(lab, "any", {}, AXES, RATES, (1, 2))
+    found = at_best_rate(lab, "any", {}, SETTINGS, RATES, (1, 2))
     assert rates_of(found["runs"], "deepnorm", 18) == [(rate, 1) for rate in RATES]
     assert rates_of(found["not_chosen"], "deepnorm", 18) == []
     grid = grid_of(found["runs"], "model.recipe", "layers")
@@ -108,9 +108,20 @@ def test_nothing_is_chosen_before_every_run_has_ended() -> None:
     assert grid["deepnorm"][6].lives
 
 
+def test_settings_may_differ_in_several_options_at_once() -> None:
+    settings = [
+        {"model.recipe": "post_ln", "layers": 6, "model.dim": 256},
+        {"model.recipe": "deepnorm", "layers": 18, "model.dim": 128},
+    ]
+    found = at_best_rate(MadeUp(), "any", {}, settings, RATES, (1, 2))
+    for setting, rate in zip(settings, (2.5e-4, 1e-3), strict=True):
+        own = [run["options"] for run in found["runs"] if has(run, setting)]
+        assert own == [{**setting, "train.lr": rate, "train.seed": seed} for seed in (1, 2)]
+
+
 def test_a_recipe_with_options_has_a_row_of_its_own() -> None:
-    axes = {"model.recipe": ({"name": "deepnorm", "alpha_scale": 2.0},), "layers": (6,)}
-    run = {"options": {"model.recipe": axes["model.recipe"][0], "layers": 6}, "outcome": "finished", "text": ""}
+    recipe = {"name": "deepnorm", "alpha_scale": 2.0}
+    run = {"options": {"model.recipe": recipe, "layers": 6}, "outcome": "finished", "text": ""}
     grid = grid_of([{**run, "loss": 1.0, "cost": 1.0, "bleu": None}], "model.recipe", "layers")
     assert list(grid) == ["deepnorm alpha_scale=2"]
 
@@ -145,3 +156,19 @@ def test_runs_of_another_session_are_taken_where_their_configuration_is_the_same
     assert {run["config"] for run in found} == {digest_of(config)}
     assert len(lab.compare_settings("any", longer, settings)) == len(settings)
     assert lab.trained[2:] == settings
+
+
+def test_what_was_read_from_a_folder_stays_with_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "words.txt").write_text("hello")
+
+    def read(folder: Path) -> str:
+        return (folder / "words.txt").read_text()
+
+    run = {"options": {}, "outcome": "finished", "config": "any", "folder": str(tmp_path / "run")}
+    assert keep(run, "words", read) == "hello"
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps([run, {**run, "folder": str(tmp_path / "gone"), "words": "kept"}]))
+    (tmp_path / "run").rename(tmp_path / "away")
+    assert [keep(each, "words", read) for each in earlier_runs(path)] == ["hello", "kept"]
+    assert keep({"folder": str(tmp_path / "run")}, "words", read) is None

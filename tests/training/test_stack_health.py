@@ -81,12 +81,12 @@ def test_a_run_that_is_to_stop_when_dead_ends_before_its_end_and_a_comparison_do
 ) -> None:
     train_options = {**DYING["train"], "stop_when_dead": True, "save_every": 8}
     run = new_run_of("causal_lm", tmp_path / "run", corpus, model=DYING["model"], train=train_options)
-    with pytest.raises(DyingStackError, match="the first layers of the decoder have had less than"):
+    with pytest.raises(DyingStackError, match="the first layers of the decoder have had almost no gradient"):
         train(run, task_of(run))
     (ended,) = [row for row in rows_of(run, "event") if "ended_by" in row]
     assert 30 <= ended["step"] < 100
     checks = [row["decoder"]["reached"] for row in rows_of(run, "stacks")]
-    assert len([share for share in checks[-3:] if share < 1e-4]) == 3
+    assert max(checks[-3:]) < 3e-4
     member = Member("run", {}, run.folder)
     assert is_complete(member)
     assert result_of(member).outcome.kind == "dead"

@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
-from kilolayer.reproduce.admin_table3 import admin_depths, default_depths
+from kilolayer.reproduce.admin_table3 import SETTING, admin_depths, default_depths
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.cells import Cell
+    from kilolayer.reproduce.lab import Lab
 
 
 @register
@@ -23,56 +24,50 @@ class Figure2(Reproduction):
         "60L-12L does not learn with the default initialisation, but does with Admin; deeper Admin models reach lower "
         "validation perplexity."
     )
-    setting = "The runs of admin-table3, and Post-LN at 6L-6L and 60L-12L: English to French, dim 128, 2,000 steps, one seed."
+    setting = f"The runs of admin-table3, and Post-LN at 6L-6L and 60L-12L: {SETTING}."
     rule = (
-        "Held if the default 60L-12L dies or ends at a validation loss at least 0.5 nats above Admin's, and Admin's "
-        "60L-12L ends below Admin's 6L-6L. Not held if the default 60L-12L ends at or below Admin's, or Admin's 60L-12L "
-        "dies. Otherwise it is undecided."
+        "A model dies if one of its seeds does; else the mean of its seeds' validation losses counts. Held if the default "
+        "60L-12L dies or is at least 0.5 nats above Admin's, and Admin's 60L-12L is below Admin's 6L-6L. Not held if the "
+        "default 60L-12L is at or below Admin's, or Admin's 60L-12L dies. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
         return {"admin": admin_depths(lab), "default": default_depths(lab)}
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import died
+        from kilolayer.reproduce.cells import cells_by
 
-        admin, default = _by_depth(found["admin"]), _by_depth(found["default"])
+        admin, default = (cells_by(found[start], "layers") for start in ("admin", "default"))
         deep = list(default)[-1]
         ours, plain, shallow = admin[deep], default[deep], next(iter(admin.values()))
         why = f"at {deep}: default {_shown(plain)}, Admin {_shown(ours)}; Admin at {next(iter(admin))}: {_shown(shallow)}"
-        if died(ours):
+        if ours.died:
             return not_held(why)
-        if not _lives(ours) or not (died(plain) or _lives(plain)):
+        if not ours.lives or not (plain.died or plain.lives):
             return undecided(why)
-        if _lives(plain) and plain["loss"] <= ours["loss"]:
+        if plain.lives and plain.loss <= ours.loss:
             return not_held(why)
-        worse = died(plain) or plain["loss"] >= ours["loss"] + 0.5
-        return held(why) if worse and _lives(shallow) and ours["loss"] < shallow["loss"] else undecided(why)
+        worse = plain.died or plain.loss >= ours.loss + 0.5
+        return held(why) if worse and shallow.lives and ours.loss < shallow.loss else undecided(why)
 
     def numbers(self, found: Found) -> Table:
+        from kilolayer.reproduce.cells import cells_by
+
         rows = [
-            [f"{start} {depth}", _shown(run)]
+            [f"{start} {depth}", _shown(cell)]
             for start in ("default", "admin")
-            for depth, run in _by_depth(found[start]).items()
+            for depth, cell in cells_by(found[start], "layers").items()
         ]
-        return Table(["", "validation perplexity"], rows)
+        return Table(["", "on the validation set"], rows)
 
     def panels(self, found: Found) -> list[Panel]:
-        from kilolayer.reproduce.pictures import curves
+        from kilolayer.reproduce.pictures import curves, first_by
 
-        admin, default = _by_depth(found["admin"]), _by_depth(found["default"])
+        admin, default = (first_by(found[start], "layers") for start in ("admin", "default"))
         deep = list(default)[-1]
         both = {f"default {deep}": default[deep], f"Admin {deep}": admin[deep]}
         return [curves(both, "train", f"Training loss at {deep}"), curves(admin, "valid", "Validation loss of Admin by depth")]
 
 
-def _by_depth(runs: list[Run]) -> dict[str, Run]:
-    return {str(run["options"]["layers"]): run for run in runs}
-
-
-def _lives(run: Run) -> bool:
-    return run["outcome"] == "finished" and run["loss"] is not None
-
-
-def _shown(run: Run) -> str:
-    return f"{math.exp(run['loss']):.2f}" if _lives(run) else run["text"]
+def _shown(cell: Cell) -> str:
+    return f"perplexity {math.exp(cell.loss):.2f}" if math.isfinite(cell.loss) else cell.text

@@ -69,6 +69,11 @@ class Reproduction(ABC):
         kind = place.rstrip("0123456789")
         return f"{PAPERS[paper]}, {kind.capitalize()} {place.removeprefix(kind)}"
 
+    @property
+    def instrument(self) -> str | None:
+        """How the runs are labelled, in a sentence; None if none are trained."""
+        return _labels() if self.trains_runs else None
+
     @abstractmethod
     def measure(self, lab: Lab) -> Found:
         """Run the experiment. If called again after an interruption, it continues."""
@@ -84,6 +89,19 @@ class Reproduction(ABC):
     def panels(self, found: Found) -> list[Panel]:
         """The measurements as plots."""
         return []
+
+
+def _labels() -> str:
+    from kilolayer.training.source_use import SOURCE_READ
+    from kilolayer.training.stack_label import DEAD, LEVELS, SHARE, as_fraction
+
+    seen = next((level for level in LEVELS if level.share == DEAD and level.seen), None)
+    earlier = "" if seen is None else f" (of {seen.seen} runs that were below it on the way, {seen.recovered} recovered)"
+    return (
+        f"A run is dead if the first layers of a stack get less than {as_fraction(DEAD)} of the largest layer's gradient over "
+        f"the last {SHARE:.0%} of its steps, or, in a translator, if the source of another sentence raises its loss by less "
+        f"than {SOURCE_READ:g} nats per token at the end; no run is ended early for it{earlier}."
+    )
 
 
 _registry: dict[str, type[Reproduction]] = {}

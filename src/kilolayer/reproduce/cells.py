@@ -114,6 +114,11 @@ def cells_by(runs: Sequence[Run], option: str) -> dict[Any, Cell]:
     return {value: cell for value, cell in found.items() if cell is not None}
 
 
+def named_cells(runs: Mapping[str, Sequence[Run]]) -> dict[str, Cell]:
+    """The best cell of each list of runs, which must not be empty."""
+    return {name: cell for name, each in runs.items() if (cell := cell_of(each)) is not None}
+
+
 def _values(runs: Sequence[Run], option: str) -> list[Any]:
     return list(dict.fromkeys(_key(run, option) for run in runs))
 

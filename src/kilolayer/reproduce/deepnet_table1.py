@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
+from kilolayer.reproduce.admin_table3 import ADMIN
 from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.sweep import Sweep, at_best_rate
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 METHODS: tuple[Any, ...] = (
     "post_ln",
     {"name": "ds_init", "scaled": "variance"},
-    {"name": "admin", "start": "released"},
+    ADMIN,
     "rezero",
     "r_fixup",
     "t_fixup",
@@ -30,11 +31,12 @@ LAYERS, RATES, SEEDS = (6, 18, 50, 100), (5e-4, 1e-3, 2e-3, 4e-3), (1, 2, 3)
 
 def recipes_by_depth(lab: Lab) -> Found:
     """Train every method at every depth; Figure 6 plots the same runs."""
+    from kilolayer.reproduce.lab import combinations
+
     axes: dict[str, Any] = {"model.recipe": METHODS, "layers": LAYERS}
-    rates, seeds = RATES, SEEDS
     if lab.tiny:
-        axes, rates, seeds = {"model.recipe": ("post_ln", "deepnorm"), "layers": (1, 2)}, RATES[:1], SEEDS[:1]
-    return at_best_rate(lab, "recipes-by-depth", lab.translation(), axes, rates, seeds)
+        axes = {"model.recipe": ("post_ln", "deepnorm"), "layers": (1, 2)}
+    return at_best_rate(lab, "recipes-by-depth", lab.translation(), combinations(axes), RATES, SEEDS)
 
 
 @register

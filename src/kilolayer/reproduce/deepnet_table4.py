@@ -6,25 +6,48 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.deepnet_table3 import BASELINE_TRAINS, EIGHT_LANGUAGES, NO_TRANSLATION, eight_languages, untranslated
+from kilolayer.reproduce.sweep import at_best_rate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kilolayer.config import Table as ConfigTable
     from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
-# A quarter of the paper's widths and half of its depths: 11.0, 9.6 and 11.0 million weights without the tables.
+# A quarter of the paper's widths and half of its depths: 11.1, 9.7 and 11.1 million weights without the tables.
 MODELS = {
     "Post-LN 6L-6L, dim 256": ("post_ln", 6, 6, 256),
     "DeepNorm 45L-3L, dim 128": ("deepnorm", 45, 3, 128),
     "DeepNorm 24L-24L, dim 128": ("deepnorm", 24, 24, 128),
 }
+RATES, SEEDS = (2.5e-4, 5e-4, 1e-3), (1, 2, 3)
+RATES_TEXT = (
+    f"Learning rates as in deepnet-table1, from {RATES[0]:g} to {RATES[-1]:g} and beyond where the best one is at an end, "
+    "three seeds at the two best."
+)
 
 
-def model_of(name: str, tiny: bool) -> dict[str, Any]:
-    """The options of one of the models; with `tiny`, of a very small model of the same kind."""
-    recipe, encoder, decoder, dim = MODELS[name]
+def best_of_models(lab: Lab, name: str, config: ConfigTable, models: Mapping[str, tuple[str, int, int, int]]) -> Found:
+    """Train models of given recipe, depths and width at their best rates; returns the runs by the name of the model.
+
+    not_chosen: the runs at the other rates. With a lab for the tiny form, very small models of the same kinds.
+    """
+    from kilolayer.reproduce.lab import has
+
+    settings = {title: _setting(*model, tiny=lab.tiny) for title, model in models.items()}
+    found = at_best_rate(lab, name, config, list(settings.values()), RATES, SEEDS)
+    chosen = {title: [run for run in found["runs"] if has(run, setting)] for title, setting in settings.items()}
+    return chosen | {"not_chosen": found["not_chosen"]}
+
+
+def _setting(recipe: str, encoder: int, decoder: int, dim: int, *, tiny: bool) -> dict[str, Any]:
+    heads = dim // 32  # each of the same width, as in the paper
     if tiny:
-        encoder, decoder, dim = 2, 1 if decoder < encoder else 2, 16
-    return {"recipe": recipe, "encoder_layers": encoder, "decoder_layers": decoder, "dim": dim, "ffn_dim": 4 * dim}
+        encoder, decoder, dim, heads = 2, 1 if decoder < encoder else 2, 16, 2
+    sizes = {"encoder_layers": encoder, "decoder_layers": decoder, "dim": dim, "ffn_dim": 4 * dim, "heads": heads}
+    return {"model.recipe": recipe, **{f"model.{option}": value for option, value in sizes.items()}}
 
 
 @register
@@ -37,12 +60,12 @@ class Table4(Reproduction):
         "worth more than a still deeper encoder."
     )
     setting = (
-        "31 languages to and from English, Tatoeba for OPUS-100; 6L-6L of dim 256, 45L-3L and 24L-24L of dim 128; 2,000 steps "
-        "of 4,096 tokens, 800 of them for warm-up; the better of learning rates 5e-4 and 1e-3, two seeds."
+        f"{EIGHT_LANGUAGES}; 6L-6L of dim 256, 45L-3L and 24L-24L of dim 128, with 11.1, 9.7 and 11.1 million weights without "
+        f"the tables. {RATES_TEXT}"
     )
     rule = (
-        "Held if 24L-24L is clearly lower in validation loss (two standard errors and 0.02 nats) than both others. Not held if "
-        "Post-LN or 45L-3L is clearly lower than it. Otherwise it is undecided."
+        f"{BASELINE_TRAINS} {NO_TRANSLATION} 24L-24L is clearly lower in validation loss (two standard errors and 0.02 nats) "
+        "than both others. Not held if Post-LN or 45L-3L is clearly lower than it. Otherwise it is undecided."
     )
     published = Table(
         ["OPUS-100", "weights", "X to En", "En to X", "mean BLEU"],
@@ -54,29 +77,26 @@ class Table4(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        rates, seeds = ((5e-3,), (1,)) if lab.tiny else ((5e-4, 1e-3), (1, 2))
-        models = {name: {f"model.{option}": value for option, value in model_of(name, lab.tiny).items()} for name in MODELS}
-        settings = [
-            {**model, "train.lr": rate, "train.seed": seed} for model in models.values() for rate in rates for seed in seeds
-        ]
-        runs = lab.compare_settings("equal-flops", lab.multilingual(train=lab.gentle), settings)
-        return {name: [run for run in runs if model.items() <= run["options"].items()] for name, model in models.items()}
+        return best_of_models(lab, "equal-flops", eight_languages(lab), MODELS)
 
     def judge(self, found: Found) -> Verdict:
         from kilolayer.reproduce.cells import is_lower
 
-        wide, uneven, even = (self._cell(found, name) for name in MODELS)
+        wide, uneven, even = self._cells(found).values()
         why = f"6L-6L {wide.shown}, 45L-3L {uneven.shown}, 24L-24L {even.shown}"
+        if wide.died:
+            return undecided(f"the baseline does not train; {why}")
+        if reason := untranslated((wide.bleu, uneven.bleu, even.bleu)):
+            return undecided(f"{reason}; {why}")
         if is_lower(wide, even) or is_lower(uneven, even):
             return not_held(why)
         return held(why) if is_lower(even, wide) and is_lower(even, uneven) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
-        return Table(["", "validation loss (mean BLEU)"], [[name, self._cell(found, name).shown] for name in MODELS])
+        rows = [[name, f"{cell.options['train.lr']:g}", cell.shown] for name, cell in self._cells(found).items()]
+        return Table(["", "learning rate", "validation loss (mean BLEU)"], rows)
 
-    def _cell(self, found: Found, name: str) -> Cell:
-        from kilolayer.reproduce.cells import cell_of
+    def _cells(self, found: Found) -> dict[str, Cell]:
+        from kilolayer.reproduce.cells import named_cells
 
-        cell = cell_of(found[name])
-        assert cell is not None
-        return cell
+        return named_cells({name: found[name] for name in MODELS})

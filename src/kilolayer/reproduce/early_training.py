@@ -24,7 +24,6 @@ class EarlyTraining:
         task = prepare(config, cache_folder())
         self.trial = Trial(task.resolve(config), task)
         self.loss = training_loss(task, config.train.seed, 1)
-        self.start: Tensor | None = None
         self.taken = 0
 
     @property
@@ -46,9 +45,7 @@ class EarlyTraining:
         """F(x): the final states of the model at real positions, without dropout: fp64 [places, dim]."""
         return top_states(self.loss)(self.model).double()
 
-    def model_update(self) -> float:
-        """||F(x, now) - F(x, at the first call)|| / sqrt(places): equation 1 of DeepNet, averaged over positions."""
-        now = self.output()
-        if self.start is None:
-            self.start = now
-        return float((now - self.start).norm() / now.shape[0] ** 0.5)
+
+def model_update(before: Tensor, after: Tensor) -> float:
+    """||F(x, after) - F(x, before)|| / sqrt(places): equation 1 of DeepNet, averaged over positions."""
+    return float((after - before).norm() / after.shape[0] ** 0.5)

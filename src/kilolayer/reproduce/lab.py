@@ -6,14 +6,14 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kilolayer.compare.comparison import Comparison
-from kilolayer.compare.grid import Axis, same, settings_of
+from kilolayer.compare.grid import Axis, Setting, same, settings_of
 from kilolayer.compare.measure import VALIDATION_LOSS, Measure, measures_of
 from kilolayer.compare.outcome import DIED
 from kilolayer.compare.queue import run_all
@@ -78,11 +78,13 @@ class Lab:
 
     @property
     def gentle(self) -> Table:
-        """The training of models that may have more than 18 layers per side: the learning rate rises by 6.25e-7 per step.
+        """Twice as many steps as usual here, so that the learning rate rises by half as much per step."""
+        return {"steps": 2000, "lr": 1e-3, "warmup_steps": 800}
 
-        DeepNorm with 100 layers per side lives with this rise and dies with 2.5e-6 (benchmarks/reproduce/deepnet-table1.json).
-        """
-        return {"steps": 2000, "lr": 5e-4, "warmup_steps": 800}
+    @property
+    def long(self) -> Table:
+        """Four times as many steps as usual here, so that the learning rate rises by a quarter as much per step."""
+        return {"steps": 4000, "lr": 1e-3, "warmup_steps": 1600, "valid_every": 200}
 
     def translation(self, language: str = "deu", *, into_english: bool = True, **sections: Mapping[str, Any]) -> Table:
         """The configuration of a small translation model between English and `language`, updated with `sections`."""
@@ -92,10 +94,13 @@ class Lab:
         data = {"folder": str(text.resolve()), "directions": [direction], "valid": "valid", "test": "test"}
         return self._sized({"data": data, "tokenizer": self._pieces(8000), "search": BRIEF if self.tiny else GREEDY}, sections)
 
-    def multilingual(self, **sections: Mapping[str, Any]) -> Table:
-        """The configuration of a translation model for many languages to and from English."""
-        text = self.folder.parent / "text" / "many"
-        languages = many_languages(self.data, text, least=10_000, most=50_000)
+    def multilingual(self, count: int | None = None, /, **sections: Mapping[str, Any]) -> Table:
+        """The configuration of a translation model for many languages to and from English.
+
+        count: how many, those with the most text first; None: all that have at least 10,000 sentences.
+        """
+        text = self.folder.parent / "text" / ("many" if count is None else f"largest-{count}")
+        languages = many_languages(self.data, text, least=10_000, most=50_000, count=count)
         directions = {"directions": ["eng-*", "*-eng"], "languages": ["eng", *languages], "temperature": 5.0}
         data = {"folder": str(text.resolve()), "valid": "valid", "test": "test", **directions}
         own = {
@@ -129,7 +134,7 @@ class Lab:
 
         name: the folder of the comparison; reproductions that use the same runs share it.
         """
-        return self.compare_settings(name, config, settings_of([Axis(option, tuple(each)) for option, each in axes.items()]))
+        return self.compare_settings(name, config, combinations(axes))
 
     def compare_settings(self, name: str, config: Table, settings: Sequence[Mapping[str, Any]]) -> list[Run]:
         """As `compare`, for a list of settings instead of a grid."""
@@ -158,6 +163,30 @@ class Lab:
             for member, result in members
             if same(member.options, each)
         ]
+
+
+def combinations(axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    """Every combination of the values of `axes`; the last option varies fastest."""
+    return settings_of([Axis(option, tuple(values)) for option, values in axes.items()])
+
+
+def has(run: Run, setting: Mapping[str, Any]) -> bool:
+    """Whether a run has the values of a setting, whatever else its options are."""
+    return same({option: value for option, value in run["options"].items() if option in setting}, setting)
+
+
+def keep(run: Run, key: str, read: Callable[[Path], Any]) -> Any:
+    """What `read` finds in the folder of a run, kept in the run for sessions that do not have the folder; None without one."""
+    if key not in run:
+        folder = Path(run["folder"])
+        run[key] = read(folder) if folder.is_dir() else None
+    return run[key]
+
+
+def scores_of(folder: Path) -> dict[str, Any]:
+    """The scores of a run on its test sets; empty if it has none."""
+    path = folder / "scores.json"
+    return read_json(path) if path.exists() else {}
 
 
 def digest_of(config: Table) -> str:

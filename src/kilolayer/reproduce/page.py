@@ -17,12 +17,10 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
     """Write found.json, with the verdict, and the page; return the verdict."""
     verdict = reproduction.judge(found)
     make_folder(folder)
+    shown = {key: getattr(reproduction, key) for key in ("name", "source", "claim", "setting", "rule")}
     document = {
-        "name": reproduction.name,
-        "source": reproduction.source,
-        "claim": reproduction.claim,
-        "setting": reproduction.setting,
-        "rule": reproduction.rule,
+        **shown,
+        "instrument": reproduction.instrument,
         "command": f"kilolayer reproduce {reproduction.name}{' --tiny' if tiny else ''}",
         "made_with": _environment(),
         "verdict": verdict.word,
@@ -31,7 +29,7 @@ def save(folder: Path, reproduction: Reproduction, found: Found, tiny: bool) -> 
     }
     write(folder / "found.json", json.dumps(document, indent=1) + "\n")
     text = template("reproduction.html").render(
-        reproduction=reproduction,
+        reproduction=shown | {"setting": " ".join(filter(None, (reproduction.setting, reproduction.instrument)))},
         verdict=verdict,
         tiny=tiny,
         panels=reproduction.panels(found),

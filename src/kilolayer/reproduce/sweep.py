@@ -23,18 +23,23 @@ FINALISTS = 2
 
 
 def at_best_rate(
-    lab: Lab, name: str, config: ConfigTable, axes: Mapping[str, Sequence[Any]], rates: Sequence[float], seeds: Sequence[int]
+    lab: Lab,
+    name: str,
+    config: ConfigTable,
+    settings: Sequence[Mapping[str, Any]],
+    rates: Sequence[float],
+    seeds: Sequence[int],
 ) -> Found:
-    """Train every combination of `axes` at every learning rate with the first seed, then at its two best rates with all seeds.
+    """Train every setting at every learning rate with the first seed, then at its two best rates with all seeds.
 
-    rates: they differ by factors of 2; where the best one is the lowest or the highest, the grid grows. Returns runs: those at
-    the rate with the best mean over all seeds; not_chosen: the others. A combination with a run that has not ended has no best
-    rate yet; all of its runs are then in `runs`, and its cell has not ended.
+    settings: no two of them may hold for the same run. rates: they differ by factors of 2; where the best one is the lowest or
+    the highest, the grid grows; the tiny form takes the first rate and the first seed. Returns runs: those at the rate with the
+    best mean over all seeds; not_chosen: the others. A setting with a run that has not ended has no best rate yet; all of its
+    runs are then in `runs`, and its cell has not ended.
     """
-    from kilolayer.compare.grid import Axis, settings_of
-
-    cells = settings_of([Axis(option, tuple(values)) for option, values in axes.items()])
-    searches = [RateSearch(cell, tuple(rates), tuple(seeds), WIDER * (not lab.tiny)) for cell in cells]
+    if lab.tiny:
+        rates, seeds = rates[:1], seeds[:1]
+    searches = [RateSearch(each, tuple(rates), tuple(seeds), WIDER * (not lab.tiny)) for each in settings]
     while wanted := [setting for search in searches for setting in search.wanted()]:
         for run in lab.compare_settings(name, config, wanted):
             next(search for search in searches if search.holds(run)).runs.append(run)
@@ -54,9 +59,9 @@ class RateSearch:
 
     def holds(self, run: Run) -> bool:
         """Whether a run belongs to this search."""
-        from kilolayer.compare.grid import same
+        from kilolayer.reproduce.lab import has
 
-        return same({option: run["options"][option] for option in self.setting}, self.setting)
+        return has(run, self.setting)
 
     def wanted(self) -> list[dict[str, Any]]:
         """The settings to train next; none if the search is over, or if the outcome of a run is not known."""

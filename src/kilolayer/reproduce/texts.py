@@ -43,11 +43,11 @@ def sentence_pairs(data: Path | None, language: str, folder: Path) -> None:
     _write_pairs(folder, language, {part: rows[: None if part == "train" else HELD_OUT] for part, rows in parts.items()})
 
 
-def many_languages(data: Path | None, folder: Path, least: int, most: int) -> list[str]:
+def many_languages(data: Path | None, folder: Path, least: int, most: int, count: int | None = None) -> list[str]:
     """Write up to `most` pairs of English with each language of tatoeba_multi that has at least `least` lines.
 
-    Returns the languages without English; existing files are not written again. No English sentence of the validation or test
-    sets occurs in the training set.
+    count: the largest number of languages; those with the most lines are taken. Returns the languages without English;
+    existing files are not written again. No English sentence of the validation or test sets occurs in the training set.
     """
     listed = folder / "languages.txt"  # the file that is written last
     if listed.exists():
@@ -65,7 +65,9 @@ def many_languages(data: Path | None, folder: Path, least: int, most: int) -> li
         language, pair = (other, (first, second)) if one == "eng" else (one, (second, first))
         place = int(hashlib.sha1(pair[0].encode()).hexdigest()[:8], 16) % 100
         found.setdefault(language, {part: [] for part in PARTS})[{0: "valid", 1: "test"}.get(place, "train")].append(pair)
-    chosen = sorted(language for language, parts in found.items() if sum(map(len, parts.values())) >= least)
+    sizes = {language: sum(map(len, parts.values())) for language, parts in found.items()}
+    largest = sorted(sizes, key=lambda language: (-sizes[language], language))[:count]
+    chosen = sorted(language for language in largest if sizes[language] >= least)
     for language in chosen:
         cut = {part: rows[: most if part == "train" else 100] for part, rows in found[language].items()}
         _write_pairs(folder, language, cut, named=True)

@@ -24,7 +24,7 @@ from kilolayer.training.run import Run
 from kilolayer.training.saver import Saver
 from kilolayer.training.schedule import learning_rate, warmup_warning
 from kilolayer.training.stack_health import DyingStackError
-from kilolayer.training.stack_label import DEAD, DYING, checks_of, dead_stacks
+from kilolayer.training.stack_label import checks_of, dead_stacks
 from kilolayer.training.step import Stepper, StepResult
 from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, handle_signals
 from kilolayer.training.trackers import Tracker, guarded
@@ -195,8 +195,8 @@ def _check_stacks(trainer: Trainer, metrics: Metrics, progress: Progress) -> Non
         progress.say(text)
     if trainer.config.stop_when_dead and (dying := watch.dying(step)):
         ended = DyingStackError(
-            f"the first layers of the {' and the '.join(dying)} have had less than {DEAD:g} of the largest layer's gradient "
-            f"for {DYING:.0%} of the steps, and train.stop_when_dead ends the run",
+            f"the first layers of the {' and the '.join(dying)} have had almost no gradient for so long that no run is known "
+            "to have recovered, and train.stop_when_dead ends the run",
             where=f"step {step}",
             fix="start a new run with a lower train.lr or more train.warmup_steps, or resume with --train.stop_when_dead false",
         )

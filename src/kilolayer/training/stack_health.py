@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from kilolayer.models.model import Model
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.norms import columns_of
 from kilolayer.training.optimizer import AT_ONCE, Group, Optimizer
-from kilolayer.training.stack_label import SHARE, Fading, StackCheck, as_fraction, first_layers
+from kilolayer.training.stack_label import DYING, SHARE, Fading, StackCheck, as_fraction, first_layers
 
 LEAST_UPDATES, LEAST_DISTANCE = 10, 10
 """Updates before the moments are meaningful, and the minimum number of steps between two checks."""
@@ -60,7 +60,7 @@ class StackWatch:
         """The stacks that will be dead at the end of the run, as far as any run has shown."""
         return [side for side, fading in self.fading.items() if fading.is_dying(step, self.config.steps)]
 
-    def state(self) -> dict[str, dict[str, int | None]]:
+    def state(self) -> dict[str, dict[str, Any]]:
         return {side: asdict(fading) for side, fading in self.fading.items()}
 
     def load_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -68,7 +68,8 @@ class StackWatch:
 
     def form(self) -> dict[str, Any]:
         """The types of the values in `state`."""
-        return {side: get_type_hints(Fading) for side in self.fading}
+        form = {"level": int, "since": [int | None] * len(DYING), "checks": [int] * len(DYING), "hidden": bool}
+        return dict.fromkeys(self.fading, form)
 
     @torch.no_grad()
     def measure(self, step: int) -> dict[str, StackCheck]:

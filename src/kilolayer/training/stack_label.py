@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -19,8 +19,9 @@ DEAD = 1e-4
 """A stack is dead if, at the end of its run, its first layers get less than this of the largest layer's gradient."""
 MOVED, LEAST_MOVE = 1e-3, 1e-6
 """As a fraction of Adam's usual step, and times the peak learning rate: below both, eps dominates and no weight moves."""
-DYING, FEWEST = 0.05, 3
-"""A stack is dying once every check over this fraction of the run's steps, and at least so many, was below DEAD."""
+DYING, FEWEST = ((0.05, 5e-5), (0.15, 3e-4)), 3
+"""A stack is dying once every check over the first of these fractions of the run's steps was below the first share, or over the
+second below the second; at least FEWEST checks. Fitted on one set of runs and tested on another (benchmarks/dead)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Level:
         return f"Of {self.seen} runs that were seen below {as_fraction(self.share)}, {self.recovered} recovered."
 
 
-LEVELS = (Level(1e-2, 138, 73), Level(1e-3, 89, 24), Level(1e-4, 66, 1))
+LEVELS = (Level(1e-2, 153, 86), Level(1e-3, 93, 26), Level(1e-4, 68, 1))
 
 
 def first_layers(norms: Sequence[float], share: float = SHARE) -> float:
@@ -75,28 +76,32 @@ class StackCheck:
 class Fading:
     """How far a stack has faded.
 
-    level: the number of LEVELS that it has been below. since, checks: the step of the first check below DEAD in an unbroken
-    row of such checks up to the last one, and their number; None and 0 if the last one was not below. hidden: whether eps has
-    ever hidden its gradient.
+    level: the number of LEVELS that it has been below. since, checks: for each share of DYING, the step of the first check in
+    the unbroken row of checks below it that ends at the last one, and their number; None and 0 if the last one was not below.
+    hidden: whether eps has ever hidden its gradient.
     """
 
     level: int = 0
-    since: int | None = None
-    checks: int = 0
+    since: list[int | None] = field(default_factory=lambda: [None] * len(DYING))
+    checks: list[int] = field(default_factory=lambda: [0] * len(DYING))
     hidden: bool = False
 
     def add(self, check: StackCheck) -> Level | None:
         """Take in the next check; returns the lowest level that the stack is now below, if it was not below it before."""
-        low = check.reached < DEAD
-        self.since = (check.step if self.since is None else self.since) if low else None
-        self.checks = self.checks + 1 if low else 0
+        for place, (_, share) in enumerate(DYING):
+            before, low = self.since[place], check.reached < share
+            self.since[place] = (check.step if before is None else before) if low else None
+            self.checks[place] = self.checks[place] + 1 if low else 0
         level = level_of(check.reached)
         before, self.level = self.level, max(self.level, 0 if level is None else LEVELS.index(level) + 1)
         return level if self.level > before else None
 
     def is_dying(self, step: int, steps: int) -> bool:
         """Whether the stack will be dead at the end of a run of this many steps, as far as any run has shown."""
-        return self.since is not None and self.checks >= FEWEST and step - self.since >= DYING * steps
+        return any(
+            since is not None and checks >= FEWEST and step - since >= window * steps
+            for (window, _), since, checks in zip(DYING, self.since, self.checks, strict=True)
+        )
 
 
 def level_of(reached: float) -> Level | None:

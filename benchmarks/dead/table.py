@@ -1,0 +1,206 @@
+"""Label the runs, fit the rule about dying stacks on one set, count its errors on the other: writes runs.json and table.md.
+
+python benchmarks/dead/table.py [RUNS.jsonl]        # from the runs of train.py, or again from runs.json
+
+The runs are those of design.py and those of benchmarks/reproduce/deepnet-table1.json that recorded their stacks, of which the
+methods of FIT are for fitting. The label of a run is the outcome that a comparison gives it (kilolayer.compare.outcome), from
+its end alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from kilolayer.compare.outcome import outcome_of
+from kilolayer.report.record import Record
+from kilolayer.training.source_use import SOURCE_READ
+from kilolayer.training.stack_label import DEAD, DYING, FEWEST, LEVELS, SHARE, checks_of, dead_stacks
+
+HERE = Path(__file__).parent
+RUNS, TABLE1 = HERE / "runs.json", HERE.parent / "reproduce" / "deepnet-table1.json"
+KEPT = ("name", "set", "task", "recipe", "layers", "dim", "lr", "warmup", "eps", "seed", "steps", "source_gain")
+FIT = ("admin", "ds_init", "normformer")
+Rule = tuple[tuple[float, float], ...]
+"""A stack is dying once every check over a window (a fraction of the steps) was below a share of the gradient, for any pair."""
+WINDOWS, SHARES = (0.05, 0.1, 0.15, 0.2), (3e-4, 2e-4, 1e-4, 5e-5, 3e-5)
+RULES: list[Rule] = [
+    *(((window, share),) for window, share in product(WINDOWS, SHARES)),
+    *(((0.05, low), (0.15, high)) for low, high in product((1e-4, 5e-5, 3e-5), (3e-4, 2e-4)) if low < high),
+]
+Run = dict[str, Any]
+
+
+def labelled(run: Run) -> Run:
+    """A run of train.py with its label, and the stacks that are dead at its end."""
+    rows = [
+        {"step": step, side: {"reached": reached, "moved": moved}}
+        for side, own in run["checks"].items()
+        for step, reached, moved in own
+    ]
+    window = run["steps"] // 20
+    record = Record(
+        run["name"],
+        config={"train": {"lr": run["lr"]}},
+        train=[{"step": window * place, "nll": loss} for place, loss in enumerate(run["losses"], 1)],
+        stacks=sorted(rows, key=lambda row: row["step"]),
+        reference=[{"frequency_loss": run["frequency_loss"]}] if run["frequency_loss"] else [],
+        scores={"test": {}},
+    )
+    label = outcome_of(record).kind if run["finished"] else "diverged"
+    if label == "finished" and run["source_gain"] is not None and run["source_gain"] < SOURCE_READ:
+        label = "source_not_read"
+    dead = [each.side for each in dead_stacks(checks_of(record.stacks), run["lr"])] if run["finished"] else []
+    stacks = {side: [(step, reached) for step, reached, _ in own] for side, own in run["checks"].items()}
+    return {**{name: run[name] for name in KEPT}, "label": label, "dead": dead, "stacks": stacks}
+
+
+def from_table1() -> Iterable[Run]:
+    """The translators of deepnet-table1 that recorded their stacks."""
+    document = json.loads(TABLE1.read_text())
+    for run in document["found"]["runs"] + document["found"]["not_chosen"] + document.get("not_asked", []):
+        if not run.get("stacks"):
+            continue
+        options, recipe = run["options"], run["options"]["model.recipe"]
+        name = recipe if isinstance(recipe, str) else recipe["name"]
+        rows = [{"step": step, side: {"reached": reached}} for side, own in run["stacks"].items() for step, reached in own]
+        yield {
+            "name": f"deepnet-table1 {run['name']}",
+            "set": "fit" if name in FIT else "test",
+            "task": "translation",
+            "recipe": name,
+            "layers": options["layers"],
+            "dim": 128,
+            "lr": options["train.lr"],
+            "warmup": 0.4,
+            "eps": 1e-8,
+            "seed": options["train.seed"],
+            "steps": 1000,
+            "source_gain": run["source_gain"],
+            "label": run["outcome"],
+            "dead": [each.side for each in dead_stacks(checks_of(rows), options["train.lr"])],
+            "stacks": run["stacks"],
+        }
+
+
+def every_run() -> list[Run]:
+    """The runs of both sources."""
+    return [*json.loads(RUNS.read_text())["runs"], *from_table1()]
+
+
+def called(run: Run, rule: Rule = DYING) -> int | None:
+    """The step at which the rule calls a stack of the run dying; None if it never does."""
+    found = [_below(own, window * run["steps"], share) for own in run["stacks"].values() for window, share in rule]
+    return min((step for step in found if step is not None), default=None)
+
+
+def _below(checks: Sequence[tuple[int, float]], window: float, share: float) -> int | None:
+    since, count = None, 0
+    for step, reached in checks:
+        since, count = (since or step, count + 1) if reached < share else (None, 0)
+        if since is not None and count >= FEWEST and step - since >= window:
+            return step
+    return None
+
+
+def living(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run["label"] == "finished"]
+
+
+def died(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run["dead"]]
+
+
+def errors(runs: Sequence[Run], rule: Rule = DYING) -> tuple[int, int, int]:
+    """How many living runs are called dying; how many dead ones are; and how many of these in the first half of their steps."""
+    steps = [(called(run, rule), run["steps"]) for run in died(runs)]
+    return (
+        sum(called(run, rule) is not None for run in living(runs)),
+        sum(step is not None for step, _ in steps),
+        sum(step is not None and step <= of / 2 for step, of in steps),
+    )
+
+
+def low_at(run: Run, share: float, until: float) -> bool:
+    """Whether a stack of the run was below a share of the gradient within this fraction of its steps."""
+    return any(reached < share and step <= until * run["steps"] for own in run["stacks"].values() for step, reached in own)
+
+
+def levels(runs: Sequence[Run]) -> list[tuple[float, int, int]]:
+    """For each of LEVELS: its share, the runs seen below it, and how many of these had no dead stack at the end."""
+    ended = [run for run in runs if run["label"] != "diverged"]
+    seen = {level.share: [run for run in ended if low_at(run, level.share, 1 - SHARE)] for level in LEVELS}
+    return [(share, len(own), sum(not run["dead"] for run in own)) for share, own in seen.items()]
+
+
+def bound(count: int) -> float:
+    """The upper end of the one-sided 95% interval for a share that was 0 of `count`."""
+    return 1 - 0.05 ** (1 / count)
+
+
+def text_of(rule: Rule) -> str:
+    return " or ".join(f"{share:g} for {window:.0%}" for window, share in rule)
+
+
+def _columns(name: str, runs: Sequence[Run]) -> str:
+    return f"{name}: of {len(living(runs))} living | of {len(died(runs))} dead | in the first half"
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    fit, test = ([run for run in runs if run["set"] == name] for name in ("fit", "test"))
+    wrong, found, early = errors(test)
+    dead, alive = died(test), living(test)
+    late = [run for run in dead if not low_at(run, DEAD, 0.5)]
+    lines = [
+        "# Dead stacks: labels, and the rule on the way",
+        "",
+        f"{len(runs)} runs that went to their end: {len(fit)} for fitting and {len(test)} for the test, in series of their",
+        "own. A stack is dead if its first tenth of layers gets less than 1e-4 of the largest layer's gradient over the last",
+        "tenth of the steps. A rule calls a stack dying once every check over a window of the steps is below a share of the",
+        "gradient.",
+        "",
+        "| label at the end | fit | test |",
+        "|---|---|---|",
+    ]
+    counts = [Counter(run["label"] for run in own) for own in (fit, test)]
+    lines += [f"| {label} | {counts[0][label]} | {counts[1][label]} |" for label in sorted(counts[0] | counts[1])]
+    lines += [
+        "",
+        f"The rule in use: below {text_of(DYING)} of the steps.",
+        "",
+        "| test set | runs | called dying |",
+        "|---|---|---|",
+        f"| living (finished, and read its source) | {len(alive)} | {wrong} (95% bound {bound(len(alive)):.1%}) |",
+        f"| dead | {len(dead)} | {found}, {early} of them in the first half of the run |",
+        f"| dead, and never below 1e-4 in the first half | {len(late)} | |",
+        "",
+        "| a stack was seen below | runs of both sets | recovered |",
+        "|---|---|---|",
+        *(f"| {share:g} | {seen} | {recovered} |" for share, seen, recovered in levels(runs)),
+        "",
+        "Other rules: living runs called dying, dead ones, and dead ones in the first half of the run.",
+        "",
+        f"| below | {_columns('fit', fit)} | {_columns('test', test)} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {text_of(rule)} | {' | '.join(map(str, (*errors(fit, rule), *errors(test, rule))))} |" for rule in RULES]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        rows = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
+        runs = [labelled(run) for run in sorted(rows, key=lambda run: run["name"]) if "error" not in run]
+        about = {"command": "python benchmarks/dead/train.py WORK", "hardware": "two CPU cores", "torch": "2.13.0"}
+        text = json.dumps(about, indent=1)[:-2] + ',\n "runs": [\n' + ",\n".join(f"  {json.dumps(run)}" for run in runs)
+        RUNS.write_text(text + "\n ]\n}\n")
+    (HERE / "table.md").write_text(markdown(every_run()))
+
+
+if __name__ == "__main__":
+    main()
