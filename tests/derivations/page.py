@@ -8,10 +8,8 @@ nobody derives.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
 
 WORDS = (
     *("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
@@ -20,11 +18,6 @@ WORDS = (
 # Not the digits of names: H200, bf16, GPT-2.
 NUMBER = re.compile(rf"(?<![\w.])(?<!GPT-)(?<!SST-)\d(?:[\d,.]*\d)?(?:e-?\d+)?|\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 STRUCK = "#"
-
-
-def word(count: int) -> str:
-    """The word for a count from two to twenty."""
-    return WORDS[count - 2]
 
 
 def sections_of(page: str) -> dict[str, str]:
@@ -73,21 +66,3 @@ def _other(number: str) -> str:
     if number[-1].isdigit():
         return number[:-1] + str((int(number[-1]) + 1) % 10)
     return WORDS[(WORDS.index(number.lower()) + 1) % len(WORDS)]
-
-
-@dataclass(frozen=True)
-class Derivation:
-    """The numbers of one section.
-
-    heading: a part of the section's heading, without numbers. files: those in benchmarks that the numbers come from. given:
-    pieces whose numbers no such file holds: settings, versions, and what papers say. pieces: makes all others from the files.
-    """
-
-    heading: str
-    files: Sequence[str]
-    given: Sequence[str]
-    pieces: Callable[..., Iterable[str]]
-
-    def all_pieces(self, read: Callable[[str], Any]) -> list[str]:
-        """The derived pieces and the given ones."""
-        return [*self.pieces(*map(read, self.files)), *self.given]
