@@ -10,6 +10,7 @@ from derivations.methods import dead_table
 from derivations.page import changed, differences, links_of, plain, sections_of
 from derivations.section import DERIVATIONS, ROOT, Derivation, read
 
+import kilolayer as kl
 from kilolayer.training.stack_label import LEVELS
 
 for path in sorted((ROOT / "tests/derivations").glob("*.py")):
@@ -61,6 +62,23 @@ def test_the_files_are_cited(page: str, heading: str) -> None:
 def test_every_derivation_has_a_section(page: str) -> None:
     for derivation in DERIVATIONS[page]:
         assert any(derivation.heading in heading for heading in sections(page)), derivation.heading
+
+
+def test_a_number_that_nobody_derives_is_named() -> None:
+    text = "An H200 takes 12.5 ms, the two others 3.1 and 3.0."
+    assert not list(differences(text, ["takes 12.5 ms", "two others 3.1", "3.0"]))
+    assert [each[:36] for each in differences(text, ["2.5 ms", "two others 3.1"])] == [
+        "derived, but not on the page: 2.5 ms",
+        "on the page, but not derived: 12.5 i",
+        "on the page, but not derived: 3.0 in",
+    ]
+
+
+def test_the_readmes_constant_is_the_recipes() -> None:
+    encoder = kl.recipes.get("deepnorm").describe(encoder_layers=100, decoder_layers=100).encoder
+    assert encoder is not None
+    assert encoder.alpha == pytest.approx(0.81 * (100**4 * 100) ** (1 / 16))  # DeepNet, Figure 2
+    assert f".encoder.alpha  # {encoder.alpha:.4f}\n" in (ROOT / "README.md").read_text()
 
 
 def test_the_levels_of_fading_stacks_are_those_of_the_runs() -> None:

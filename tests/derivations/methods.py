@@ -9,22 +9,9 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from derivations.section import (
-    ROOT,
-    SHOWN,
-    Data,
-    Pieces,
-    both_sides,
-    listed,
-    rate,
-    row,
-    section,
-    word,
-)
+from derivations.section import ROOT, SHOWN, Data, Pieces, both_sides, listed, rate, read, row, section, word
 
 from kilolayer.training.stack_label import DEAD, DYING, as_fraction
-
-WARMUP_OF_TABLE1 = 400
 
 
 class MethodsByDepth:
@@ -96,6 +83,7 @@ def methods_by_depth(document: Data) -> Pieces:
     yield re.findall(r"Table \d+", document["source"])[0]
     yield setting[0]
     yield re.findall(r"differ by factors of \d", document["setting"])[0]
+    warmup = int(re.findall(r"(\d+) of them for warm-up", setting[0])[0])
     yield f"of {word(len(table.best('deepnorm', 6)))} seeds, and the learning rate"
     yield from table.rows()
 
@@ -109,9 +97,9 @@ def methods_by_depth(document: Data) -> Pieces:
     yield f"At 18L-18L {word(len(living))} of {word(len(tried))} seeds of DeepNorm at 2e-3"
     yield f"reach {listed(f'{each:.2f}' for each in living)}, and one is dead at the end ({dead:.2f})"
     yield f"so that {rate(table.best('deepnorm', 18)[0]['options']['train.lr'])} is chosen"
-    yield f"a warm-up of {WARMUP_OF_TABLE1} steps, which rises by {rate(2e-3 / WARMUP_OF_TABLE1)} per step"
+    yield f"a warm-up of {warmup} steps, which rises by {rate(2e-3 / warmup)} per step"
     assert all(run["outcome"] == "dead" for run in table.at("deepnorm", 50, 2e-3))
-    yield f"At 50L-50L it lives at 1e-3 ({rate(1e-3 / WARMUP_OF_TABLE1)} per step) with all seeds, and dies at 2e-3"
+    yield f"At 50L-50L it lives at 1e-3 ({rate(1e-3 / warmup)} per step) with all seeds, and dies at 2e-3"
 
     depths = (6, 18, 50)
     yield f"At one rate, 1e-3, DeepNorm has {table.losses('deepnorm', depths, 1e-3)}"
@@ -137,7 +125,7 @@ def methods_by_depth(document: Data) -> Pieces:
 @section(
     "With a slower warm-up",
     "depth/slow-warmup.json",
-    given=("2,500 of them for warm-up", "500 test sentences"),
+    given=("500 test sentences",),
 )
 def slow_warmup(document: Data) -> Pieces:
     runs = {run["name"]: run for run in document["runs"]}
@@ -146,7 +134,8 @@ def slow_warmup(document: Data) -> Pieces:
     (steps,) = {run["valid"][-1]["step"] for run in runs.values()}
     difference = next(each for each in document["against_dlcl_at_4e-3"] if each["run"] == "deepnorm-50L-lr0.001")
     yield f"{both_sides(layers)} of DeepNorm and of DLCL are ahead"
-    yield f"at {both_sides(layers)}, but {steps:,} steps"
+    warmup = read("depth/slow-warmup.toml")["train"]["warmup_steps"]
+    yield f"at {both_sides(layers)}, but {steps:,} steps, {warmup:,} of them for warm-up"
     yield "DLCL at 4e-3 has the lowest loss"
     yield f"it is {-difference['difference']['value']:.1f} above DeepNorm at 1e-3"
     yield f"one-sided p = {difference['p_value']:.2f}"

@@ -5,17 +5,7 @@ from __future__ import annotations
 import re
 
 from derivations.methods import MethodsByDepth
-from derivations.section import (
-    README,
-    SHOWN,
-    Data,
-    Pieces,
-    listed,
-    read,
-    row,
-    section,
-    word,
-)
+from derivations.section import README, SHOWN, Data, Pieces, listed, read, row, section, word
 from derivations.speed import Speed
 from derivations.start import propagation_cells, said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +37,7 @@ class Derivation:
     """The numbers of one section.
 
     heading: a part of the section's heading, without numbers. files: those in benchmarks that the numbers come from. given:
-    pieces whose numbers no such file holds: settings, versions, and what papers say. pieces: makes all others from the files.
+    pieces with settings that are in no such file, and with what papers say. pieces: makes all others from the files.
     """
 
     heading: str
@@ -66,7 +67,9 @@ def section(
 
 @cache
 def read(file: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / file).read_text())
+    """A file of results, or the configuration of its runs."""
+    text = (ROOT / "benchmarks" / file).read_text()
+    return tomllib.loads(text) if file.endswith(".toml") else json.loads(text)
 
 
 def word(count: int) -> str:

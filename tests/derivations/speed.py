@@ -5,14 +5,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from derivations.section import (
-    Data,
-    Pieces,
-    listed,
-    row,
-    section,
-    word,
-)
+from derivations.section import Data, Pieces, listed, row, section, word
 
 import kilolayer as kl
 

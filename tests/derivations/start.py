@@ -6,16 +6,7 @@ import math
 import re
 from statistics import fmean
 
-from derivations.section import (
-    SHOWN,
-    Data,
-    Pieces,
-    row,
-    section,
-    share,
-    two_digits,
-    word,
-)
+from derivations.section import SHOWN, Data, Pieces, read, row, section, share, two_digits, word
 
 
 def propagation_cells(results: Data, recipe: str) -> dict[str, str]:
@@ -52,7 +43,7 @@ def thousand_layers(deep: Data, post_ln: Data, shallow: Data) -> Pieces:
     step, loss = post_ln["train"][-1]
     spread = max(each["spread"]["gradient"]["encoder"] for each in deep["gradients"])
     first = post_ln["gradients"][0]
-    yield f"{depth}, dim 256"
+    yield f"{depth}, dim {read('translation/thousand.toml')['model']['dim']}"
     yield f"{millions:.0f}M parameters"
     yield f"{deep['steps']:,} steps, one seed"
     yield f"a DeepNorm {said(shallow)[0]} reaches {dict(shallow['valid'])[1500]:.2f}"
