@@ -152,6 +152,13 @@ def test_tables_that_a_class_computes_and_several_files_are_loaded(tmp_path: Pat
     assert torch.equal(found(**inputs).logits, model(**inputs).logits)
 
 
+def test_computed_tables_are_no_larger_than_the_model(tmp_path: Path) -> None:
+    adapted(marian("MarianMTModel"), "deepnorm").save_pretrained(tmp_path)
+    _edit(lambda table: table.update(max_position_embeddings=10**9))(tmp_path)
+    with pytest.raises(InputError, match="more than all weights"):
+        kl.load_model(tmp_path)
+
+
 def test_buffers_outside_of_the_state_dict_come_back(tmp_path: Path) -> None:
     model = adapted(llama(), "lns").to(torch.bfloat16)  # also the frequencies of its rotary positions
     assert torch.equal(run(kl.load_model(kl.save(model, tmp_path)))[0], run(model)[0])
@@ -249,6 +256,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "two classes": (_edit(lambda table: table.update(architectures=["GPT2Model", "BertModel"])), "the architecture is"),
     "a value of another type": (_edit(lambda table: table.update(n_embd="wide")), "Transformers cannot build the model"),
     "very many layers": (_edit(lambda table: table.update(n_layer=10**9)), "more than there are weights"),
+    "very many labels": (_edit(lambda table: table.update(num_labels=10**9)), "1000000000 labels"),
     "an empty model of torch": (
         _edit(lambda table: (table.clear(), table.update(model_type="torch", kilolayer={}))),
         "neither",

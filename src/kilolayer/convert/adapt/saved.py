@@ -24,6 +24,8 @@ from kilolayer.models.place import check_dtype, check_place
 from kilolayer.models.saved import check_folder, tensors_of, write_model
 
 GENERATION = "generation_config.json"
+LARGEST_COMPUTED = 1 << 22
+"""The numbers in tables of positions that are computed whatever the size of the model."""
 
 
 def save_adapted(model: nn.Module, folder: str | PathLike[str]) -> Path:
@@ -67,8 +69,10 @@ def load_adapted(
     if "generation" not in table[ENTRY] and kind_of(folder / GENERATION) == "file":
         table[ENTRY]["generation"] = read_json(folder / GENERATION)
     try:
-        if misfit := find_misfit(_expected(_outline(table, len(tensors)), tensors), tensors):
+        outline = _outline(table, len(tensors))
+        if misfit := find_misfit(_expected(outline, tensors), tensors):
             raise InputError(f"the weights do not fit the configuration: {misfit}", fix="use the files of the same model")
+        _check_computed(outline, tensors)
         with torch.random.fork_rng(devices=[]):
             model = _build(table, len(tensors), "cpu")
         # Before the recipe, whose constants take the dtype of the weights beside them.
@@ -121,10 +125,21 @@ def _expected(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]
     """The tensors of `model` that are in the files, and those that must be there; a shared one, under one of its names."""
     named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     present = {id(tensor) for name, tensor in named.items() if name in tensors}
-    # Some classes compute a table of positions, and do not save it.
-    computed = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    needed = set(model.state_dict()) - computed
+    needed = set(model.state_dict()) - _computed(model)
     return {name: tensor for name, tensor in named.items() if name in tensors or (name in needed and id(tensor) not in present)}
+
+
+def _computed(model: nn.Module) -> set[str]:
+    """The names of tables of positions that a class computes and does not save."""
+    return set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+
+
+def _check_computed(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Raise if the tables that will be computed are larger than a model of this size can have."""
+    own = dict(model.named_parameters())
+    size = sum(own[name].numel() for name in _computed(model) if name in own and name not in tensors)
+    if size > max(LARGEST_COMPUTED, sum(tensor.numel() for tensor in tensors.values())):
+        raise InputError(f"the tables of positions have {size:,} numbers, more than all weights", fix="restore the file")
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from kilolayer.errors import InputError, shown
 
 HOMES = {module for module, _ in LAYOUTS if module.startswith("transformers.")}
 DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+MOST_LABELS = 100_000
 ATTENTION = ("eager", "sdpa")
 """The implementations of attention that are restored; the others depend on the machine."""
 
@@ -46,6 +47,9 @@ def build(table: dict[str, Any], extras: dict[str, Any], most_layers: int) -> nn
         raise InputError(f"the architecture is {shown(name)}", fix="only models that kl.adapt supports can be loaded")
     attention = extras.get("attention")
     options = {"attn_implementation": attention} if attention in ATTENTION else {}
+    labels = table.get("num_labels")
+    if isinstance(labels, int) and labels > MOST_LABELS:  # Transformers gives each a name
+        raise InputError(f"there are {shown(labels)} labels", fix=f"at most {MOST_LABELS:,} are read")
     try:
         config = cls.config_class.from_dict(table, **options)
         check_depth(max(found for each in DEPTHS if isinstance(found := getattr(config, each, 0), int)), most_layers)
