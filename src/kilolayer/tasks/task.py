@@ -199,8 +199,16 @@ class Task(ABC, Generic[Config]):
         """
 
     def held_out(self) -> HeldOut:
-        """Fingerprints of the validation and test sets, by which a resumed run notices that they have changed."""
+        """Digests of the validation and test sets, by which a resumed run notices that they have changed.
+
+        A run of a task that does not define it says at its start that it cannot notice.
+        """
         return HeldOut()
+
+    @property
+    def identifies_held_out(self) -> bool:
+        """Whether the task defines `held_out`."""
+        return type(self).held_out is not Task.held_out
 
     def frequency_loss(self) -> float | None:
         """The training labels' mean loss in nats under their own frequencies: what can be learned without reading the input.

@@ -239,6 +239,10 @@ def _log_start(trainer: Trainer, progress: Progress) -> None:
         progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step")
     if (warning := warmup_warning(trainer.config)) is not None:
         progress.say(warning)
+    if not trainer.task.identifies_held_out:
+        progress.say(
+            "warning: whether the validation and test sets are the same after a resume cannot be told: the task has no held_out"
+        )
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kilolayer.convert.adapt.pretrained import ENTRY
 from kilolayer.convert.huggingface.bert import Bert
 from kilolayer.convert.huggingface.folder import CONFIG, read_config, read_tensors
 from kilolayer.convert.huggingface.foreign_class import ForeignClass
@@ -57,6 +58,13 @@ class Imported:
 
     def _check(self) -> None:
         where = str(self.folder / CONFIG)
+        entry = self.theirs.get(ENTRY)
+        if isinstance(entry, dict) and not entry.get("plain"):
+            raise InputError(
+                "this model was saved with a recipe, without which its weights are another function",
+                where=where,
+                fix="load it with kl.load_model; to import it, call kl.bake on that model and save it again",
+            )
         for name, value in self.form.required.items():
             if self.theirs.get(name, value) != value:
                 raise InputError(f"{name} is {shown(self.theirs[name])}", where=where, fix=f"only {shown(value)} is supported")
