@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from os import PathLike
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from kilolayer import config as configuration
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of
 from kilolayer.files.reading import read_text
-from kilolayer.files.tensors import load_tensors, save_tensors
-from kilolayer.files.writing import PART, make_folder, move, remove, write
+from kilolayer.files.tensors import load_tensors, write_tensors
+from kilolayer.files.writing import PART, draft_of, make_folder, move, remove, unwritable, write
 from kilolayer.layers.embedding import Embedding
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
@@ -28,7 +27,7 @@ from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
-DRAFTS = f".*{WEIGHTS}.*{PART}"
+DRAFTS = f".{WEIGHTS}.*{PART}"
 """Pattern of the temporary files that an interrupted `save` leaves behind."""
 
 
@@ -41,15 +40,17 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
     config, folder = configuration.dump(_table_of(model)), as_path(folder, "the folder of the model")
     _check_place(folder)
     make_folder(folder)
-    draft = folder / f".{WEIGHTS}.{secrets.token_hex(4)}{PART}"
-    save_tensors(draft, _tensors_of(model))
-    if kind_of(folder / CONFIG) != "file" or read_text(folder / CONFIG) != config:
-        # Old weights could fit the new configuration and be loaded with it, so they are removed first.
-        remove(folder / WEIGHTS)
-        write(folder / CONFIG, config)
-    move(draft, folder / WEIGHTS)
-    for left in folder.glob(DRAFTS):
-        remove(left)
+    try:
+        # The draft of an interrupted save stays, as a sign that a folder without weights is a model's.
+        with draft_of(folder / WEIGHTS, stays=True) as draft:
+            write_tensors(draft, _tensors_of(model))
+            if kind_of(folder / CONFIG) != "file" or read_text(folder / CONFIG) != config:
+                # Old weights could fit the new configuration and be loaded with it, so they are removed first.
+                remove(folder / WEIGHTS)
+                write(folder / CONFIG, config)
+            move(draft, folder / WEIGHTS)
+    except OSError as error:
+        raise unwritable(folder / WEIGHTS, error) from None
     return folder
 
 
