@@ -65,9 +65,7 @@ def load_tensors(
         raise _unusable(error, path, fix) from None
 
 
-def describe_tensors(
-    path: Path, *, most: int = MOST_TENSORS, fix: str = "use a checkpoint of a run"
-) -> dict[str, Described]:
+def describe_tensors(path: Path, *, most: int = MOST_TENSORS, fix: str = "use a checkpoint of a run") -> dict[str, Described]:
     """The dtype and the shape of each tensor in a safetensors file, from its header alone."""
     try:
         with open_regular(path) as file:

@@ -92,8 +92,8 @@ def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers:
     """Train the run in `folder`, score its test set and write its report; return the exit code.
 
     begin: creates or opens the run and holds its lock; only the first of several processes calls it. resume: whether training
-    continues from the last checkpoint. show: called with the run, the contents of scores.json and the report. trackers: in
-    addition to those that the configuration names.
+    continues from the last checkpoint; after a restart by torchrun it always does. show: called with the run, the contents of
+    scores.json and the report. trackers: in addition to those that the configuration names.
     """
     with handle_signals() as stop:
         if under_torchrun():
@@ -112,19 +112,23 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
     # Imported here because it takes seconds, in which signals must already be handled.
     from kilolayer.parallel.processes import Processes
     from kilolayer.report.page import write_report
-    from kilolayer.runs.begin import data_of
+    from kilolayer.runs.begin import data_of, old_run
     from kilolayer.training import loop
-    from kilolayer.training.run import Run, choose_device
+    from kilolayer.training.run import Run, choose_device, was_begun_by_this_launch
     from kilolayer.training.trackers import make_trackers
 
     with ExitStack() as held:
         with Processes.of_environment() as processes:
+            again = bool(processes.of_first(not resume and processes.first and was_begun_by_this_launch(folder)))
             with processes.first_process_first():
-                opened = held.enter_context(begin(processes)) if processes.first else Run.open(folder)
+                if processes.first:
+                    opened = held.enter_context(old_run(folder) if again else begin(processes))
+                else:
+                    opened = Run.open(folder)
                 task = data_of(opened, processes)
                 followed = make_trackers(opened.config.train, trackers) if processes.first and task is not None else []
             held.callback(_finish_without_scores, followed)
-            code = 0 if task is None else loop.train(opened, task, resume, processes, stop, followed)
+            code = 0 if task is None else loop.train(opened, task, resume or again, processes, stop, followed)
         if not code and processes.first:
             if task is not None:  # scored again: scores that exist by now are of earlier weights
                 opened.score(task, choose_device(opened.config.train.device))

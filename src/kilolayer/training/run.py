@@ -25,13 +25,15 @@ from kilolayer import config as configuration
 from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of, storable
-from kilolayer.files.writing import PART, remove, unwritable, write
+from kilolayer.files.reading import read_bytes
+from kilolayer.files.writing import PART, remove, remove_drafts, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import find_misfit
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
+from kilolayer.parallel.launch import is_restart, launch
 from kilolayer.speed.written import write_out
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -250,18 +252,28 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read(20).strip() or "another process"
+            owner = file.readline(20).strip() or "another process"
             raise InputError(
                 f"the folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
             ) from None
         try:
             file.seek(0)
             file.truncate()
-            file.write(str(os.getpid()))
+            file.write("\n".join(filter(None, (str(os.getpid()), launch()))))
             file.flush()
         except OSError as error:
             raise unwritable(path, error) from None
+        remove_drafts(folder)
         yield
+
+
+def was_begun_by_this_launch(folder: Path) -> bool:
+    """Whether torchrun has started this process again, and the run in the folder was begun before by the same torchrun."""
+    if not is_restart() or kind_of(folder / "config.toml") != "file" or kind_of(folder / "lock") != "file":
+        return False
+    with suppress(InputError):
+        return read_bytes(folder / "lock", 1 << 12).decode(errors="replace").partition("\n")[2] == launch()
+    return False
 
 
 def holder_of(folder: Path) -> int | None:
@@ -274,7 +286,7 @@ def holder_of(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = file.read(20).strip()
+            owner = file.readline(20).strip()
             return int(owner) if owner.isdecimal() else 0
     return None
 
