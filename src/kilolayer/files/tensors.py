@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.errors import InputError
-from kilolayer.files.reading import open_regular, parse_json
+from kilolayer.files.reading import open_regular
 from kilolayer.files.writing import remove, unwritable, write_parts
 
 DTYPES = {
@@ -32,69 +30,51 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """The names of dtypes in safetensors files."""
-MOST_TENSORS = 2_000_000
-"""Maximum number of tensors in a file if nothing is known of what it should hold: the optimizer's state of the deepest models."""
+ANY_NUMBER = range(2_000_001)
+"""Numbers of tensors in a file if nothing is known of what it holds: up to the optimizer's state of the deepest models."""
 LONGEST_ENTRY, LONGEST_METADATA = 300, 1 << 20
 """Bytes of a header: for each tensor, and for everything else."""
 MORE_BRACES = 1000
 """Opening braces in a header that do not begin a tensor: those of its metadata."""
 
 
-@dataclass(frozen=True)
-class Described:
-    """A tensor as the header of its file describes it. dtype: its name in safetensors files."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-
 def load_tensors(
-    path: Path, device: str = "cpu", *, most: int = MOST_TENSORS, fix: str = "use a checkpoint of a run"
+    path: Path, device: str = "cpu", *, number: range = ANY_NUMBER, fix: str = "use a checkpoint of a run"
 ) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; anything else, and more than `most` tensors, is refused before memory is allocated."""
+    """The tensors of a safetensors file; anything else, and tensors that no model here can use, are refused.
+
+    number: how many tensors there can be; the header of a file with fewer or more is not parsed.
+    """
     try:
         with open_regular(path) as file:
-            _header_text(file, most)
-            return safetensors.torch.load_file(path, device=device)
+            if (wrong := _other_number(file, number)) is not None:
+                raise InputError(f"the file holds {wrong}", where=str(path), fix=fix)
+            found = safetensors.torch.load_file(path, device=device)
     except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise _unusable(error, path, fix) from None
-
-
-def describe_tensors(path: Path, *, most: int = MOST_TENSORS, fix: str = "use a checkpoint of a run") -> dict[str, Described]:
-    """The dtype and the shape of each tensor in a safetensors file, from its header alone."""
-    try:
-        with open_regular(path) as file:
-            table = parse_json(_header_text(file, most))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise _unusable(error, path, fix) from None
-    found = {}
-    for name, entry in table.items() if isinstance(table, dict) else [("", None)]:
-        if name == "__metadata__":
-            continue
-        match entry:
-            case {"dtype": str(dtype), "shape": list(shape)} if all(type(size) is int and size >= 0 for size in shape):
-                found[name] = Described(dtype, tuple(shape))
-            case _:
-                raise _unusable(ValueError("its header does not describe tensors"), path, fix)
+    for name, tensor in found.items():
+        if tensor.dtype not in DTYPES:
+            raise InputError(
+                f"the tensor {name} is of {str(tensor.dtype).removeprefix('torch.')}, which is not supported",
+                where=str(path),
+                fix="convert it to float32, bfloat16 or float16, and save it again",
+            )
     return found
 
 
-def _header_text(file: io.BufferedReader, most: int) -> bytes:
-    """The JSON header of a file; one for more than `most` tensors is refused before it is read, or at least parsed."""
+def _other_number(file: io.BufferedReader, number: range) -> str | None:
+    """How the number of tensors in a safetensors file differs from what is expected, by the braces in its header."""
     size = os.fstat(file.fileno()).st_size
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or length > size - 8:
         raise ValueError("its header is cut off")
-    text = file.read(length) if length <= LONGEST_ENTRY * most + LONGEST_METADATA else b""
-    if len(text) < length or text.count(b"{") > most + MORE_BRACES:
-        raise ValueError(f"its header of {length:,} bytes describes more than the {most:,} tensors that can be expected here")
-    return text
+    text = file.read(length) if length <= LONGEST_ENTRY * number.stop + LONGEST_METADATA else b""
+    if len(text) < length or text.count(b"{") >= number.stop + MORE_BRACES:
+        return f"more than the {number.stop - 1:,} tensors that can be expected here"
+    if text.count(b"{") < number.start:
+        return f"fewer than the {number.start:,} tensors that must be expected here"
+    return None
 
 
 def _unusable(error: Exception, path: Path, fix: str) -> InputError:

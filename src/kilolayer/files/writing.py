@@ -46,8 +46,8 @@ def write(path: Path, content: str | bytes) -> None:
 def draft_of(path: Path, *, folder: bool = False, stays: bool = False) -> Iterator[Path]:
     """A new empty file, or folder, next to `path`, which the caller fills and renames to it.
 
-    If an error is raised, the draft is removed, unless it `stays`. Drafts of `path` that a killed process left are removed at the
-    end.
+    If an error is raised, the draft is removed, unless it `stays`. Drafts of `path` that a killed process left are removed at
+    the end.
     """
     draft, descriptor = _new_draft(path, folder)
     try:

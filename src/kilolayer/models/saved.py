@@ -21,7 +21,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit
+from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
@@ -62,7 +62,6 @@ def load_model(
     if dtype is not None:
         check_dtype(dtype)
     config, states_dtype = _read_config(folder)
-    model = build_model(config, device="meta", seed=0)
     path = folder / WEIGHTS
     if kind_of(path) is None:
         raise InputError(
@@ -70,7 +69,13 @@ def load_model(
             where=str(folder),
             fix="restore the file; if saving was interrupted, save the model again",
         )
-    tensors = load_tensors(path, str(place), fix="the file is damaged: save the model again")
+    tensors = load_tensors(
+        path,
+        str(place),
+        number=number_of_tensors(config),
+        fix=f"the file is damaged, or not of the same model as {CONFIG}: save the model again",
+    )
+    model = build_model(config, device="meta", seed=0)
     if misfit := find_misfit(_tensors_of(model), tensors):
         raise InputError(
             f"the weights do not fit the configuration: {misfit}",

@@ -31,7 +31,7 @@ from torch import Tensor
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json, unreadable
-from kilolayer.files.tensors import MOST_TENSORS, file_size, load_tensors, serialise
+from kilolayer.files.tensors import ANY_NUMBER, file_size, load_tensors, serialise
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
@@ -216,15 +216,15 @@ def _size_of(path: Path) -> int:
     return found.st_size
 
 
-def load(path: Path, device: str = "cpu", find: FindFault | None = None, *, most: int = MOST_TENSORS) -> Checkpoint:
-    """Read a checkpoint, after checking that it is complete. most: the maximum number of the model's tensors."""
+def load(path: Path, device: str = "cpu", find: FindFault | None = None, *, number: range = ANY_NUMBER) -> Checkpoint:
+    """Read a checkpoint, after checking that it is complete. number: how many tensors the model can have."""
     fault = (find or find_fault)(path)
     if fault is not None:
         raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(path), fix="use another checkpoint")
     return Checkpoint(
         step_of(path),
-        load_tensors(path / "model.safetensors", device, most=most),
-        load_tensors(path / "optimizer.safetensors", device, most=PER_WEIGHT * most),
+        load_tensors(path / "model.safetensors", device, number=number),
+        load_tensors(path / "optimizer.safetensors", device, number=range(PER_WEIGHT * number.stop)),
         load_state(path),
     )
 
@@ -242,13 +242,13 @@ def is_scheduled(path: Path) -> bool:
     return load_state(path).get("scheduled") is not False
 
 
-def average(paths: list[Path], *, most: int = MOST_TENSORS) -> dict[str, Tensor]:
+def average(paths: list[Path], *, number: range = ANY_NUMBER) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, oldest first; non-floating-point tensors are the newest ones."""
-    newest = load_tensors(paths[-1] / "model.safetensors", most=most)
+    newest = load_tensors(paths[-1] / "model.safetensors", number=number)
     floating = {name: tensor for name, tensor in newest.items() if tensor.is_floating_point()}
     mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in floating.items()}
     for path in paths:
-        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors", most=most)
+        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors", number=number)
         check_alike(tensors, newest, path / "model.safetensors")
         for name, total in mean.items():
             mean[name] = total + tensors[name].double() / len(paths)

@@ -30,7 +30,7 @@ from kilolayer.files.writing import PART, remove, remove_drafts, unwritable, wri
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit
+from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
 from kilolayer.parallel.launch import is_restart, launch
@@ -127,8 +127,10 @@ class Run:
 
     def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
         """Load the trained model."""
-        model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
-        load_weights(model, self.weights(self.vocabulary(), chosen), self.folder)
+        weights = self.weights(self.vocabulary(), chosen)
+        model = build_model(self.config.model, device="meta", seed=0)
+        check_fit(model, weights, self.folder)  # before memory is allocated for what the configuration says
+        model.materialise("cpu").load_state_dict(weights)
         return model.to(device).eval()
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
@@ -155,7 +157,7 @@ class Run:
         path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
         state = fitted(checkpoint.load_state(path), {"vocabulary": str}, path / "state.json")
         check_vocabulary(state["vocabulary"], vocabulary, self.folder)
-        return load_chosen(self.checkpoints, chosen)
+        return load_chosen(self.checkpoints, chosen, number_of_tensors(self.config.model))
 
     def score(self, task: Task, device: torch.device) -> None:
         """Write the scores of the test set into the folder, along with the checkpoints that were scored."""
