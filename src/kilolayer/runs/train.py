@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.errors import OptionError, shown
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.parallel.parent import when_parent_dies
 from kilolayer.runs.config_source import Source, new_folder, plain_tables, read_source
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kilolayer.training.run import Run
     from kilolayer.training.trackers import Tracker
 
+_torch_state = Lock()
 Begin = Callable[["Processes"], AbstractContextManager["Run"]]
 Show = Callable[["Run", dict[str, Any], "Report"], None]
 
@@ -44,7 +46,8 @@ def train(
     trackers: objects that receive the run's metrics.
 
     An interrupt saves a checkpoint and raises KeyboardInterrupt; a second one does not wait for the checkpoint. Signals are
-    handled only in the main thread. The random state and the number of threads of torch are restored afterwards.
+    handled only in the main thread. The random state and the number of threads of torch are restored afterwards; because a
+    process has only one of each, a second `train` is refused while another thread is in one.
     """
     from kilolayer.runs.begin import new_run, old_run
     from kilolayer.runs.load import load
@@ -64,7 +67,7 @@ def train(
     def begin(processes: Processes) -> AbstractContextManager[Run]:
         return old_run(folder, over) if given is None else new_run(folder, given, processes, is_embedded=config is None)
 
-    with _restore_torch_state():
+    with _own_torch_state():
         code = train_run(folder, begin, resume=resume is not None, show=_print_report, trackers=trackers)
     if code:
         raise Stopped(code - 128)
@@ -72,15 +75,22 @@ def train(
 
 
 @contextmanager
-def _restore_torch_state() -> Iterator[None]:
+def _own_torch_state() -> Iterator[None]:
+    """Hold the random state and the number of threads of torch, which the process has once, and restore them."""
     import torch
 
+    if not _torch_state.acquire(blocking=False):
+        raise InputError(
+            "another kl.train is running in this process, and both would draw from torch's random numbers",
+            fix="wait for it, or train in processes: kl.run_comparison trains several runs at once",
+        )
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
             yield
     finally:
         torch.set_num_threads(threads)
+        _torch_state.release()
 
 
 def _print_report(run: Run, scores: dict[str, Any], report: Report) -> None:
