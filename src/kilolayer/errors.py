@@ -130,8 +130,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str = "") -> UnknownOptionError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """The error for a name that does not exist, with the nearest one that does, or for what is no name."""
     valid = sorted(set(valid))
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return UnknownOptionError(f"{shown(name)} is not the name of any {kind}", where=where, fix=f"valid: {', '.join(valid)}")
     if not valid:
         return UnknownOptionError(f"unknown {kind} {shown(name)}", where=where, fix=f"there is no {kind} here: remove it")
     ending = [each for each in valid if each.endswith(f"_{name}")]

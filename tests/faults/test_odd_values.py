@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from odd_values import trials, write_odd_run
 
+import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.cli.output import show_errors, show_samples, show_scores
 from kilolayer.config import build, check_depth, dump, load, merge, overrides, parse_toml
@@ -213,3 +214,19 @@ def test_a_finished_run_with_odd_results_is_refused(
         (folder / name).write_text(text)
         assert main(["train", "--resume", str(folder)]) == 2
         assert str(folder / name) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda folder: kl.train({1: 2}, run=folder),
+        lambda folder: kl.train(run=folder, model={"moe": {(1,): 2}}),
+        lambda folder: kl.run_comparison(None, {1: [2]}, folder=folder),
+        lambda folder: kl.run_comparison(None, {"train.seed": [1, 2]}, folder=folder, options={None: 2}),
+        lambda _: kl.build_model({1: 2}),
+    ],
+)
+def test_names_that_are_no_text_are_refused(give: Callable[[Path], object], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"(1|\(1,\)|None) is not (the name of an|an|the name of any) option"):
+        give(tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -210,6 +210,13 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "an empty sentence": ("classify", "predict", (["so", " "],), {}, "(?s)a sentence is empty.*row 2"),
     "no rows": ("classify", "predict", (3,), {}, "rows are given as 3"),
     "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, not a text.*row 2"),
+    "a direction that is a number": (
+        "translation",
+        "translate",
+        ("x",),
+        {"direction": 5},
+        "5 is not the name of any direction",
+    ),
     "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is given"),
     "a kind of metrics": ("classify", "metrics", ("vaild",), {}, "(?s)did you mean 'valid'.*metrics.jsonl.*valid: event, "),
     "no kind at all": ("classify", "metrics", (5,), {}, "unknown kind of metrics '5'"),

@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Create or open a comparison, train what is left of it, and show the table."""
+    """Create or open a comparison, train what is left of it, and show the table; 1 if a run of it failed."""
     from kilolayer.compare.documents import as_document, write_documents
     from kilolayer.compare.queue import run_all
     from kilolayer.compare.result import is_complete
@@ -65,14 +65,16 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             say(f"stopped by a signal; continue with: {command()} compare {comparison.folder}")
             return code
     table, verdicts = write_documents(comparison)
+    # A run that diverged or died is a result; of one that failed, nothing is known.
+    code = int(comparison.base is not None and any(result.outcome.kind == "failed" for result in comparison.results()))
     if options.json:
         show_json(as_document(comparison, comparison.results(), table, verdicts))
-        return 0
+        return code
     _show(table, verdicts)
     if comparison.base is not None and not all(map(is_complete, comparison.members)):
         say(f"{summary(comparison)}; continue with: {command()} compare {comparison.folder}")
     say(f"page: {comparison.folder / 'comparison.html'}")
-    return 0
+    return code
 
 
 def summary(comparison: Comparison) -> str:

@@ -39,7 +39,7 @@ class Axis:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        if self.name not in (LAYERS, RUN, TASK) and not OPTION.fullmatch(self.name):
+        if self.name not in (LAYERS, RUN, TASK) and not (isinstance(self.name, str) and OPTION.fullmatch(self.name)):
             raise OptionError(f"{shown(self.name)} is not an option", fix="name it with its table, as in train.lr")
         if not self.values:
             raise OptionError(f"{self.name} has no values", fix=f"separate them with commas: {self.name}=1,2")

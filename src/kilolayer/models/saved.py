@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -16,21 +15,21 @@ from kilolayer import config as configuration
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of
 from kilolayer.files.reading import read_text
-from kilolayer.files.tensors import load_tensors, save_tensors
-from kilolayer.files.writing import PART, make_folder, move, remove, write
+from kilolayer.files.tensors import load_tensors, write_tensors
+from kilolayer.files.writing import PART, draft_of, make_folder, move, remove, unwritable, write
 from kilolayer.layers.embedding import Embedding
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit
+from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
-DRAFTS = f".*{WEIGHTS}.*{PART}"
+DRAFTS = f".{WEIGHTS}.*{PART}"
 """Pattern of the temporary files that an interrupted `save` leaves behind."""
 
 
@@ -49,15 +48,17 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
 def write_model(folder: Path, name: str, config: str, tensors: Mapping[str, Tensor]) -> None:
     """Write a model's configuration, to a file of this name, and its weights beside it."""
     make_folder(folder)
-    draft = folder / f".{WEIGHTS}.{secrets.token_hex(4)}{PART}"
-    save_tensors(draft, tensors)
-    if kind_of(folder / name) != "file" or read_text(folder / name) != config:
-        # Old weights could fit the new configuration and be loaded with it, so they are removed first.
-        remove(folder / WEIGHTS)
-        write(folder / name, config)
-    move(draft, folder / WEIGHTS)
-    for left in folder.glob(DRAFTS):
-        remove(left)
+    try:
+        # The draft of an interrupted save stays, as a sign that a folder without weights is a model's.
+        with draft_of(folder / WEIGHTS, stays=True) as draft:
+            write_tensors(draft, tensors)
+            if kind_of(folder / name) != "file" or read_text(folder / name) != config:
+                # Old weights could fit the new configuration and be loaded with it, so they are removed first.
+                remove(folder / WEIGHTS)
+                write(folder / name, config)
+            move(draft, folder / WEIGHTS)
+    except OSError as error:
+        raise unwritable(folder / WEIGHTS, error) from None
 
 
 def load_model(
@@ -68,7 +69,6 @@ def load_model(
     if dtype is not None:
         check_dtype(dtype)
     config, states_dtype = _read_config(folder)
-    model = build_model(config, device="meta", seed=0)
     path = folder / WEIGHTS
     if kind_of(path) is None:
         raise InputError(
@@ -76,7 +76,13 @@ def load_model(
             where=str(folder),
             fix="restore the file; if saving was interrupted, save the model again",
         )
-    tensors = load_tensors(path, str(place), fix="the file is damaged: save the model again")
+    tensors = load_tensors(
+        path,
+        str(place),
+        number=number_of_tensors(config),
+        fix=f"the file is damaged, or not of the same model as {CONFIG}: save the model again",
+    )
+    model = build_model(config, device="meta", seed=0)
     if misfit := find_misfit(tensors_of(model), tensors):
         raise InputError(
             f"the weights do not fit the configuration: {misfit}",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.errors import OptionError, shown
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.parallel.parent import when_parent_dies
 from kilolayer.runs.config_source import Source, new_folder, plain_tables, read_source
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kilolayer.training.run import Run
     from kilolayer.training.trackers import Tracker
 
+_torch_state = Lock()
 Begin = Callable[["Processes"], AbstractContextManager["Run"]]
 Show = Callable[["Run", dict[str, Any], "Report"], None]
 
@@ -44,7 +46,8 @@ def train(
     trackers: objects that receive the run's metrics.
 
     An interrupt saves a checkpoint and raises KeyboardInterrupt; a second one does not wait for the checkpoint. Signals are
-    handled only in the main thread. The random state and the number of threads of torch are restored afterwards.
+    handled only in the main thread. The random state and the number of threads of torch are restored afterwards; because a
+    process has only one of each, a second `train` is refused while another thread is in one.
     """
     from kilolayer.runs.begin import new_run, old_run
     from kilolayer.runs.load import load
@@ -64,7 +67,7 @@ def train(
     def begin(processes: Processes) -> AbstractContextManager[Run]:
         return old_run(folder, over) if given is None else new_run(folder, given, processes, is_embedded=config is None)
 
-    with _restore_torch_state():
+    with _own_torch_state():
         code = train_run(folder, begin, resume=resume is not None, show=_print_report, trackers=trackers)
     if code:
         raise Stopped(code - 128)
@@ -72,15 +75,22 @@ def train(
 
 
 @contextmanager
-def _restore_torch_state() -> Iterator[None]:
+def _own_torch_state() -> Iterator[None]:
+    """Hold the random state and the number of threads of torch, which the process has once, and restore them."""
     import torch
 
+    if not _torch_state.acquire(blocking=False):
+        raise InputError(
+            "another kl.train is running in this process, and both would draw from torch's random numbers",
+            fix="wait for it, or train in processes: kl.run_comparison trains several runs at once",
+        )
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
             yield
     finally:
         torch.set_num_threads(threads)
+        _torch_state.release()
 
 
 def _print_report(run: Run, scores: dict[str, Any], report: Report) -> None:
@@ -92,8 +102,8 @@ def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers:
     """Train the run in `folder`, score its test set and write its report; return the exit code.
 
     begin: creates or opens the run and holds its lock; only the first of several processes calls it. resume: whether training
-    continues from the last checkpoint. show: called with the run, the contents of scores.json and the report. trackers: in
-    addition to those that the configuration names.
+    continues from the last checkpoint; after a restart by torchrun it always does. show: called with the run, the contents of
+    scores.json and the report. trackers: in addition to those that the configuration names.
     """
     with handle_signals() as stop:
         if under_torchrun():
@@ -112,19 +122,23 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
     # Imported here because it takes seconds, in which signals must already be handled.
     from kilolayer.parallel.processes import Processes
     from kilolayer.report.page import write_report
-    from kilolayer.runs.begin import data_of
+    from kilolayer.runs.begin import data_of, old_run
     from kilolayer.training import loop
-    from kilolayer.training.run import Run, choose_device
+    from kilolayer.training.run import Run, choose_device, was_begun_by_this_launch
     from kilolayer.training.trackers import make_trackers
 
     with ExitStack() as held:
         with Processes.of_environment() as processes:
+            again = bool(processes.of_first(not resume and processes.first and was_begun_by_this_launch(folder)))
             with processes.first_process_first():
-                opened = held.enter_context(begin(processes)) if processes.first else Run.open(folder)
+                if processes.first:
+                    opened = held.enter_context(old_run(folder) if again else begin(processes))
+                else:
+                    opened = Run.open(folder)
                 task = data_of(opened, processes)
                 followed = make_trackers(opened.config.train, trackers) if processes.first and task is not None else []
             held.callback(_finish_without_scores, followed)
-            code = 0 if task is None else loop.train(opened, task, resume, processes, stop, followed)
+            code = 0 if task is None else loop.train(opened, task, resume or again, processes, stop, followed)
         if not code and processes.first:
             if task is not None:  # scored again: scores that exist by now are of earlier weights
                 opened.score(task, choose_device(opened.config.train.device))

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from kilolayer.models.fit import number_of_tensors
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
@@ -50,12 +51,13 @@ def train(
         handle_signals() if stop is None else nullcontext(stop) as stop,
         stop.waiting_for_step() if processes.size > 1 else nullcontext(),
     ):
-        trainer = Trainer(run, task, processes)
         inspector = Inspector()
         newest = _newest(run, processes, inspector) if resume else None
-        saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault)
+        number = number_of_tensors(run.config.model)
+        saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault, number=number)
         if saved is not None:
             check_validation(saved.state, task.held_out(), str(run.folder))
+        trainer = Trainer(run, task, processes)
         trainer.begin(saved)
         lost = _lost_progress(run, saved) if resume else None
         metrics = Unwritten()

@@ -25,13 +25,15 @@ from kilolayer import config as configuration
 from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of, storable
-from kilolayer.files.writing import PART, remove, unwritable, write
+from kilolayer.files.reading import read_bytes
+from kilolayer.files.writing import PART, remove, remove_drafts, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit
+from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
+from kilolayer.parallel.launch import is_restart, launch
 from kilolayer.speed.written import write_out
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -125,8 +127,10 @@ class Run:
 
     def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
         """Load the trained model."""
-        model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
-        load_weights(model, self.weights(self.vocabulary(), chosen), self.folder)
+        weights = self.weights(self.vocabulary(), chosen)
+        model = build_model(self.config.model, device="meta", seed=0)
+        check_fit(model, weights, self.folder)  # before memory is allocated for what the configuration says
+        model.materialise("cpu").load_state_dict(weights)
         return model.to(device).eval()
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
@@ -153,7 +157,7 @@ class Run:
         path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
         state = fitted(checkpoint.load_state(path), {"vocabulary": str}, path / "state.json")
         check_vocabulary(state["vocabulary"], vocabulary, self.folder)
-        return load_chosen(self.checkpoints, chosen)
+        return load_chosen(self.checkpoints, chosen, number_of_tensors(self.config.model))
 
     def score(self, task: Task, device: torch.device) -> None:
         """Write the scores of the test set into the folder, along with the checkpoints that were scored."""
@@ -250,18 +254,28 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read(20).strip() or "another process"
+            owner = file.readline(20).strip() or "another process"
             raise InputError(
                 f"the folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
             ) from None
         try:
             file.seek(0)
             file.truncate()
-            file.write(str(os.getpid()))
+            file.write("\n".join(filter(None, (str(os.getpid()), launch()))))
             file.flush()
         except OSError as error:
             raise unwritable(path, error) from None
+        remove_drafts(folder)
         yield
+
+
+def was_begun_by_this_launch(folder: Path) -> bool:
+    """Whether torchrun has started this process again, and the run in the folder was begun before by the same torchrun."""
+    if not is_restart() or kind_of(folder / "config.toml") != "file" or kind_of(folder / "lock") != "file":
+        return False
+    with suppress(InputError):
+        return read_bytes(folder / "lock", 1 << 12).decode(errors="replace").partition("\n")[2] == launch()
+    return False
 
 
 def holder_of(folder: Path) -> int | None:
@@ -274,7 +288,7 @@ def holder_of(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = file.read(20).strip()
+            owner = file.readline(20).strip()
             return int(owner) if owner.isdecimal() else 0
     return None
 

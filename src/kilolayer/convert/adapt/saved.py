@@ -26,6 +26,8 @@ from kilolayer.models.saved import check_folder, tensors_of, write_model
 GENERATION = "generation_config.json"
 LARGEST_COMPUTED = 1 << 22
 """The numbers in tables of positions that are computed whatever the size of the model."""
+TENSORS = range(100_001)
+"""Numbers of tensors in a file: up to some thousands of layers of any class."""
 
 
 def save_adapted(model: nn.Module, folder: str | PathLike[str]) -> Path:
@@ -65,7 +67,7 @@ def load_adapted(
     folder, place = as_path(folder, "the folder of the model"), check_place(device or "cpu")
     if dtype is not None:
         check_dtype(dtype)
-    table, tensors = _read_table(folder), read_tensors(folder)
+    table, tensors = _read_table(folder), read_tensors(folder, TENSORS)
     if "generation" not in table[ENTRY] and kind_of(folder / GENERATION) == "file":
         table[ENTRY]["generation"] = read_json(folder / GENERATION)
     try:
