@@ -38,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="resume a run exactly from its last checkpoint; with a larger --train.steps, also one that is finished",
     )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete the run that is already in the folder, and train it anew"
+    )
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
 
 
@@ -75,6 +78,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             "--resume takes no configuration and no --run",
             fix="the run folder has its own; give only the options to change, such as --train.steps 20000",
         )
+    if resume and options.overwrite:
+        raise OptionError("--resume continues a run and --overwrite deletes it", fix="remove one of them")
     path = options.config or registry.EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
 
@@ -83,7 +88,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
         if resume:
             return old_run(folder, overrides(typed))
-        return new_run(folder, read_tables(path, typed), processes, is_embedded=path == registry.EMBEDDED)
+        given, is_embedded = read_tables(path, typed), path == registry.EMBEDDED
+        return new_run(folder, given, processes, is_embedded=is_embedded, overwrite=options.overwrite)
 
     return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json))
 

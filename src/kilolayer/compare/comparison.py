@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import config as configuration
+from kilolayer import hints
 from kilolayer.compare.flat_options import ALWAYS_NAMED, differing_options, flat_options
 from kilolayer.compare.grid import (
     DEPTHS,
@@ -97,9 +98,8 @@ class Comparison:
         """Open an existing comparison."""
         path = folder / "comparison.toml"
         if kind_of(path) != "file":
-            raise InputError(
-                "this is not a comparison", where=str(folder), fix="name a folder that `kilolayer compare` created"
-            )
+            made = f"name a folder that `{hints.verb('compare')}` created"
+            raise InputError("this is not a comparison", where=str(folder), fix=made)
         folder = resolve(folder)
         table, base = configuration.load(path), configuration.load(folder / "base.toml")
         try:
@@ -144,7 +144,7 @@ class Comparison:
             raise InputError(
                 "the folder already holds a comparison of another configuration",
                 where=str(folder),
-                fix=f"choose another with --out, or continue that one: kilolayer compare {folder}",
+                fix=f"{_another_folder()}, or continue that one: {hints.call('compare', folder)}",
             )
         if settings is None:
             found.extend(axes)
@@ -179,7 +179,8 @@ class Comparison:
                 fix="name more runs, or a comparison's folder",
             )
         if out is not None and kind_of(out / "comparison.toml") is not None:
-            raise OptionError("the folder already holds a comparison", where=str(out), fix="choose another: --out FOLDER")
+            another = f"choose another: {hints.argument('out', 'FOLDER')}"
+            raise OptionError("the folder already holds a comparison", where=str(out), fix=another)
         members: list[Member] = []
         for place, options in zip(places, differing_options(configs), strict=True):
             members.append(Member(_unused(place.name, members), options, place))
@@ -345,5 +346,9 @@ def _check_new(folder: Path) -> None:
     try:
         check_new(folder)
     except InputError as error:
-        fix = "choose another: --out FOLDER"
-        raise InputError(error.what.replace("the run folder", "the folder"), where=error.where, fix=fix) from None
+        what = error.what.replace("the run folder", "the folder")
+        raise InputError(what, where=error.where, fix=_another_folder()) from None
+
+
+def _another_folder() -> str:
+    return f"choose another: {hints.argument('out' if hints.in_shell() else 'folder', 'runs/NAME')}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.errors import InputError
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
@@ -22,7 +23,8 @@ def read_scores(folder: Path) -> dict[str, Any]:
     path = folder / "scores.json"
     scores = read_json(path)
     if not isinstance(scores, dict) or not all(_fits(name, entry) for name, entry in scores.items()):
-        raise InputError("the file does not hold scores", where=str(path), fix="delete it, and run `kilolayer evaluate` again")
+        again = f"delete it, and score the run again: {hints.call('evaluate')}"
+        raise InputError("the file does not hold scores", where=str(path), fix=again)
     return scores
 
 
