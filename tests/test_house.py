@@ -21,6 +21,7 @@ ORDER = [
     "importing",
     "terminal",
     "hints",
+    "display",
     "files",
     "config",
     "precedence",

@@ -251,7 +251,7 @@ def test_the_training_of_a_vocabulary_is_ended_with_its_process(
         patch.setattr(subprocess, "Popen", Endless)
         assert main(typed(tmp_path, corpus, of, **sections)) == 143
     assert [child.returncode for child in children] == [-signal.SIGKILL]
-    assert "before there was anything to resume" in capsys.readouterr().err
+    assert "there is nothing to resume yet" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.toml").exists()
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]  # no draft, no lock
 

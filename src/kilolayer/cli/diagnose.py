@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import add_device, int_between, read_tables
-from kilolayer.cli.output import show_json, show_line, show_table
+from kilolayer.cli.output import show_json, show_parts
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.writing import check_writable
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
-    from kilolayer.probe.diagnosis import Diagnosis
     from kilolayer.tasks.config import RunConfig
     from kilolayer.training.run import Run
 
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         check_writable(page)
 
     from kilolayer.probe.diagnose import diagnose
-    from kilolayer.report.diagnosis_page import write_diagnosis
+    from kilolayer.report.diagnosis_page import parts_of, write_diagnosis
 
     found = diagnose(source, steps=options.steps or 0, at=options.at, device=options.device)
     if page is not None:
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if options.json:
         show_json(found.table())
     else:
-        show(found)
+        show_parts(parts_of(found))
     if page is not None:
         say(f"page: {page}")
     return 0
@@ -86,19 +85,3 @@ def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
     from kilolayer.training.start import read_started
 
     return read_started(read_tables(options.source, typed))[0]
-
-
-def show(found: Diagnosis) -> None:
-    """Print the verdict and the tables."""
-    from kilolayer.report.diagnosis_page import stacks_table, subtitle, updates_table
-
-    measured = found.measured
-    show_line(f"{subtitle(measured)}\n")
-    for line in found.verdict():
-        show_line(line)
-    show_line()
-    for title, table in (("By layer", stacks_table(measured)), ("Model update", updates_table(measured))):
-        show_table(title, table.rows, table.header)
-    if measured.changes:
-        rows = [(f"{change.step:,}", f"{change.size:.3g}") for change in measured.changes]
-        show_table("Change in the output since the start", rows, ["step", "of itself"])

@@ -8,6 +8,7 @@ The runs are ordinary ones; only their own folders show which of them are finish
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,9 +33,11 @@ from kilolayer.compare.grid import (
     same,
     settings_of,
 )
+from kilolayer.compare.measure import measures_of
 from kilolayer.compare.result import Member, Result, record_of, result_of
 from kilolayer.config import Table, merge
 from kilolayer.data.grammar import write_corpus
+from kilolayer.display import Displayed
 from kilolayer.errors import InputError, KilolayerError, OptionError, shown
 from kilolayer.files.paths import kind_of, resolve, storable
 from kilolayer.files.reading import read_json
@@ -54,13 +57,16 @@ LEFT_BY_A_KILLED_START = ("lock", "data", "base.toml")
 
 
 @dataclass
-class Comparison:
-    """Runs that differ in some options. base: the tables that they share; None for existing runs that are compared.
+class Comparison(Displayed):
+    """Runs that differ in some options; `print` prints their table, as `kilolayer compare` does.
 
+    base: the tables that they share; None for existing runs that are compared.
     started_in: the folder that relative paths in the base start from. named: the options whose values appear in the names of
     the runs: those given as axes, those in which runs differed when they were added, and always recipe, depth and seed. A run
     keeps its name when others are added.
     """
+
+    _laid_out_by = "kilolayer.compare.parts"
 
     folder: Path
     members: list[Member]
@@ -72,12 +78,12 @@ class Comparison:
     def make(
         cls,
         folder: Path,
-        config: Path | None,
+        config: Path | Table | None,
         axes: Sequence[Axis] = (),
         options: Mapping[str, Any] | None = None,
         settings: Sequence[Mapping[str, Any]] | None = None,
     ) -> Comparison:
-        """Create a comparison of every combination of the axes; config: a file, or None for the embedded default.
+        """Create a comparison of every combination of the axes; config: a file, its tables, or None for the embedded default.
 
         options: values that override the configuration. settings: single runs, which need not form a grid, instead of axes. All
         are checked before anything is written.
@@ -123,7 +129,7 @@ class Comparison:
     def make_or_extend(
         cls,
         folder: Path,
-        config: Path | None,
+        config: Path | Table | None,
         axes: Sequence[Axis] = (),
         options: Mapping[str, Any] | None = None,
         settings: Sequence[Mapping[str, Any]] | None = None,
@@ -258,6 +264,26 @@ class Comparison:
         """The current result of one run."""
         return result_of(member, self.failures().get(member.name))
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The current results as one plain dict for each run, ready for `pandas.DataFrame(comparison.rows())`.
+
+        A row has the run's name, its options, its outcome and the step that it has reached, and every measure of the table by
+        its title, None if the run does not have it.
+        """
+        results = self.results()
+        _, measures = measures_of(results, None if self.task is None else self.task.headline)
+        return [
+            {
+                "run": result.name,
+                **result.options,
+                "outcome": result.outcome.kind,
+                "step": result.outcome.step,
+                "seconds": None if result.seconds is None or math.isnan(result.seconds) else result.seconds,
+                **{each.title: None if math.isnan(value := each.of(result)) else value for each in measures},
+            }
+            for result in results
+        ]
+
     def failures(self) -> dict[str, str]:
         """Why processes of runs have failed, by the names of the runs."""
         path = self.folder / "failures.json"
@@ -315,9 +341,9 @@ class Comparison:
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
 
 
-def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None = None) -> Table:
+def base_of(folder: Path, config: Path | Table | None, options: Mapping[str, Any] | None = None) -> Table:
     """The tables that all runs share; the embedded default is trained on a corpus in the comparison's own folder."""
-    below = configuration.load(config or registry.EMBEDDED)
+    below = config if isinstance(config, dict) else configuration.load(config or registry.EMBEDDED)
     if config is None:
         below = merge(below, {"data": {"folder": str(folder / "data")}})
     return override(RunConfig, below, nested(options or {}))

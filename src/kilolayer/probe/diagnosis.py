@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kilolayer.display import Displayed
 from kilolayer.layers.embedding import VocabularyProjection
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change
@@ -99,8 +100,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """The measurements and the findings that follow from them; the model is healthy if there are none."""
+class Diagnosis(Displayed):
+    """The measurements and the findings that follow from them; the model is healthy if there are none.
+
+    It prints what `kilolayer diagnose` prints; a notebook also shows its first plots.
+    """
+
+    _laid_out_by = "kilolayer.report.diagnosis_page"
 
     measured: Measurements
     findings: tuple[Finding, ...] = field(default=())

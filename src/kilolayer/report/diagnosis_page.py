@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kilolayer.display import Line, Part, Pictures, TitledTable
 from kilolayer.files.writing import write
 from kilolayer.probe.diagnosis import Diagnosis, Measurements
 from kilolayer.report.figure import Series
@@ -15,8 +16,25 @@ from kilolayer.report.plots import line_plot
 from kilolayer.report.table import Table
 from kilolayer.report.templating import template
 
+SHOWN_PLOTS = 2
+"""In a notebook: the gradient by kind of sublayer and by layer."""
 ByKind = Mapping[str, Mapping[str, Sequence[float]]]
 ByLayer = Mapping[str, Sequence[float]]
+
+
+def parts_of(diagnosis: Diagnosis) -> list[Part]:
+    """What `kilolayer diagnose` prints: the verdict and the tables; in HTML also the plots of the gradient."""
+    measured = diagnosis.measured
+    stacks, updates = stacks_table(measured), updates_table(measured)
+    parts: list[Part] = [Line(f"{subtitle(measured)}\n"), *map(Line, diagnosis.verdict()), Line()]
+    parts += [
+        TitledTable("By layer", stacks.rows, stacks.header),
+        TitledTable("Model update", updates.rows, updates.header),
+    ]
+    if measured.changes:
+        rows = [(f"{change.step:,}", f"{change.size:.3g}") for change in measured.changes]
+        parts.append(TitledTable("Change in the output since the start", rows, ["step", "of itself"]))
+    return [*parts, Pictures(lambda: _pictures(measured)[:SHOWN_PLOTS])]
 
 
 def write_diagnosis(path: Path, name: str, diagnosis: Diagnosis) -> None:

@@ -18,6 +18,11 @@ VALIDATION = "validation"
 BUCKETS = {"frequency_buckets": ("matched", "reference", "hypothesis", "f1"), "length_buckets": ("sentences", "bleu")}
 
 
+def tables_of_tests(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The scores of each test set from scores.json, or those of the validation set if they are there instead."""
+    return {name: entry for name, entry in scores.items() if name.startswith("test") or name == "validation"}
+
+
 def read_scores(folder: Path) -> dict[str, Any]:
     """The contents of scores.json, with the format checked because the folder may come from someone else."""
     path = folder / "scores.json"
