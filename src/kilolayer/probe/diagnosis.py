@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from kilolayer.display import Displayed
 from kilolayer.layers.embedding import VocabularyProjection
@@ -25,6 +26,8 @@ from kilolayer.probe.updates import UpdateSizes, update_sizes
 from kilolayer.tasks.train_config import Schedule, TrainConfig
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.stack_label import DeadStack, first_layers
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def measure(
     source_gain: float | None = None,
 ) -> Measurements:
     """Run all probes on one batch, in fp32 or higher precision. loss: computes the loss of the batch from a model."""
-    model, config = _precise(model), model.config
+    model, config = in_full_precision(model), model.config
     with forward_hooks(model):
         value = compute(model, loss)
     with torch.random.fork_rng(devices=[]):
@@ -167,7 +170,7 @@ def measure(
         )
 
 
-def _precise(model: Model) -> Model:
+def in_full_precision(model: AnyModule) -> AnyModule:
     """The model itself, or a copy in fp32 if some of its weights have lower precision."""
     return copy.deepcopy(model).float() if any(weight.dtype.itemsize < 4 for weight in model.parameters()) else model
 
