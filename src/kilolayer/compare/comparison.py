@@ -43,6 +43,7 @@ from kilolayer.files.paths import kind_of, resolve, storable
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
 from kilolayer.precedence import override
+from kilolayer.recipes.base import is_built_in
 from kilolayer.report.record import read_record
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -233,6 +234,7 @@ class Comparison(Displayed):
         table = self.table_of(member)
         try:
             config = started_config(table)
+            _check_importable(table, config)
             choose_device(config.train.device)
             find_trackers(config.train)
         except KilolayerError as error:
@@ -347,6 +349,25 @@ def base_of(folder: Path, config: Path | Table | None, options: Mapping[str, Any
     if config is None:
         below = merge(below, {"data": {"folder": str(folder / "data")}})
     return override(RunConfig, below, nested(options or {}))
+
+
+def _check_importable(table: Table, config: RunConfig) -> None:
+    """Raise if a recipe or task is known to this process only: each run is a process of its own."""
+    recipe, task = table.get("model", {}).get("recipe"), table.get("task", registry.DEFAULT)
+    kinds = [("task", task, None if registry.is_built_in(registry.get(task)) else registry.get(task).task)]
+    if not is_built_in(cls := type(config.model.recipe)):
+        name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
+        kinds.append(("recipe", name, f"{cls.__module__}:{cls.__qualname__}"))
+    for kind, name, path in kinds:
+        if path is None or not isinstance(name, str) or (":" in name and not name.startswith("__main__:")):
+            continue
+        here = path.startswith("__main__:") or "<locals>" in path
+        fix = f"write it into a file on the Python path, and name it my_module:{path.rpartition('.')[2].rpartition(':')[2]}"
+        raise OptionError(
+            f"the runs of a comparison are processes of their own, which do not know the {kind} {shown(name)}",
+            where=kind,
+            fix=fix if here else f'name it by its module and class: "{path}"',
+        )
 
 
 def _has(table: Mapping[str, Any], name: str) -> bool:
