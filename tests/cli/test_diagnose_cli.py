@@ -54,7 +54,8 @@ def test_mistakes_are_refused_before_any_work(
     assert "the page must be a file" in refused("diagnose", config, "--out", tmp_path)[0]
 
 
-@pytest.mark.parametrize("verb", [pytest.param("diagnose", marks=pytest.mark.slow), "surface"])
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["diagnose", "surface"])
 def test_without_a_configuration_it_is_the_embedded_one(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = ["--model.layers", "1", "--model.dim", "8", "--model.heads", "2", "--model.ffn_dim", "8", "--train.device", "cpu"]
@@ -67,7 +68,8 @@ def test_without_a_configuration_it_is_the_embedded_one(verb: str, tmp_path: Pat
 
 def test_the_embedded_text_is_there_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(config: Any, **_: Any) -> Any:
-        raise InputError(f"{(Path(config.data.folder) / 'train.en').stat().st_size > 1000}, {config.model.depths.title}")
+        has_text = (Path(config.data.folder) / "train.en").stat().st_size > 1000
+        raise InputError(f"{has_text}, {config.model.depths.title}", where="here", fix="none")
 
     monkeypatch.setattr("kilolayer.probe.diagnose.diagnose", measured)
     assert "True, 3L-3L" in refused("diagnose", "--model.layers", "3")[0]
