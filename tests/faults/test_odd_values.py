@@ -13,9 +13,11 @@ from odd_values import trials, write_odd_run
 
 import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.cli.output import show_errors, show_samples, show_scores
+from kilolayer.cli.output import show_errors, show_parts, show_scores
 from kilolayer.config import build, check_depth, dump, load, merge, overrides, parse_toml
 from kilolayer.errors import InputError, KilolayerError, OptionError
+from kilolayer.report.run_parts import sample_parts
+from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.results import read_samples, read_scores
 
@@ -198,7 +200,7 @@ def test_samples_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest
     for seed in range(count):
         write_odd_run(tmp_path, seed)
         try:
-            show_samples(read_samples(tmp_path))
+            show_parts(sample_parts(read_samples(tmp_path), registry.get("translation")))
         except InputError:
             refused += 1
     assert 0.03 < refused / count < 0.97

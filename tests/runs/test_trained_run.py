@@ -239,7 +239,7 @@ def test_a_mistake_says_what_and_where(name: str, trained: dict[str, Path]) -> N
 def test_where_a_run_is_loaded_is_checked_at_once(trained: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this is not a run"):
         kl.load(tmp_path)
-    with pytest.raises(InputError, match=f"(?s)does not exist; did you mean '{trained['classify']}'.*kilolayer train"):
+    with pytest.raises(InputError, match=f"(?s)does not exist; did you mean '{trained['classify']}'.*kl.train"):
         kl.load(trained["classify"].with_name("clasify"))
     with pytest.raises(InputError, match=r"the folder does not exist\n.*no/such/folder"):
         kl.load("no/such/folder")

@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -156,3 +157,10 @@ def test_a_module_that_fails_is_named_as_the_fault(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=f"the module 'failing_task' cannot be imported: .*{what}"):
         registry.get("failing_task:Task")
+
+
+def test_the_module_shows_what_a_task_is_written_with_and_nothing_else() -> None:
+    for module in (kl.tasks, kl.recipes):
+        assert dir(module) == sorted(module.__all__)
+        assert not any(isinstance(getattr(module, name), ModuleType) for name in dir(module))
+    assert {"Task", "RunConfig", "Registration", "register"} <= set(dir(kl.tasks))

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kilolayer import terminal
+from kilolayer import hints, terminal
 from kilolayer.cli.configuration import split_typed
 from kilolayer.config import load
 from kilolayer.errors import InputError, KilolayerError, OptionError, file_fault, shown, unknown
@@ -66,9 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         terminal.prepare()
         signal.signal(signal.SIGINT, _exit_on_interrupt)
+    with hints.for_shell():
+        return _exit_code(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _exit_code(words: list[str]) -> int:
     try:
         _check_current_folder()
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        code = _run(words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as ended:

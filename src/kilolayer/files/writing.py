@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kilolayer import hints
 from kilolayer.errors import WriteError, file_fault
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -168,7 +169,8 @@ def make_folder(path: Path) -> None:
             raise WriteError(
                 "this folder is a symbolic link, and files would be written elsewhere",
                 where=str(path),
-                fix="remove the link; to keep a run on another disk, link the whole run folder, or name it with --run",
+                fix="remove the link; to keep a run on another disk, link the whole run folder, or name it with "
+                f"{hints.argument('run')}",
             )
     except (OSError, ValueError) as error:
         raise unwritable(path, error) from None

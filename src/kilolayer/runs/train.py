@@ -10,11 +10,12 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from kilolayer import hints
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.parallel.parent import when_parent_dies
 from kilolayer.runs.config_source import Source, new_folder, plain_tables, read_source
-from kilolayer.terminal import command, say, under_torchrun, writes_to_terminal
+from kilolayer.terminal import say, under_torchrun, writes_to_terminal
 from kilolayer.training.stop import Stop, Stopped, handle_signals
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def train(
     config: Source = None,
     *,
     run: str | PathLike[str] | None = None,
-    resume: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | bool | None = None,
+    overwrite: bool = False,
     trackers: Sequence[Tracker] = (),
     **tables: Any,
 ) -> TrainedRun:
@@ -42,14 +44,16 @@ def train(
     config: a TOML file, a dict of tables, a configuration, or None for the embedded default.
     tables: values that override it, `model={"recipe": "sub_ln"}`.
     run: the new run folder; by default runs/NAME, after the file.
-    resume: the folder of a run to resume, instead of config and run; a finished run is returned.
+    resume: the folder of a run to resume, instead of config and run. True: resume the run that is already in the folder `run`,
+    or start it there, so that a cell can be repeated. A finished run is returned.
+    overwrite: delete the run that is already in the folder `run`, once the new one has been prepared.
     trackers: objects that receive the run's metrics.
 
     An interrupt saves a checkpoint and raises KeyboardInterrupt; a second one does not wait for the checkpoint. Signals are
     handled only in the main thread. The random state and the number of threads of torch are restored afterwards; because a
     process has only one of each, a second `train` is refused while another thread is in one.
     """
-    from kilolayer.runs.begin import new_run, old_run
+    from kilolayer.runs.begin import new_run, old_run, same_run
     from kilolayer.runs.load import load
     from kilolayer.training.run import Run
     from kilolayer.training.trackers import check_tracker
@@ -59,18 +63,28 @@ def train(
         raise OptionError(f"trackers is {shown(trackers)}", fix="give a list of objects: trackers=[MyTracker()]")
     for number, tracker in enumerate(trackers, 1):
         check_tracker(tracker, f"trackers, number {number}")
-    if resume is not None and (config is not None or run is not None):
-        raise OptionError("resume takes no configuration and no run", fix="the run folder has its own: remove them")
-    given = None if resume is not None else read_source(config, over)
-    folder = new_folder(config, run) if resume is None else as_path(resume, "resume")
+    if not isinstance(overwrite, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"overwrite is {shown(overwrite)}", fix="give True or False")
+    resume = None if resume is False else resume
+    if overwrite and resume is not None:
+        raise OptionError("resume continues a run and overwrite deletes it", fix="remove one of them")
+    if resume not in (None, True) and (config is not None or run is not None):
+        fix = "remove them: the folder to resume has its own; or give resume=True"
+        raise OptionError("resume takes no configuration and no run", fix=fix)
+    given = read_source(config, over) if resume in (None, True) else None
+    folder = new_folder(config, run) if isinstance(resume, bool | None) else as_path(resume, "resume")
 
     def begin(processes: Processes) -> AbstractContextManager[Run]:
-        return old_run(folder, over) if given is None else new_run(folder, given, processes, is_embedded=config is None)
+        if given is None:
+            return old_run(folder, over)
+        if resume:
+            return same_run(folder, given, processes, is_embedded=config is None)
+        return new_run(folder, given, processes, is_embedded=config is None, overwrite=overwrite)
 
     with _own_torch_state():
         code = train_run(folder, begin, resume=resume is not None, show=_print_report, trackers=trackers)
     if code:
-        raise Stopped(code - 128)
+        raise Stopped(code - 128, _resume_hint(folder))
     return load(folder, device=Run.open(folder).config.train.device)
 
 
@@ -114,7 +128,7 @@ def train_run(folder: Path, begin: Begin, *, resume: bool, show: Show, trackers:
         except Stopped as ended:
             stop.acknowledge()
             if writes_to_terminal():
-                say(_resume_hint(folder))
+                say(f"stopped by a signal; {_resume_hint(folder)}")
             return 128 + ended.number
 
 
@@ -157,5 +171,5 @@ def _finish_without_scores(trackers: Sequence[Tracker]) -> None:
 
 def _resume_hint(folder: Path) -> str:
     if (folder / "config.toml").exists():
-        return f"stopped by a signal; continue with: {command()} train --resume {folder}"
-    return "stopped by a signal before there was anything to resume; the same command starts again"
+        return f"continue with: {hints.call('train', resume=folder)}"
+    return f"there is nothing to resume yet: the same {'command' if hints.in_shell() else 'call'} starts again"

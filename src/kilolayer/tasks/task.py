@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from kilolayer import hints
 from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
@@ -158,7 +159,9 @@ class Task(ABC, Generic[Config]):
         The scores are tables as in scores.json, one for each part of the text; nothing is written.
         """
         title = registry.get(config.task).title
-        raise InputError(f"{title} is scored on its own test set only", where="--test", fix="give its task read_text")
+        raise InputError(
+            f"{title} is scored on its own test set only", where=hints.argument("test"), fix="give its task read_text"
+        )
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kilolayer import hints
 from kilolayer.errors import InputError, WriteError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_json
@@ -48,7 +49,7 @@ def all_deleted(checkpoints: Path) -> InputError | None:
     if any(kind_of(path) == "folder" for path in checkpoint.steps(checkpoints)) or (step is None and not finished):
         return None
     reached = "the run is finished" if step is None else f"the last one was of step {step}"
-    anew = f"kilolayer train {checkpoints.parent / 'config.toml'} --run runs/NAME"
+    anew = hints.call("train", checkpoints.parent / "config.toml", run="runs/NAME")
     return InputError(
         f"the checkpoints of this run have been deleted; {reached}",
         where=str(checkpoints),

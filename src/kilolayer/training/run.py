@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import torch
 
 from kilolayer import config as configuration
+from kilolayer import hints
 from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of, storable
@@ -82,7 +84,7 @@ class Run:
             raise InputError(
                 f"this is not a run{absent}",
                 where=str(folder),
-                fix="name a folder that `kilolayer train` created: it contains config.toml",
+                fix=f"name a folder that `{hints.verb('train')}` created: it contains config.toml",
             )
         if is_saved(folder):
             raise InputError(
@@ -136,7 +138,8 @@ class Run:
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
         """Load the trained model for inference: in plain form if the recipe has one, with matrix products in `precision`."""
         if precision == "int8" and device.type != "cpu":
-            raise OptionError("int8 runs only on the CPU", where="--precision", fix="use bf16, or add --device cpu")
+            cpu = hints.argument("device", "cpu")
+            raise OptionError("int8 runs only on the CPU", where=hints.argument("precision"), fix=f"use bf16, or add {cpu}")
         model = self.load_model(device, chosen)
         assert isinstance(model, AnyModel)
         with suppress(FoldError):
@@ -218,26 +221,51 @@ def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
         )
 
 
-def check_new(folder: Path) -> None:
-    """Raise, before any work is done, if the folder is not empty, is a file, or cannot be written."""
+def check_new(folder: Path, *, overwrite: bool = False) -> None:
+    """Raise, before any work is done, if the folder is not empty, is a file, or cannot be written.
+
+    overwrite: the folder may hold a run, which `delete_run` deletes later, but nothing else.
+    """
     storable(folder)
+    another = f"choose another: {hints.argument('run', 'runs/NAME')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
         names = os.listdir(folder)
     except (FileExistsError, NotADirectoryError):
-        raise InputError("the run folder is a file", where=str(folder), fix="choose another: --run runs/NAME") from None
+        raise InputError("the run folder is a file", where=str(folder), fix=another) from None
     except (OSError, ValueError) as error:
         reason, _ = file_fault(error)
-        raise InputError(
-            f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another: --run runs/NAME"
-        ) from None
+        raise InputError(f"the run folder cannot be written: {reason}", where=str(folder), fix=another) from None
     # What a killed start left behind is allowed.
-    if any(not UNFINISHED.fullmatch(name) for name in names):
-        raise InputError(
-            "the run folder is not empty", where=str(folder), fix="choose another with --run, or resume it with --resume"
-        )
+    if any(not UNFINISHED.fullmatch(name) for name in names) and not overwrite:
+        ways = hints.argument("run"), hints.flag("resume"), hints.flag("overwrite")
+        fix = "choose another with {}, resume it with {}, or replace it with {}".format(*ways)
+        raise InputError("the run folder is not empty", where=str(folder), fix=fix)
+    if overwrite and names and not is_run(folder) and not all(map(UNFINISHED.fullmatch, names)):
+        what = "the folder holds something other than a run, which is not overwritten"
+        raise InputError(what, where=str(folder), fix=another)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run."""
+    return kind_of(folder / "config.toml") == "file" and not is_saved(folder)
+
+
+def delete_run(folder: Path) -> None:
+    """Delete everything in the folder of a run except its data and its lock, which this process holds."""
+    try:
+        # config.toml last: while it is there, the folder is a run and can be overwritten after a crash.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.toml"):
+            if path.name in ("data", "lock"):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from None
 
 
 @contextmanager
@@ -314,5 +342,7 @@ def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
 def choose_device(name: str) -> torch.device:
     """The device that a configuration names; for "auto", the GPU if there is one."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise OptionError("there is no CUDA device", where="train.device or --device", fix='set it to "auto" or "cpu"')
+        raise OptionError(
+            "there is no CUDA device", where=f"train.device or {hints.argument('device')}", fix='set it to "auto" or "cpu"'
+        )
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
