@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,18 @@ from design import Run, runs, table_of
 from kilolayer.config import build
 from kilolayer.data.grammar import write_corpus
 from kilolayer.layers.attention import Attention
+from kilolayer.probe.critical_rate import critical_rate
+from kilolayer.probe.forecast import STEPS
+from kilolayer.probe.places import top_states
+from kilolayer.probe.propagation import relative_update
 from kilolayer.probe.range_test import HIGHEST, LOWEST
 from kilolayer.probe.trial import Trial
-from kilolayer.probe.updates import update_sizes
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.training.run import cache_folder, prepare
 
-STEPS, SETTLING, QUIET = 60, 20, 1e-4
-"""Steps of the range test; steps at the rate QUIET before the critical rate is measured along the next update."""
-DOUBLINGS = 14
+START_LR = 1e-5
+"""Small enough for the output to change linearly."""
 
 
 @lru_cache
@@ -80,43 +81,6 @@ def range_test(config: RunConfig, task: Task) -> list[dict[str, float]]:
     return [{name: float(f"{value:.5g}") for name, value in each.items()} for each in found]
 
 
-def critical_rate(config: RunConfig, task: Task) -> float:
-    """The smallest rate along the next update of Adam, after some quiet steps, at which the loss of its batch rises."""
-    trial = Trial(config, task)
-    for _ in range(SETTLING):
-        trial.step(QUIET)
-    trainer = trial.trainer
-    parts = tuple(part.to(trainer.device) for part in next(trainer.batches).parts)
-    state = trainer.optimizer.tensors()
-    taken, beta1, beta2 = int(trainer.optimizer.taken), config.train.beta1, config.train.beta2
-    weights = {name: weight for name, weight in trainer.model.named_parameters() if f"{name}/mean" in state}
-    updates = {
-        name: (state[f"{name}/mean"] / (1 - beta1**taken))
-        / ((state[f"{name}/square"] / (1 - beta2**taken)).sqrt() + config.train.eps)
-        for name in weights
-    }
-    model = trainer.model.eval()
-
-    @torch.no_grad()
-    def loss_at(rate: float) -> float:
-        for name, weight in weights.items():
-            weight.sub_(rate * updates[name].to(weight))
-        found = task.loss(model, parts, hidden_states=False)
-        for name, weight in weights.items():
-            weight.add_(rate * updates[name].to(weight))
-        return float(found.total / found.count)
-
-    start, low = loss_at(0.0), 0.0
-    high = next((1e-5 * 2**k for k in range(2 * DOUBLINGS) if not loss_at(1e-5 * 2**k) <= start), math.inf)
-    if math.isinf(high):
-        return high
-    low = high / 2
-    for _ in range(3):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if not loss_at(middle) <= start else (middle, high)
-    return high
-
-
 def measure(run: Run, corpus: Path) -> dict[str, Any]:
     """All signals of a series."""
     torch.set_num_threads(1)
@@ -125,7 +89,7 @@ def measure(run: Run, corpus: Path) -> dict[str, Any]:
     config = task.resolve(build(RunConfig, table_of(run, Path(os.environ["KILOLAYER_DATA"]), corpus)))
     config = replace(config, train=replace(config.train, eager=True))
     swept = range_test(config, task)
-    critical = critical_rate(config, task)
+    critical = critical_rate(Trial(config, task), task)
     trial = Trial(config, task)
     parts = next(trial.trainer.batches).parts
 
@@ -133,14 +97,13 @@ def measure(run: Run, corpus: Path) -> dict[str, Any]:
         found = task.loss(model, parts, hidden_states=False)
         return found.total / found.count
 
-    step = update_sizes(trial.model, loss, lr=run.lr, betas=(config.train.beta1, config.train.beta2), eps=run.eps)
+    adam = partial(torch.optim.Adam, lr=START_LR, betas=(config.train.beta1, config.train.beta2), eps=run.eps)
     return {
         "series": run.series,
         "sweep": swept,
         "critical": critical,
-        "adam_start": step.adam_start,
-        "start_lr": step.start_lr,
-        "norms_residual": any(sublayer.plan.out_norm for stack in trial.model.stacks() for sublayer in stack.sublayers()),
+        "adam_start": relative_update(trial.model, loss, top_states(loss), adam, "all"),
+        "start_lr": START_LR,
         "seconds": round(time.monotonic() - began, 1),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from kilolayer.cli.main import main
 from kilolayer.config import build, dump
 from kilolayer.errors import InputError, OptionError
 from kilolayer.probe import forecast as forecasts
-from kilolayer.probe.forecast import POWER, STEPS, RangeTest, forecast, judge
-from kilolayer.probe.range_test import fading_rate, smoothed, sweep_rates, turning_rate
+from kilolayer.probe.critical_rate import QUIET, SETTLING, critical_rate
+from kilolayer.probe.forecast import STEPS, RangeTest, forecast, judge
+from kilolayer.probe.range_test import smoothed, sweep_rates
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
@@ -26,27 +28,17 @@ from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.schedule import learning_rate
 
+ROOT = Path(__file__).parents[2]
 RATES = [1e-4 * 2**step for step in range(12)]
 
 
-def test_the_loss_turns_where_its_smoothed_curve_is_lowest() -> None:
+def test_the_smoothed_curve_is_a_weighted_mean_of_the_past() -> None:
     losses = [(index - 7) ** 2 for index in range(12)]
     means = [
         sum(0.3 * 0.7 ** (last - at) * losses[at] for at in range(last + 1)) / (1 - 0.7 ** (last + 1)) for last in range(12)
     ]
     assert smoothed(losses) == pytest.approx(means)
-    assert turning_rate(RATES, losses) == RATES[min(range(12), key=means.__getitem__)]
-    assert turning_rate(RATES[:3], [3.0, 2.0, math.nan]) == RATES[1]
-
-
-def test_a_stack_fades_where_its_share_has_fallen_from_its_largest() -> None:
-    falling = [0.8] * 6 + [0.8 * 1e-3] * 6
-    # The logarithm falls by 6.9; of this the mean has 0.3 / (1 - 0.7^7) = 0.33 at once, then 0.54, 0.68: 0.10, 0.024, 0.009.
-    assert fading_rate(RATES, falling, 0.2) == RATES[6]
-    assert fading_rate(RATES, falling, 0.05) == RATES[7]
-    assert fading_rate(RATES, falling, 0.01) == RATES[8]
-    assert fading_rate(RATES, [0.5] * 12, 0.5) is None
-    assert fading_rate(RATES, [0.0, 0.0, *[0.1 * 1.1**step for step in range(10)]], 0.5) is None
+    assert smoothed([1.0, math.nan, 1.0])[1:] == [math.inf, math.inf]
 
 
 def test_what_reaches_the_first_layers_is_that_of_the_weakest_stack() -> None:
@@ -57,55 +49,99 @@ def test_what_reaches_the_first_layers_is_that_of_the_weakest_stack() -> None:
     assert Measured(1e-3, math.nan, 5.0, {"encoder": (1.0,)}).reached == 0
 
 
-def ramp(reached: list[float], losses: list[float]) -> RangeTest:
+def ramp(reached: list[float], losses: list[float], critical: float = 0.1) -> RangeTest:
     steps = zip(RATES, losses, reached, strict=True)
-    return RangeTest.of([Measured(lr, loss, 1.0, {"decoder": (first, 1.0)}) for lr, loss, first in steps])
+    return RangeTest(tuple(Measured(lr, loss, 1.0, {"decoder": (first, 1.0)}) for lr, loss, first in steps), critical)
 
 
-def test_a_fading_stack_lowers_the_rate_and_lengthens_the_warm_up() -> None:
-    losses = [5.0 - 0.1 * step for step in range(12)]
+FALLING = [5.0 - 0.1 * step for step in range(12)]
+
+
+def test_what_was_lost_and_how_far_the_loss_rose_are_those_up_to_a_rate() -> None:
+    test = ramp([0.5] * 6 + [0.5e-3] * 6, [5.0] * 3 + [4.0] * 3 + [6.0] * 6)
+    # The logarithm falls by 6.9; of this the mean has 0.3 / (1 - 0.7^7) = 0.33 at once, then 0.54, 0.68.
+    share = [0.3 / (1 - 0.7**7), 0.51 / (1 - 0.7**8), 0.657 / (1 - 0.7**9)]
+    assert test.lost(RATES[5]) == pytest.approx(0, abs=1e-9)
+    assert [test.lost(lr) for lr in RATES[6:9]] == pytest.approx([math.log(1e3) * each for each in share])
+    means = smoothed([5.0] * 3 + [4.0] * 3 + [6.0] * 6)
+    assert test.risen(RATES[5]) == 0
+    assert test.risen(RATES[8]) == pytest.approx(means[8] - means[5])
+    assert test.risen(RATES[0] / 2) == test.lost(RATES[0] / 2) == 0
+    rising = ramp([0.0, 0.0, *[0.1 * 1.1**step for step in range(10)]], FALLING)
+    assert rising.lost(1.0) == pytest.approx(0, abs=1e-9)  # a share that begins near 0, as with branches that start at 0
+
+
+def test_the_odds_are_those_of_the_fitted_weights() -> None:
+    test = ramp([0.5] * 6 + [0.5e-3] * 6, FALLING, critical=0.02)
+    lr, warmup = RATES[8], 0.1
+    lost = math.log(1e3) * 0.657 / (1 - 0.7**9)
+    odds = 1.42 * lost + 0.278 * math.log(lr / 0.02) - 0.296 * math.log(0.1) - 4.19
+    assert test.breaks(lr, warmup) == pytest.approx(1 / (1 + math.exp(-odds)))
+
+
+def test_a_larger_rate_never_helps_and_a_longer_warm_up_never_harms() -> None:
+    test = ramp([0.5, 0.4, 0.5, 0.1, 1e-3, 0.3, 1e-5, *[0.2] * 5], [5, 4, 6, 4, 3, 8, 3, 3, 3, 9, 3, 3])
+    chances = [test.breaks(lr, 0.1) for lr in RATES]
+    assert chances == sorted(chances)
+    assert test.breaks(1e-2, 0.4) < test.breaks(1e-2, 0.01)
+    assert test.breaks(RATES[-1] * 1.01, 0.4) == 1  # no step was taken there
+
+
+def test_a_fading_stack_lowers_the_rate() -> None:
     config = TrainConfig(lr=2e-3, warmup_steps=100, steps=10_000)
-    lasting, fading = (judge(ramp(reached, losses), config, RATES, None) for reached in ([0.5] * 12, [0.5] * 4 + [1e-6] * 8))
+    lasting, fading = (judge(ramp(reached, FALLING), config, RATES, None) for reached in ([0.5] * 12, [0.5] * 4 + [1e-6] * 8))
     assert lasting.largest_lr is not None
     assert fading.largest_lr is not None
     assert fading.largest_lr < lasting.largest_lr
-    assert fading.shortest_warmup is not None
-    assert lasting.shortest_warmup is not None
-    assert fading.shortest_warmup > lasting.shortest_warmup
-    assert "first layers" in fading.why
-
-
-@pytest.mark.parametrize("broken", ["nll", "gradient"])
-def test_a_step_that_is_not_finite_is_no_faded_stack(broken: str) -> None:
-    good = [Measured(lr, 5.0, 1.0, {"decoder": (0.5, 1.0)}) for lr in RATES[:6]]
-    ended = replace(good[0], lr=RATES[6], **{broken: math.inf})
-    assert RangeTest.of([*good, ended]).faded is None
-    fading = [replace(step, stacks={"decoder": (0.5 if place < 2 else 1e-9, 1.0)}) for place, step in enumerate(good)]
-    assert RangeTest.of([*fading, ended]).faded == RangeTest.of(fading).faded is not None
-
-
-def test_a_longer_warm_up_allows_a_larger_rate_by_a_power() -> None:
-    losses = [5.0 - 0.1 * step for step in range(12)]
-    test = ramp([0.5] * 4 + [1e-6] * 8, losses)
-    assert test.limit(400) / test.limit(100) == pytest.approx(4**POWER)
-    assert test.limit(10**9) == ramp([0.5] * 12, losses).limit(0)
-    long = judge(test, TrainConfig(lr=900.0, warmup_steps=0, steps=100), RATES, None)
-    assert long.shortest_warmup is None
-    assert not long.lives
+    assert fading.breaks > lasting.breaks
+    assert "the gradient reached the first layers" in lasting.why
+    assert "of their share of the gradient" in judge(ramp([0.5] * 4 + [1e-6] * 8, FALLING), replace(config, lr=0.1)).why
 
 
 def test_the_answers_agree_with_whether_the_configuration_lives() -> None:
-    test = ramp([0.5] * 4 + [1e-6] * 8, [5.0 - 0.1 * step for step in range(12)])
-    limit = test.limit(150)  # the usual candidates have no warm-up between 100 and 200 steps
-    lives = judge(test, TrainConfig(lr=limit, warmup_steps=150, steps=1000))
-    assert lives.lives
-    assert (lives.largest_lr, lives.shortest_warmup) == (limit, 150)
-    dies = judge(test, TrainConfig(lr=1.001 * limit, warmup_steps=150, steps=1000))
-    assert not dies.lives
-    assert dies.largest_lr is not None
-    assert dies.largest_lr < limit
-    assert dies.shortest_warmup == 200
-    assert judge(test, TrainConfig(lr=limit, warmup_steps=150, steps=150)).shortest_warmup == 150
+    test = ramp([0.5] * 4 + [1e-6] * 8, FALLING)
+    for lr in (1e-4, 5e-4, 1e-3, 1.7e-3, 5e-3, 0.1):
+        found = judge(test, TrainConfig(lr=lr, warmup_steps=150, steps=1000))
+        assert found.lives == (found.breaks <= 0.5) == (found.largest_lr is not None and found.largest_lr >= lr)
+        assert found.lives == (found.shortest_warmup is not None and found.shortest_warmup <= 150)
+    assert judge(test, TrainConfig(lr=900.0, warmup_steps=0, steps=100)).shortest_warmup is None
+
+
+def test_the_weights_are_those_that_the_runs_give() -> None:
+    fitted = runpy.run_path(str(ROOT / "benchmarks/forecast/fit.py"))
+    kept = json.loads((ROOT / "benchmarks/forecast/results.json").read_text())
+    runs = fitted["examples"](kept["series"])
+    weights = [forecasts.LOST, forecasts.RISEN, forecasts.CRITICAL, forecasts.WARMUP, forecasts.CONSTANT]
+    assert fitted["fit"](runs, fitted["of_forecast"]).tolist() == pytest.approx(weights, rel=0.01)
+    right, brier = fitted["scores"](runs, fitted["held_out"](runs, fitted["of_forecast"]))
+    assert (right, len(runs), round(brier, 3)) == (forecasts.RIGHT, forecasts.OF, forecasts.BRIER)
+
+
+def test_the_critical_rate_is_where_the_loss_of_its_batch_begins_to_rise(small: RunConfig) -> None:
+    task = prepare(small, cache_folder())
+    config = task.resolve(replace(small, model=replace(small.model, dropout=0.0)))
+    found = critical_rate(Trial(config, task), task)
+    assert 1e-3 < found < 100
+    trial = Trial(config, task)
+    for _ in range(SETTLING):
+        trial.step(QUIET)
+    batch = next(trial.trainer.batches)
+    before = {name: weight.detach().clone() for name, weight in trial.model.named_parameters()}
+
+    def loss_after(rate: float) -> float:
+        """The update by torch's own Adam, whose moments are those of the trial, and whose next gradient is their mean."""
+        state = trial.trainer.optimizer.tensors()
+        taken = int(trial.trainer.optimizer.taken)
+        with torch.no_grad():
+            for name, weight in trial.model.named_parameters():
+                mean = state[f"{name}/mean"] / (1 - config.train.beta1**taken)
+                square = state[f"{name}/square"] / (1 - config.train.beta2**taken)
+                weight.copy_(torch.addcdiv(before[name], mean, square.sqrt() + config.train.eps, value=-rate))
+            measured = task.loss(trial.model.eval(), batch.parts, hidden_states=False)
+        return float(measured.total / measured.count)
+
+    start = loss_after(0.0)
+    assert loss_after(found) > start >= loss_after(found / 1.2)
 
 
 def test_the_usual_rates_are_those_that_a_user_would_type() -> None:
@@ -152,7 +188,7 @@ def test_an_absurd_rate_is_told_to_die_and_a_small_one_to_live(small: RunConfig)
     config = task.resolve(small)
     steps = sweep_rates(Trial(config, task), STEPS)
     assert steps[-1].lr == pytest.approx(1.0)
-    test = RangeTest.of(steps)
+    test = RangeTest(tuple(step for step in steps if step.finite), critical_rate(Trial(config, task), task))
     assert judge(test, replace(config.train, lr=1e-4), RATES, None).lives
     absurd = judge(test, replace(config.train, lr=30.0), RATES, None)
     assert not absurd.lives

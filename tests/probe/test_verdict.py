@@ -132,57 +132,6 @@ def test_an_uneven_gradient_before_training(well: Measurements, norms: tuple[flo
     assert kinds(found) == ([] if kind is None else [(kind, "encoder")])
 
 
-# Runs of docs/diagnose.md: what a step of 1e-5 moves, highest rate, warm-up, eps, and whether they died of it.
-KNOWN = [
-    (5.83e-3, 2e-3, 200, 1e-8, True),
-    (5.83e-3, 5e-4, 200, 1e-8, False),
-    (5.83e-3, 2e-3, 800, 1e-8, False),
-    (4.65e-3, 2e-3, 200, 1e-4, False),
-    (3.56e-3, 4e-3, 200, 4e-4, False),
-    (7.74e-3, 8e-4, 1000, 1e-8, False),
-    (7.00e-3, 2e-3, 120, 1e-8, True),
-    (15.4e-2, 1e-3, 120, 1e-8, True),
-]
-
-
-@pytest.mark.parametrize(("start", "lr", "warmup", "eps", "died"), KNOWN)
-def test_a_steep_warm_up_is_found_where_runs_died_of_it(
-    well: Measurements, start: float, lr: float, warmup: int, eps: float, died: bool
-) -> None:
-    settings = Settings(lr=lr, warmup_steps=warmup, eps=eps)
-    found = judge(replace(well, settings=settings, updates=replace(well.updates, adam_start=start, start_lr=1e-5)))
-    assert [finding.kind for finding in found.findings] == (["steep warm-up"] if died else [])
-
-
-@pytest.mark.parametrize(
-    ("options", "rates"),
-    [
-        ({}, [1, 2, 3, 4, *[4] * 26]),
-        ({"schedule": "inverse_sqrt"}, [1, 2, 3, 4, *(4 * (4 / step) ** 0.5 for step in range(5, 31))]),
-        (
-            {"schedule": "linear", "steps": 14, "min_lr": 2e-3},
-            [1, 2, 3, 4, *(4 - 0.2 * after for after in range(1, 11)), *[2] * 16],
-        ),
-    ],
-)
-def test_a_steep_warm_up_is_measured_by_the_rates_of_the_schedule(
-    well: Measurements, options: dict[str, Any], rates: list[float]
-) -> None:
-    settings = Settings(lr=4e-3, warmup_steps=4, **options)
-    steep = replace(well, settings=settings, updates=replace(well.updates, adam_start=0.01, start_lr=1e-5))
-    (finding,) = judge(steep).findings
-    assert finding.kind == "steep warm-up"
-    assert finding.value == pytest.approx(sum(rates) * 1e-3 * 0.01 / 1e-5)
-    assert judge(replace(steep, settings=replace(settings, optimizer="radam"))).healthy
-
-
-def test_the_warm_up_that_is_proposed_is_not_steep(well: Measurements) -> None:
-    settings = Settings(lr=2e-3, warmup_steps=200)
-    steep = replace(well, settings=settings, updates=replace(well.updates, adam_start=5.83e-3, start_lr=1e-5))
-    longer = int(judge(steep).options()[0].split()[-1])
-    assert judge(replace(steep, settings=replace(settings, warmup_steps=longer))).healthy
-
-
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
@@ -259,20 +208,6 @@ def test_an_output_table_that_starts_at_zero_by_its_recipe_is_no_fault() -> None
     )
     none = replace(found, gradients=replace(found.gradients, total=0.0))
     assert kinds(none) == [("no gradient", "")]
-
-
-@pytest.mark.parametrize(("lr", "eps"), [pytest.param(2e-3, True, marks=pytest.mark.slow), (5e-3, False)])
-def test_each_option_against_a_steep_warm_up_is_enough_by_itself(lr: float, eps: bool) -> None:
-    torch.manual_seed(0)
-    settings = Settings(lr=lr, warmup_steps=0)
-    found = judge(decoder("post_ln", settings))
-    assert [finding.kind for finding in found.findings] == ["steep warm-up"]
-    assert ("--train.eps 1e-4" in found.options()) == eps
-    for option in found.options():
-        name, value = option.removeprefix("--train.").split()
-        torch.manual_seed(0)
-        changed = {name: int(value) if name == "warmup_steps" else float(value)}
-        assert judge(decoder("post_ln", replace(settings, **changed))).healthy, option
 
 
 def test_layers_with_parts_of_a_users_own_do_not_count(well: Measurements) -> None:

@@ -45,8 +45,6 @@ def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path
     found = kl.diagnose(path, device="cpu")
     assert torch.equal(torch.get_rng_state(), state)
     measured = found.measured
-    assert {name: getattr(measured.settings, name) for name in options} == options
-    assert measured.settings.rate(6) == pytest.approx(1e-4)  # the last of all steps
     assert all(math.isfinite(norm) for norms in measured.gradients.layers.values() for norm in norms)
     assert {len(norms) for norms in measured.gradients.layers.values()} == {2}
     assert set(measured.entropy) == set(measured.residual) == set(measured.gradients.layers)

@@ -29,11 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Take the steps and print the forecast."""
+    from kilolayer.probe.critical_rate import SETTLING
     from kilolayer.probe.forecast import STEPS, forecast
     from kilolayer.report.forecast_parts import parts_of
 
     with prepared(options.config or registry.EMBEDDED, typed) as (config, task):
-        say(f"running {STEPS} steps with a learning rate that rises until training breaks down")
+        say(f"running {STEPS} steps with a rate that rises until training breaks down, and {SETTLING} with a small one")
         found = forecast(config, task)
     if options.json:
         show_json(as_json(found))
@@ -46,18 +47,17 @@ def as_json(found: Forecast) -> dict[str, Any]:
     """The forecast as plain values; numbers that are not finite are null."""
     return {
         "lives": found.lives,
+        "breaks": found.breaks,
         "largest_lr": found.largest_lr,
         "shortest_warmup": found.shortest_warmup,
         "lr": found.lr,
         "warmup": found.warmup,
         "why": found.why,
         "sure": found.sure,
-        "turned": found.measured.turned,
-        "faded": found.measured.faded,
-        "steps": [_plain(step) for step in found.measured.steps],
+        "critical": found.measured.critical if math.isfinite(found.measured.critical) else None,
+        "steps": [_as_table(step) for step in found.measured.steps],
     }
 
 
-def _plain(step: Measured) -> dict[str, float | None]:
-    values = {"lr": step.lr, "loss": step.nll, "gradient": step.gradient, "reached": step.reached}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def _as_table(step: Measured) -> dict[str, float]:
+    return {"lr": step.lr, "loss": step.nll, "gradient": step.gradient, "reached": step.reached}

@@ -168,5 +168,5 @@ def _late_validations(rows: Sequence[Mapping[str, Any]], steps: int) -> list[Map
 
 def _settings(config: RunConfig, step: int) -> Settings:
     train = config.train
-    same = ("lr", "eps", "warmup_steps", "optimizer", "schedule", "steps", "min_lr", "decay_steps")
+    same = ("lr", "eps", "warmup_steps", "steps")
     return Settings(betas=(train.beta1, train.beta2), step=step, **{name: getattr(train, name) for name in same})

@@ -23,8 +23,6 @@ from kilolayer.probe.propagation import Loss
 from kilolayer.probe.rank import StateRank, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import UpdateSizes, update_sizes
-from kilolayer.tasks.train_config import Schedule, TrainConfig
-from kilolayer.training.schedule import learning_rate
 from kilolayer.training.stack_label import DeadStack, first_layers
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -32,34 +30,22 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Settings:
-    """The training options that the findings depend on. step: the step of the weights, 0 before training.
-
-    schedule, steps, min_lr, decay_steps: the decay of the learning rate after warm-up, as in TrainConfig.
-    """
+    """The training options that the findings depend on. step: the step of the weights, 0 before training; steps: of the run."""
 
     lr: float = 1e-3
     eps: float = 1e-8
     warmup_steps: int = 0
     betas: tuple[float, float] = (0.9, 0.98)
     step: int = 0
-    optimizer: str = "adam"
-    schedule: Schedule = "constant"
     steps: int = 100_000
-    min_lr: float = 0.0
-    decay_steps: int = 0
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 1."""
-        names = ("lr", "warmup_steps", "schedule", "steps", "min_lr", "decay_steps")
-        return learning_rate(TrainConfig(**{name: getattr(self, name) for name in names}), step)
 
 
 @dataclass(frozen=True)
 class Measurements:
     """Everything that was measured. title: the model in words; changes: over checkpoints or first steps, if requested.
 
-    norms_residual: whether norms are applied to the residual itself, as in Post-LN. output_at_zero: whether the output table is
-    0, as R-Fixup initializes it: the first step then changes only the table, and the layers change from the second step on.
+    output_at_zero: whether the output table is 0, as R-Fixup initializes it: the first step then changes only the table, and
+    the layers change from the second step on.
     """
 
     title: str
@@ -74,7 +60,6 @@ class Measurements:
     entropy: ByKind
     dead_units: ByLayer
     updates: UpdateSizes
-    norms_residual: bool
     output_at_zero: bool
     changes: tuple[Change, ...] = ()
     dead: tuple[DeadStack, ...] = ()
@@ -162,7 +147,6 @@ def measure(
             attention_entropy(model, loss),
             dead_units(model, loss),
             update_sizes(model, loss, lr=settings.lr, betas=settings.betas, eps=settings.eps),
-            any(sublayer.plan.out_norm for stack in model.stacks() for sublayer in stack.sublayers()),
             any(isinstance(part, VocabularyProjection) and not part.weight.any() for part in model.modules()),
             changes,
             dead,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -13,62 +16,75 @@ from kilolayer import config as configuration
 from kilolayer.display import Displayed
 from kilolayer.errors import OptionError
 from kilolayer.files.paths import as_path
-from kilolayer.probe.range_test import fading_rate, sweep_rates, turning_rate
+from kilolayer.probe.critical_rate import critical_rate
+from kilolayer.probe.range_test import HIGHEST, SMALLEST, smoothed, sweep_rates
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.run import cache_folder, choose_device, prepare
+from kilolayer.training.stack_label import as_fraction
 from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 STEPS = 60
-LEVEL = 0.01
-"""A stack has faded when the share of the gradient that reaches its first layers falls below this fraction of its maximum."""
-TURN, FADE = 1.0, 0.5
-"""The largest stable learning rate, relative to the rate at which the loss turns, and to the rate at which a stack fades, with
-a warm-up of 100 steps. These values and POWER were set by hand on the runs of benchmarks/forecast/cpu.json and tested on those
-of results.json beside it; other values would not fit the latter better."""
-POWER, USUAL_WARMUP = 0.5, 100
-"""With a warm-up n times as long, a stack survives an n^POWER times larger rate. No warm-up helps once the loss turns."""
+LOST, RISEN, CRITICAL, WARMUP, CONSTANT = 1.42, 2.05, 0.278, -0.296, -4.19
+"""The log-odds that a run breaks are the sum of these times its signals (`RangeTest.odds`). Fitted by benchmarks/forecast."""
 RATES = tuple(float(f"{digit}e{exponent}") for exponent in range(-6, 0) for digit in (1, 1.5, 2, 3, 4, 6, 8))
 WARMUPS = 0, *(digit * 10**exponent for exponent in range(1, 6) for digit in (1, 2, 4, 7))
-SURENESS = "right for 48 of 55 small runs of 36 to 200 layers, and for 63 of 74 of 6 and 18"
+RIGHT, OF, BRIER = 236, 261, 0.078
+"""Runs that were forecast right by weights fitted without their series, and the Brier score of the probabilities."""
 
 
 @dataclass(frozen=True)
 class RangeTest:
     """The results of a learning-rate range test.
 
-    turned: the rate at which the loss was lowest. faded: the rate at which the gradient no longer reached the first layers of a
-    stack; None if it always did. Steps that are not finite are ignored for `faded`.
+    steps: those that were finite, with rising rates. critical: the smallest rate along an update that raises the loss; infinite
+    if there is none.
     """
 
     steps: tuple[Measured, ...]
-    turned: float
-    faded: float | None
+    critical: float
 
-    @classmethod
-    def of(cls, steps: Sequence[Measured]) -> RangeTest:
-        """Compute `turned` and `faded` from the measured steps."""
-        rates = [step.lr for step in steps]
-        finite = [step for step in steps if step.finite]
-        faded = fading_rate([step.lr for step in finite], [step.reached for step in finite], LEVEL)
-        return cls(tuple(steps), turning_rate(rates, [step.nll for step in steps]), faded)
+    def lost(self, lr: float) -> float:
+        """How far the share of the gradient that reaches the first layers had fallen from its maximum by this rate, in nats."""
+        shares = smoothed([math.log(max(step.reached, SMALLEST)) for step in self.steps])
+        return self._largest(lr, [largest - share for largest, share in zip(accumulate(shares, max), shares, strict=True)])
 
-    def limit(self, warmup: int) -> float:
-        """The largest stable rate with a warm-up of this many steps: min(TURN turned, FADE faded (warmup / 100)^POWER)."""
-        if self.faded is None:
-            return TURN * self.turned
-        return min(TURN * self.turned, FADE * self.faded * (max(1, warmup) / USUAL_WARMUP) ** POWER)
+    def risen(self, lr: float) -> float:
+        """How far the loss had risen from its minimum by this rate, in nats."""
+        losses = smoothed([step.nll for step in self.steps])
+        return self._largest(lr, [loss - lowest for lowest, loss in zip(accumulate(losses, min), losses, strict=True)])
+
+    def _largest(self, lr: float, values: Sequence[float]) -> float:
+        return max((value for step, value in zip(self.steps, values, strict=True) if step.lr <= lr), default=0.0)
+
+    def signals(self, lr: float, warmup: float) -> tuple[float, float, float, float]:
+        """What the odds are made of. warmup: as a share of the run's steps."""
+        critical = min(self.critical, HIGHEST)
+        return self.lost(lr), math.log1p(10 * self.risen(lr)), math.log(lr / critical), math.log(warmup)
+
+    def breaks(self, lr: float, warmup: float) -> float:
+        """The probability that a run with this learning rate breaks; 1 beyond the last rate at which a step was finite.
+
+        warmup: as a share of the run's steps.
+        """
+        if lr > max((step.lr for step in self.steps), default=0.0):
+            return 1.0
+        weights = (LOST, RISEN, CRITICAL, WARMUP)
+        odds = sum(map(operator.mul, weights, self.signals(lr, warmup))) + CONSTANT
+        return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
 
 
 @dataclass(frozen=True)
 class Forecast(Displayed):
     """The forecast for a configuration; it prints what `kilolayer forecast` prints.
 
+    A rate and a warm-up are stable if a run with them is more likely to live than to break.
     largest_lr: the largest of the candidate rates that is stable with the configuration's warm-up; None if none is.
     shortest_warmup: the shortest of the candidate warm-ups, in steps, with which the configuration's rate is stable; or None.
-    why: the reason in words. measured: the steps and their results. sure: what the forecast is based on.
+    breaks: the probability that the configuration as it is breaks: it diverges, a stack dies, or it learns less than token
+    frequencies. why: the reason in words. measured: the steps and their results. sure: how good such forecasts were.
     """
 
     _laid_out_by = "kilolayer.report.forecast_parts"
@@ -77,14 +93,15 @@ class Forecast(Displayed):
     shortest_warmup: int | None
     lr: float
     warmup: int
+    breaks: float
     why: str
     measured: RangeTest
-    sure: str = SURENESS
+    sure: str = f"of {OF} small runs of other models, {RIGHT} were forecast right"
 
     @property
     def lives(self) -> bool:
-        """Whether the configuration should train without breaking as it is."""
-        return self.lr <= self.measured.limit(self.warmup)
+        """Whether the configuration is more likely to live than to break."""
+        return self.breaks <= 0.5
 
 
 def forecast(
@@ -93,7 +110,7 @@ def forecast(
     rates: Sequence[float] | None = None,
     warmups: Sequence[int] | None = None,
 ) -> Forecast:
-    """Take up to 60 steps of a run with a rising learning rate, until the model breaks, and make a forecast from them.
+    """Take up to 60 steps of a run with a rising learning rate, and 20 with a small one, and make a forecast from them.
 
     config: the configuration of a run, or its file. task: the data, if already prepared; config must then be the configuration
     that the task resolved. rates, warmups: the candidates; None: RATES or WARMUPS, and the configuration's own value. Warm-ups
@@ -120,8 +137,10 @@ def forecast(
     threads = torch.get_num_threads()
     with torch.random.fork_rng(), ExitStack() as after:
         after.callback(torch.set_num_threads, threads)
-        trial = Trial(replace(whole, train=replace(whole.train, eager=True, precision=precision)), task)
-        test = RangeTest.of(sweep_rates(trial, STEPS))
+        eager = replace(whole, train=replace(whole.train, eager=True, precision=precision))
+        trial = Trial(eager, task)
+        steps = tuple(step for step in sweep_rates(trial, STEPS) if step.finite)
+        test = RangeTest(steps, critical_rate(Trial(eager, task), task))
     return judge(test, trial.config.train, rates, warmups)
 
 
@@ -132,13 +151,34 @@ def judge(
     # With the configuration's own values among the candidates, the answers agree with whether it lives.
     rates = (*RATES, train.lr) if rates is None else rates
     warmups = (*WARMUPS, train.warmup_steps) if warmups is None else warmups
-    lived = [rate for rate in rates if rate <= test.limit(train.warmup_steps)]
-    enough = [steps for steps in warmups if steps <= train.steps and train.lr <= test.limit(steps)]
-    return Forecast(max(lived, default=None), min(enough, default=None), train.lr, train.warmup_steps, _reason(test), test)
+
+    def breaks(lr: float, warmup: int) -> float:
+        return test.breaks(lr, max(1, warmup) / train.steps) if lr else 0.0
+
+    lived = [rate for rate in rates if breaks(rate, train.warmup_steps) <= 0.5]
+    enough = [steps for steps in warmups if steps <= train.steps and breaks(train.lr, steps) <= 0.5]
+    return Forecast(
+        max(lived, default=None),
+        min(enough, default=None),
+        train.lr,
+        train.warmup_steps,
+        breaks(train.lr, train.warmup_steps),
+        _reason(test, train.lr),
+        test,
+    )
 
 
-def _reason(test: RangeTest) -> str:
-    turned = f"the loss was lowest at a rate of {test.turned:.1g}"
-    if test.faded is None:
-        return f"{turned}, and the gradient reached the first layers of every stack"
-    return f"at {test.faded:.1g} the first layers of a stack had lost {1 - LEVEL:.0%} of the gradient, and {turned}"
+def _reason(test: RangeTest, lr: float) -> str:
+    kept, risen = math.exp(-test.lost(lr)), test.risen(lr)
+    reached = (
+        f"as the rate rose to {lr:g}, the first layers of a stack kept {as_fraction(kept)} of their share of the gradient"
+        if kept < 0.5
+        else f"as the rate rose to {lr:g}, the gradient reached the first layers of every stack"
+    )
+    rose = f", and the loss rose by {risen:.2g} nats" if risen > 0.05 else ""
+    raises = (
+        "no rate along an update raises the loss"
+        if math.isinf(test.critical)
+        else (f"the smallest rate along an update that raises the loss is {test.critical:.2g}")
+    )
+    return f"{reached}{rose}; {raises}"

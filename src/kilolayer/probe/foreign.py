@@ -93,7 +93,6 @@ def _measure(model: nn.Module, loss: Callable[[Any], Tensor], settings: Settings
             entropy={},
             dead_units={},
             updates=updates,
-            norms_residual=any(layout is not None and not layout.norm_first(layers[0]) for layers, layout in _layouts(stacks)),
             output_at_zero=False,
         )
 

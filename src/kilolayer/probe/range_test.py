@@ -22,25 +22,6 @@ def sweep_rates(trial: Trial, steps: int, lowest: float = LOWEST, highest: float
     return found
 
 
-def turning_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
-    """The rate at which the smoothed loss is lowest."""
-    means = smoothed(losses)
-    return rates[means.index(min(means))]
-
-
-def fading_rate(rates: Sequence[float], shares: Sequence[float], level: float) -> float | None:
-    """The first rate at which a share of the gradient, smoothed in log space, is below `level` times its maximum so far.
-
-    None if there is no such rate. A share that begins near 0 and rises, as with branches initialized to 0, has not faded.
-    """
-    largest = -math.inf
-    for rate, mean in zip(rates, smoothed([math.log(max(share, SMALLEST)) for share in shares]), strict=True):
-        largest = max(largest, mean)
-        if mean < largest + math.log(level):
-            return rate
-    return None
-
-
 def smoothed(values: Sequence[float], weight: float = 0.7) -> list[float]:
     """The exponential moving average with this weight on the past, bias-corrected; infinite from the first non-finite value."""
     mean, means = 0.0, []

@@ -13,25 +13,20 @@ from torch import Tensor, nn
 from kilolayer.probe.places import top_states
 from kilolayer.probe.propagation import Loss, relative_update
 
-START_LR = 1e-5
-
 
 @dataclass(frozen=True)
 class UpdateSizes:
     """||F(x, after one step) - F(x)|| / ||F(x)||, with the learning rate `sgd_lr` or `adam_lr`.
 
-    DeepNet's Theorems 2 and 3 are about SGD on the matrices, whose update does not grow with depth. adam_start: Adam on all
-    weights at `start_lr`, which is small enough for the output to change linearly.
+    DeepNet's Theorems 2 and 3 are about SGD on the matrices, whose update does not grow with depth.
     """
 
     sgd_lr: float
     adam_lr: float
-    start_lr: float
     sgd_matrices: float
     sgd_all: float
     adam_matrices: float
     adam_all: float
-    adam_start: float
 
 
 def update_sizes(
@@ -52,14 +47,11 @@ def update_sizes(
     output = top_states(loss) if output is None else output
     sgd = partial(torch.optim.SGD, lr=sgd_lr)
     adam = partial(torch.optim.Adam, lr=lr, betas=betas, eps=eps)
-    start = partial(torch.optim.Adam, lr=START_LR, betas=betas, eps=eps)
     return UpdateSizes(
         sgd_lr,
         lr,
-        START_LR,
         relative_update(model, loss, output, sgd, matrices),
         relative_update(model, loss, output, sgd, "all"),
         relative_update(model, loss, output, adam, matrices),
         relative_update(model, loss, output, adam, "all"),
-        relative_update(model, loss, output, start, "all"),
     )

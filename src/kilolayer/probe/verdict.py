@@ -13,11 +13,8 @@ from kilolayer.training.stack_label import DEAD, MOVED, as_fraction, first_layer
 VANISHED, EXPLODED = 1 / 30, 100.0
 """Of a stack's largest gradient of a layer, before training: DeepNorm has 0.7 and more at every depth, Post-LN of 6 layers 0.1.
 The first layers over the last: the most that any recipe has, at up to 1,000 layers, is 18 (benchmarks/propagation/table.md)."""
-EARLY = 30
-"""Number of first steps over whose learning rates the effect of Adam's first step is summed."""
-MOVES, MOVES_SOFTENED, SOFT = 2.5, 5.0, 1e-5
-"""Of the output, moved in these steps, where norms stand on the residual; the second with an eps of at least SOFT. Models
-without such norms live through thirty times as much. docs/diagnose.md lists the runs behind these limits."""
+SOFT = 1e-5
+"""A larger train.eps is proposed below this one."""
 GROWN = 100.0
 """Limit for the size of the last layer's output relative to the first layer's input."""
 ALIKE, FLAT = 0.99, 5.0
@@ -107,26 +104,6 @@ def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
             yield Finding("exploding gradient", side, text, largest / norms[-1], EXPLODED, _other_recipe(measured))
 
 
-def steep_start(measured: Measurements) -> Iterator[Finding]:
-    """The learning rate rises too fast: Adam's first step, summed over the early warm-up, moves the output too far."""
-    settings, step = measured.settings, measured.updates
-    if settings.step or not measured.norms_residual or settings.optimizer == "radam":  # whose first steps are not Adam's
-        return
-    moved = sum(map(settings.rate, range(1, EARLY + 1))) * step.adam_start / step.start_lr
-    limit = MOVES_SOFTENED if settings.eps >= SOFT else MOVES
-    if moved > limit:
-        text = (
-            f"The warm-up is steep: in {EARLY} steps Adam can move the output by {moved:.2g} times itself (limit {limit:g}): "
-            f"a step of {step.start_lr:g} moves it by {step.adam_start:.2g}."
-        )
-        factor = 2 * moved / limit
-        longer = _rounded(max(settings.warmup_steps, EARLY) * factor)
-        options = [f"--train.warmup_steps {longer}", f"--train.lr {_digits(settings.lr / factor)}"]
-        if settings.eps < SOFT and moved < MOVES_SOFTENED:
-            options.append("--train.eps 1e-4")
-        yield Finding("steep warm-up", "", text, moved, limit, tuple(options))
-
-
 def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
     """The gradient per parameter is so small relative to Adam's eps that nothing moves."""
     typed = measured.settings.eps
@@ -196,7 +173,6 @@ RULES: tuple[Rule, ...] = (
     dead_stack,
     source_not_read,
     uneven_gradient,
-    steep_start,
     collapsed,
     grown_residual,
     narrow_attention,

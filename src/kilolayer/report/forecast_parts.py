@@ -8,7 +8,7 @@ from kilolayer.probe.forecast import Forecast
 
 def parts_of(found: Forecast) -> list[Part]:
     """What `kilolayer forecast` prints."""
-    own = "should live" if found.lives else "is likely to fail"
+    own = f"{'should live' if found.lives else 'is likely to fail'}: the probability that it breaks is {found.breaks:.0%}"
     largest = "none that was tried" if found.largest_lr is None else f"{found.largest_lr:g}"
     shortest = "none that fits the run" if found.shortest_warmup is None else f"{found.shortest_warmup:,} steps"
     return [

@@ -1,0 +1,54 @@
+"""The critical learning rate: the smallest step along the optimizer's next update that raises the loss (arXiv:2601.16979)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kilolayer.probe.trial import Trial
+from kilolayer.tasks.task import Task
+
+SETTLING, QUIET = 20, 1e-4
+"""Steps at a small learning rate before it is measured, so that Adam's moments are those of several batches."""
+SMALLEST, DOUBLINGS, HALVINGS = 1e-5, 28, 3
+"""The rates that are tried double from SMALLEST on; the interval in which the loss begins to rise is then halved (in logs)."""
+
+
+def critical_rate(trial: Trial, task: Task) -> float:
+    """Take some quiet steps, then find the smallest rate along Adam's next update at which the loss of its batch rises.
+
+    Infinite if there is none. Without dropout, as all rates must see the same model.
+    """
+    for _ in range(SETTLING):
+        trial.step(QUIET)
+    trainer, config = trial.trainer, trial.config.train
+    parts = tuple(part.to(trainer.device) for part in next(trainer.batches).parts)
+    state, taken = trainer.optimizer.tensors(), int(trainer.optimizer.taken)
+    weights = {name: weight for name, weight in trainer.model.named_parameters() if f"{name}/mean" in state}
+    updates = {
+        name: (state[f"{name}/mean"] / (1 - config.beta1**taken))
+        / ((state[f"{name}/square"] / (1 - config.beta2**taken)).sqrt() + config.eps)
+        for name in weights
+    }
+    model = trainer.model.eval()
+
+    @torch.no_grad()
+    def rises(rate: float) -> bool:
+        for name, weight in weights.items():
+            weight.sub_(rate * updates[name].to(weight))
+        found = task.loss(model, parts, hidden_states=False)
+        for name, weight in weights.items():
+            weight.add_(rate * updates[name].to(weight))
+        return not float(found.total / found.count) <= start
+
+    start = math.inf
+    with torch.no_grad():
+        found = task.loss(model, parts, hidden_states=False)
+    start = float(found.total / found.count)
+    high = next((rate for power in range(DOUBLINGS) if rises(rate := SMALLEST * 2**power)), math.inf)
+    low = high / 2
+    for _ in range(HALVINGS if math.isfinite(high) else 0):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if rises(middle) else (middle, high)
+    return high
