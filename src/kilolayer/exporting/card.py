@@ -73,7 +73,7 @@ def transformers_use(source: Source, out: Path, *, trust: bool = False) -> str:
     tag = f"{marian_tag(_target(config))} " if len(config.data.directions) > 1 else ""
     return (
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({folder})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({folder}{trusted})\n"
         f"model = AutoModelForSeq2SeqLM.from_pretrained({folder}{trusted})\n"
         f'batch = tokenizer(["{tag}A sentence."], return_tensors="pt", padding=True)\n'
         f"found = model.generate(**batch, max_new_tokens={_limit(config.search, 'batch.input_ids.shape[1]')})\n"
