@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kilolayer import recipes
 from kilolayer.auto_classes.one_file import Home, one_file
 from kilolayer.files.writing import write
 from kilolayer.recipes.base import Recipe, is_built_in
+from kilolayer.recipes.registry import DEFAULT, find, register
 from kilolayer.version import VERSION
 
 CLASSES = {
@@ -31,11 +31,11 @@ def write_module(folder: Path, name: str, recipe: type[Recipe]) -> None:
 
 
 def module_source(recipe: type[Recipe]) -> str:
-    """The source of the module. It includes the file of the recipe, even if that is a user's."""
+    """The source of the module. It includes the recipe's own file, even if that is a user's."""
+    roots = [Home(f"{HERE}.{file}", name) for file, names in CLASSES.items() for name in names]
+    roots += [Home(register.__module__, name) for name in ("register", "_registry")]
     # The default recipe is that of an empty configuration, which Transformers compares others with.
-    kinds = {recipe: None, recipes.find(recipes.DEFAULT): None}
-    roots = [Home(kind.__module__, kind.__name__) for kind in kinds]
-    roots += [Home(f"{HERE}.{file}", name) for file, names in CLASSES.items() for name in names]
+    roots += [Home(kind.__module__, kind.__qualname__) for kind in dict.fromkeys((recipe, find(DEFAULT)))]
     named = "" if is_built_in(recipe) else f"\n\n_registry[{recipe.table_name()!r}] = register({recipe.__name__})\n"
     head = f"Classes for models of the recipe {recipe.title}, written by Kilolayer {VERSION} from its own files (MIT license)."
     return f'"""{head}"""\n\n{one_file(roots, STAND_INS)}{named}'

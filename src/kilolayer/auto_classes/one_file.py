@@ -61,8 +61,8 @@ class Source:
 def one_file(roots: Sequence[Home], stand_ins: Mapping[str, str]) -> str:
     """The source of a module with `roots` and all that they use. It imports other packages.
 
-    The modules of the roots are taken apart like those of this package, whatever their names are.
-    stand_ins: modules that take the place of others.
+    The modules of the roots are taken apart like those of this package, whatever their names are. The roots keep their names;
+    any other may be changed, if two modules have the same. stand_ins: modules that take the place of others.
     """
     return _Collection(roots, stand_ins).text()
 
@@ -79,7 +79,10 @@ class _Collection:
             if home in self.uses:
                 continue
             definition = read(home.module).find(home.name)
-            assert definition is not None, home
+            if definition is None:
+                raise InputError(
+                    f"{home.name!r} is not defined at the top of the module", where=home.module, fix="define it there"
+                )
             found = {name: self.resolve(home.module, name) for name in sorted(definition.uses)}
             self.uses[home] = {name: there for name, there in found.items() if there is not None}
             waiting += [there for there in self.uses[home].values() if self.is_own(there.module)]
@@ -92,14 +95,17 @@ class _Collection:
     def resolve(self, module: str, name: str) -> Home | None:
         """The home of a name in a module, or of an attribute of a module; None if it is neither, or every module has it."""
         source, (first, _, rest) = read(module), name.partition(".")
-        home = Home(module, first) if source.find(first) else source.imports.get(first)
-        if home is None:
-            if first in GIVEN:
-                return None
+        if source.find(first):
+            return None if rest else Home(module, first)
+        if first in source.imports:
+            home = source.imports[first]
+        elif first in GIVEN:
+            return None
+        else:
             raise InputError(
                 f"{first!r} is neither defined nor imported at the top of the module", where=module, fix="do so there"
             )
-        if home.module == module or not self.is_own(home.module):
+        if not self.is_own(home.module):
             return None if rest else home
         inner = ".".join(filter(None, home))
         if _is_module(inner):
@@ -119,15 +125,19 @@ class _Collection:
         return "\n".join(parts) + "\n"
 
     def _names(self) -> dict[Home, str]:
-        """A name for each home: its own, except where another has it already; those of the roots come first."""
-        names = {root: root.name for root in self.roots}
-        outside = {there: name for uses in self.uses.values() for name, there in uses.items() if not self.is_own(there.module)}
-        for home, name in {**outside, **{home: home.name for home in sorted(self.uses)}}.items():
-            if home not in names:
-                taken, prefix = {*names.values()}, home.module.split(".")
-                while name in taken:
-                    name = f"{prefix.pop()}_{name}"
-                names[home] = name
+        """A name for each home: its own, except where another already has it; the roots come first, then this package."""
+        wanted = {root: root.name for root in self.roots}
+        for home in sorted(self.uses, key=lambda home: (home.module.partition(".")[0] != PACKAGE, home)):
+            wanted.setdefault(home, home.name)
+            for name, there in self.uses[home].items():
+                if not self.is_own(there.module):
+                    wanted.setdefault(there, name)
+        names: dict[Home, str] = {}
+        for home, name in wanted.items():
+            taken, prefix = {*names.values()}, home.module.split(".")
+            while name in taken:
+                name = f"{prefix.pop()}_{name}"
+            names[home] = name
         return names
 
     def _in_order(self) -> list[str]:
@@ -178,7 +188,10 @@ def _is_module(name: str) -> bool:
 @cache
 def read(module: str) -> Source:
     """The definitions and imports of a module."""
-    code = inspect.getsource(import_module(module))
+    try:
+        code = inspect.getsource(import_module(module))
+    except (OSError, TypeError):
+        raise InputError("the source of the module cannot be read", where=module, fix="put what is in it into a file") from None
     lines, found, end = code.splitlines(), Source(), 0
     for statement in ast.parse(code).body:
         match statement:
