@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from small_runs import new_run, new_run_of, new_text_run, task_of, write_corpus
 from torch.nn.utils.rnn import pad_sequence
 
@@ -309,6 +310,17 @@ def test_the_command_says_which_class_and_why_and_leaves_a_card(
     assert not list(tmp_path.glob(".*"))
     assert main(["export", str(run.folder), "--to", "huggingface", "--out", str(out)]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["deepnorm", "experts", "bytes, sub_ln", "masked_lm"])
+def test_the_hub_reads_the_card(name: str, trained: Callable[[str], Run], tmp_path: Path) -> None:
+    folder = kl.export(trained(name), to="huggingface", out=tmp_path / "out").folder
+    card = ModelCard((folder / "README.md").read_text())
+    tags = {"deepnorm": "translation", "experts": "translation", "masked_lm": "fill-mask"}
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", tags.get(name, "text-generation"))
+    assert card.data.language == (["de", "en"] if name in TRANSLATORS else None)
+    assert card.data.tags == ["kilolayer", trained(name).config.model.recipe.name]
+    assert ("Loading needs `trust_remote_code=True`" in card.text) is (name in CLASSES)
 
 
 def test_a_run_that_has_not_finished_says_so(

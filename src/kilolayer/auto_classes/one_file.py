@@ -219,7 +219,7 @@ def _imported(statement: ast.stmt) -> dict[str, Home]:
                 each.asname or each.name.partition(".")[0]: Home(each.name if each.asname else each.name.partition(".")[0])
                 for each in names
             }
-        case ast.ImportFrom(module=str(module), names=names) if module != "__future__":
+        case ast.ImportFrom(module=str(module), names=names, level=0) if module != "__future__":
             return {each.asname or each.name: Home(module, each.name) for each in names}
         case _:
             return {}

@@ -53,7 +53,7 @@ def tokenizer_files(source: Source, left_out: int = 0) -> dict[str, bytes]:
     vocabulary = load_vocabulary(run.folder, config.tokenizer)
     if isinstance(config, CausalLMConfig):
         return text_files(vocabulary, config, left_out)
-    return (word_files if isinstance(vocabulary, WordPieceVocabulary) else encoder_files)(vocabulary, config)
+    return word_files(vocabulary, config) if isinstance(vocabulary, WordPieceVocabulary) else encoder_files(vocabulary, config)
 
 
 def _config(source: Source, form: PlainForm) -> dict[str, Any]:
