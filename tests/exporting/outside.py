@@ -34,9 +34,6 @@ def load(auto: Any, task: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     folder = task["folder"]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=task["trust"])
     model, loaded = auto.from_pretrained(folder, output_loading_info=True, trust_remote_code=task["trust"])
-    if task["trust"]:  # what is saved again is as good
-        model.save_pretrained(f"{folder} again")
-        model = auto.from_pretrained(f"{folder} again", trust_remote_code=True)
     names = [*loaded["missing_keys"], *loaded["unexpected_keys"], *loaded["mismatched_keys"]]
     return tokenizer, model.eval(), {"class": type(model).__name__, "not_loaded": names}
 
@@ -92,6 +89,8 @@ def write(task: dict[str, Any]) -> dict[str, Any]:
 def encode(task: dict[str, Any]) -> dict[str, Any]:
     auto = {"masked_lm": AutoModelForMaskedLM, "classify": AutoModelForSequenceClassification}[task["task"]]
     tokenizer, model, found = load(auto, task)
+    model.save_pretrained(again := f"{task['folder']} again")
+    model = auto.from_pretrained(again, trust_remote_code=True).eval()
     batch = tokenizer(task["texts"], return_tensors="pt", padding=True)
     with torch.no_grad():
         return {**found, "ids": batch.input_ids.tolist(), "logits": model(**batch).logits.tolist()}
