@@ -53,7 +53,7 @@ class DataclassInstance(Protocol):
 
 
 Config = TypeVar("Config", bound=DataclassInstance)
-Kind = TypeVar("Kind")
+Class = TypeVar("Class")
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -196,7 +196,7 @@ def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     return checked
 
 
-def strict_class(cls: type[Kind]) -> type[Kind]:
+def strict_class(cls: type[Class]) -> type[Class]:
     """`strict` for a dataclass, whose constructor is generated."""
     cls.__init__ = strict(cls.__init__)
     return cls

@@ -9,22 +9,27 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from small_runs import new_run, new_text_run, task_of, write_corpus
+from huggingface_hub import ModelCard
+from small_runs import new_run, new_run_of, new_text_run, task_of, write_corpus
+from torch.nn.utils.rnn import pad_sequence
 
 import kilolayer as kl
 from kilolayer.cli.main import main
+from kilolayer.data.example_batches import encode_example
 from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.reading import read_json
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
+from kilolayer.generate.search import generate
 from kilolayer.generate.translate import translate_lines
 from kilolayer.tasks.translation.task import SidedTokenizer
 from kilolayer.training.loop import train
@@ -43,6 +48,9 @@ TRANSLATORS: dict[str, dict[str, dict[str, Any]]] = {
         "tokenizer": {"shared": False, "vocab_size": 70},
     },
     "several directions": {"model": {"recipe": {"name": "post_ln"}}, "data": {"directions": ["en-de", "de-en"]}},
+    "sub_ln": {"model": {"recipe": {"name": "sub_ln"}, "kv_heads": 1}},
+    "experts": {"model": {"recipe": {"name": "sub_ln"}, "positions": "rotary", "moe": {"experts": 4}}},
+    "dlcl": {"model": {"recipe": {"name": "dlcl"}}},
 }
 WRITERS: dict[str, dict[str, dict[str, Any]]] = {
     "bytes, deepnorm": {"model": {"recipe": {"name": "deepnorm"}}},
@@ -54,10 +62,27 @@ WRITERS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"recipe": {"name": "admin", "weight": "trainable"}},
         "tokenizer": {"kind": "bpe", "vocab_size": 320},
     },
+    "bytes, sub_ln": {"model": {"recipe": {"name": "sub_ln"}, "positions": "xpos"}},
+    "byte_bpe, experts": {
+        "model": {"recipe": {"name": "resi_dual"}, "moe": {"experts": 4}},
+        "tokenizer": {"kind": "byte_bpe", "vocab_size": 290},
+    },
     "byte_bpe, admin": {"model": {"recipe": {"name": "admin"}}, "tokenizer": {"kind": "byte_bpe", "vocab_size": 290}},
 }
-CLASSES = {"deepnorm": "MarianMTModel", "pre_ln": "PegasusForConditionalGeneration"}
-SOME = {"deepnorm", "pre_ln", "bytes, deepnorm", "unigram, pre_ln"}
+READERS: dict[str, dict[str, Any]] = {
+    "masked_lm": {"recipe": "sub_ln", "moe": {"experts": 4}},
+    "classify": {"recipe": "deepnorm", "positions": "t5"},
+}
+"""Encoders, by their task."""
+CLASSES = {
+    "pre_ln": "PegasusForConditionalGeneration",
+    **dict.fromkeys(("sub_ln", "experts", "dlcl"), "KilolayerForSeq2SeqLM"),
+    **dict.fromkeys(("bytes, sub_ln", "byte_bpe, experts"), "KilolayerForCausalLM"),
+    "masked_lm": "KilolayerForMaskedLM",
+    "classify": "KilolayerForSequenceClassification",
+}
+"""All others are MarianMTModel and OPTForCausalLM."""
+SOME = {"deepnorm", "pre_ln", "sub_ln", "bytes, deepnorm", "unigram, pre_ln", "bytes, sub_ln", "masked_lm"}
 """What `make test` trains; the others are slow."""
 
 
@@ -74,11 +99,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[
 
     def make(name: str) -> Run:
         if name not in runs:
-            translates = name in TRANSLATORS
-            sections: dict[str, Any] = {"train": {"steps": 4}, **(TRANSLATORS if translates else WRITERS)[name]}
-            if not translates:
-                sections["text"] = {"length": 32}
-            runs[name] = (new_run if translates else new_text_run)(place / name.replace(" ", "_"), corpus, **sections)
+            folder, sections = place / name.replace(" ", "_"), {"train": {"steps": 4}}
+            if name in READERS:
+                runs[name] = new_run_of(name, folder, corpus, **sections, model=READERS[name])
+            elif name in TRANSLATORS:
+                runs[name] = new_run(folder, corpus, **{**sections, **TRANSLATORS[name]})
+            else:
+                runs[name] = new_text_run(folder, corpus, **{**sections, **WRITERS[name]}, text={"length": 32})
             assert train(runs[name], task_of(runs[name])) == 0
         return runs[name]
 
@@ -122,7 +149,7 @@ def searches(run: Run) -> dict[str, SearchConfig]:
 def translation_task(run: Run, folder: Path) -> dict[str, Any]:
     texts = sentences(run)
     limits = [run.config.search.max_length(len(ids_here(run, text))) for text in texts]
-    return {"do": "translate", "folder": str(folder), "texts": [*texts, *ODD[:2]], "limits": [*limits, 4, 4]}
+    return {"do": "translate", "folder": str(folder), "texts": [*texts, *ODD[:2]], "limits": [*limits, 4, 4], "new": NEW}
 
 
 def writing_task(run: Run, folder: Path) -> dict[str, Any]:
@@ -140,6 +167,11 @@ def writing_task(run: Run, folder: Path) -> dict[str, Any]:
     }
 
 
+def reading_task(run: Run, folder: Path) -> dict[str, Any]:
+    texts = [english for english, _ in pairs(4, seed=6, unseen=True)]
+    return {"do": "encode", "folder": str(folder), "texts": [*texts, *ODD[::2]], "task": run.config.task}
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory, trained: Callable[[str], Run]) -> Callable[[str], Any]:
     """The task of a name, what Transformers answers to it without Kilolayer, and the run; several names share a process."""
@@ -151,8 +183,9 @@ def outside(tmp_path_factory: pytest.TempPathFactory, trained: Callable[[str], R
             tasks = []
             for each in names:
                 folder = kl.export(trained(each), to="huggingface", out=place / each).folder
-                tasks.append((translation_task if each in TRANSLATORS else writing_task)(trained(each), folder))
-            environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+                make = translation_task if each in TRANSLATORS else reading_task if each in READERS else writing_task
+                tasks.append({**make(trained(each), folder), "trust": (folder / "modeling_kilolayer.py").exists()})
+            environment = {**os.environ, "HF_MODULES_CACHE": str(place / "modules")}
             script = Path(__file__).with_name("outside.py")
             done = subprocess.run(
                 [sys.executable, str(script)], input=json.dumps(tasks), text=True, capture_output=True, env=environment
@@ -176,7 +209,11 @@ def test_transformers_translates_raw_text_as_the_run_does(name: str, outside: Ca
     assert answer["not_loaded"] == []
     assert answer["ids"] == [ids_here(run, text) for text in task["texts"]]
     count = len(sentences(run))
+    source = pad_sequence([torch.tensor(ids) for ids in answer["ids"]], batch_first=True)
     for method, search in searches(run).items():
+        limit = replace(search, max_length_factor=0.0, max_length_extra=NEW)
+        found = [each[0].tokens for each in generate(run.load_reader(torch.device("cpu")), source, limit)]  # pyright: ignore
+        assert [row[1 : row.index(3) if 3 in row else None] for row in answer[f"padded {method}"]] == found
         # MarianTokenizer strips what it decodes.
         assert answer[method][:count] == [text.strip() for text in translate_here(run, task["texts"][:count], search)]
     tag = ">>de<< " if name == "several directions" else ""
@@ -188,7 +225,7 @@ def test_transformers_translates_raw_text_as_the_run_does(name: str, outside: Ca
 def test_transformers_reads_and_writes_as_the_language_model_does(name: str, outside: Callable[[str], Any]) -> None:
     task, answer, run = outside(name)
     vocabulary, model = run.vocabulary(), run.load_model(torch.device("cpu"))
-    assert answer["class"] == "OPTForCausalLM"
+    assert answer["class"] == CLASSES.get(name, "OPTForCausalLM")
     assert answer["not_loaded"] == []
     assert answer["ids"] == [vocabulary.encode(text.encode()).tolist() for text in task["texts"]]
     assert answer["decoded"] == task["texts"]
@@ -202,7 +239,20 @@ def test_transformers_reads_and_writes_as_the_language_model_does(name: str, out
     assert answer["greedy"] == [vocabulary.decode(each.tokens) for each in found]
 
 
-@pytest.mark.parametrize("name", some_are_slow(TRANSLATORS))
+@pytest.mark.parametrize("name", some_are_slow(READERS))
+def test_transformers_reads_as_the_encoder_does(name: str, outside: Callable[[str], Any]) -> None:
+    task, answer, run = outside(name)
+    assert answer["class"] == CLASSES[name]
+    assert answer["not_loaded"] == []
+    ids = [encode_example(text, None, run.vocabulary(), 10**6)[0].tolist() for text in task["texts"]]
+    assert [[token for token in row if token != 0] for row in answer["ids"]] == ids
+    for row, alone in zip(answer["logits"], ids, strict=True):
+        with torch.no_grad():
+            expected = run.load_model(torch.device("cpu"))(torch.tensor([alone])).logits[0]
+        torch.testing.assert_close(torch.tensor(row)[: len(expected)], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", some_are_slow(name for name in TRANSLATORS if not CLASSES.get(name, "").startswith("Kilo")))
 def test_ctranslate2_translates_as_the_run_does(
     name: str,
     trained: Callable[[str], Run],
@@ -260,6 +310,17 @@ def test_the_command_says_which_class_and_why_and_leaves_a_card(
     assert not list(tmp_path.glob(".*"))
     assert main(["export", str(run.folder), "--to", "huggingface", "--out", str(out)]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["deepnorm", "sub_ln", "bytes, sub_ln", "masked_lm"])
+def test_the_hub_reads_the_card(name: str, trained: Callable[[str], Run], tmp_path: Path) -> None:
+    folder = kl.export(trained(name), to="huggingface", out=tmp_path / "out").folder
+    card = ModelCard((folder / "README.md").read_text())
+    tags = {"deepnorm": "translation", "sub_ln": "translation", "masked_lm": "fill-mask"}
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", tags.get(name, "text-generation"))
+    assert card.data.language == (["de", "en"] if name in TRANSLATORS else None)
+    assert card.data.tags == ["kilolayer", trained(name).config.model.recipe.name]
+    assert ("Loading needs `trust_remote_code=True`" in card.text) is (name in CLASSES)
 
 
 def test_a_run_that_has_not_finished_says_so(

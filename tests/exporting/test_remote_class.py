@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import kilolayer as kl
 import kilolayer.auto_classes
-from kilolayer.data.byte_piece_files import SPECIAL
-from kilolayer.data.example_batches import encode_example
+from kilolayer.data.example_batches import encode_example, sentence_types
 from kilolayer.data.text import read_lines
-from kilolayer.data.tokenizer import TokenizerConfig, Tokenizers
-from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary
+from kilolayer.data.tokenizer import Tokenizers
+from kilolayer.data.vocabulary import load_vocabulary
 from kilolayer.evaluate.predictions import probabilities
+from kilolayer.exporting.text_tokenizer import encoder_files
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
 from kilolayer.generate.fill import fill_texts, masked_tokens
@@ -147,72 +144,43 @@ def test_texts_are_classified_alike(exported: Callable[..., tuple[Run, Path]]) -
 KINDS: dict[str, dict[str, Any]] = {
     "bytes": {"kind": "bytes"},
     "unigram": {"kind": "unigram", "vocab_size": 380},
+    "bpe": {"kind": "bpe", "vocab_size": 380},
     "byte_bpe": {"kind": "byte_bpe", "vocab_size": 300},
 }
+MASKED = ["The <mask> sings.", "The<mask>", "a  <mask> <mask>\n<mask>b", "<mask>"]
 
 
-@pytest.mark.parametrize("kind", ["bytes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("unigram", "byte_bpe"))])
+@pytest.mark.parametrize("kind", ["bytes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*KINDS][1:])])
 def test_the_tokenizer_gives_the_ids_of_kilolayer(kind: str, corpus: Path, tmp_path: Path) -> None:
-    run = new_run_of("masked_lm", tmp_path / "run", corpus, tokenizer=KINDS[kind])
+    run = new_run_of("masked_lm", tmp_path / "masked", corpus, tokenizer=KINDS[kind])
     config: Any = run.config
-    vocabulary: TextVocabulary = load_vocabulary(run.folder, config.tokenizer)
-    kilolayer.auto_classes.KilolayerTokenizer.in_folder(run.folder, masks=True).save_pretrained(tmp_path / "out")
-    tokenizer = kilolayer.auto_classes.KilolayerTokenizer.from_pretrained(tmp_path / "out")
-    assert (tokenizer.mask_token_id, len(tokenizer)) == (vocabulary.vocab_size, vocabulary.vocab_size + 1)
-    assert tokenizer.convert_ids_to_tokens([0, 2])[0] == SPECIAL[0]
-    for text in TEXTS:
-        ids = tokenizer(text)["input_ids"]
-        if "<mask>" in text:
-            assert ids == masked_tokens(text, vocabulary, 10**6)
-        else:
+    vocabulary = load_vocabulary(run.folder, config.tokenizer)
+    for masked in (True, False):
+        config = run.config if masked else new_run_of("classify", tmp_path / "classified", corpus).config
+        folder = tmp_path / str(masked)
+        folder.mkdir()
+        for name, content in encoder_files(vocabulary, config).items():
+            (folder / name).write_bytes(content)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert len(tokenizer) == vocabulary.vocab_size + masked
+        for text in MASKED if masked else []:
+            assert tokenizer(text)["input_ids"] == masked_tokens(text, vocabulary, 10**6)
+        for text in [text for text in TEXTS if not (masked and "<" in text)]:
+            ids = tokenizer(text)["input_ids"]
             assert ids == encode_example(text, None, vocabulary, 10**6)[0].tolist()
             assert tokenizer.decode(ids, skip_special_tokens=True) == text
             pair, _ = encode_example(text, TEXTS[0], vocabulary, 12)
-            assert tokenizer(text, TEXTS[0], truncation=True, max_length=12)["input_ids"] == pair.tolist()
-    assert isinstance(config.tokenizer, TokenizerConfig)
+            cut = tokenizer(text, TEXTS[0], truncation=True, max_length=12, return_token_type_ids=True)
+            assert cut["input_ids"] == pair.tolist()
+            assert cut["token_type_ids"] == sentence_types(torch.from_numpy(pair)[None])[0].tolist()
 
 
-def test_trusted_code_finds_the_classes(
-    exported: Callable[..., tuple[Run, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+def test_a_loaded_folder_is_saved_with_all_its_files(exported: Callable[..., tuple[Run, Path]], tmp_path: Path) -> None:
     _, folder = exported("masked_lm", SPARSE)
-    fill = pipeline("fill-mask", str(folder), trust_remote_code=True)
-    assert type(fill.tokenizer).__name__ == "KilolayerTokenizer"
-    assert type(fill.model).__name__ == "KilolayerForMaskedLM"
-    again = tmp_path / "again"
+    fill, again = pipeline("fill-mask", str(folder)), tmp_path / "again"
     fill.model.save_pretrained(again)
     fill.tokenizer.save_pretrained(again)
     assert {path.name for path in folder.iterdir()} - {path.name for path in again.iterdir()} == {"README.md"}
-    assert (
-        json.loads((again / "config.json").read_text())["auto_map"]
-        == json.loads((folder / "config.json").read_text())["auto_map"]
-    )
-
-
-LOADS = """
-import sys
-from transformers import AutoModelForSeq2SeqLM
-print(type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)).__name__)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("installed", [True, False])
-def test_a_process_that_has_not_imported_kilolayer_loads_it_or_is_told_to_install_it(
-    installed: bool, exported: Callable[..., tuple[Run, Path]], tmp_path: Path
-) -> None:
-    _, folder = exported("translation", SPARSE)
-    path = Path(kl.__file__).parents[1]
-    if not installed:
-        path = tmp_path
-        (path / "kilolayer.py").write_text("raise ModuleNotFoundError(\"No module named 'kilolayer'\")")
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(path)}
-    done = subprocess.run(
-        [sys.executable, "-c", LOADS, str(folder)], env=environment, capture_output=True, text=True, check=False
-    )
-    if installed:
-        assert done.stdout.strip() == "KilolayerForSeq2SeqLM", done.stderr
-    else:
-        assert done.returncode
-        assert "pip install kilolayer" in done.stderr
+    assert (again / "modeling_kilolayer.py").read_text() == (folder / "modeling_kilolayer.py").read_text()
+    maps = [json.loads((place / "config.json").read_text())["auto_map"] for place in (folder, again)]
+    assert maps[0] == maps[1]

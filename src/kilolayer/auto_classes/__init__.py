@@ -13,7 +13,6 @@ try:
         AutoModelForMaskedLM,
         AutoModelForSeq2SeqLM,
         AutoModelForSequenceClassification,
-        AutoTokenizer,
     )
 except ImportError as error:
     raise ImportError("kilolayer.auto_classes needs Transformers: pip install 'kilolayer[export]'") from error
@@ -22,7 +21,6 @@ from kilolayer.auto_classes.configuration import KilolayerConfig
 from kilolayer.auto_classes.encoders import KilolayerForMaskedLM, KilolayerForSequenceClassification
 from kilolayer.auto_classes.language_model import KilolayerForCausalLM
 from kilolayer.auto_classes.states import KilolayerModel
-from kilolayer.auto_classes.tokenizer import KilolayerTokenizer
 from kilolayer.auto_classes.translator import KilolayerForSeq2SeqLM
 
 __all__ = [
@@ -32,7 +30,6 @@ __all__ = [
     "KilolayerForSeq2SeqLM",
     "KilolayerForSequenceClassification",
     "KilolayerModel",
-    "KilolayerTokenizer",
 ]
 
 AutoConfig.register(KilolayerConfig.model_type, KilolayerConfig, exist_ok=True)
@@ -41,4 +38,3 @@ AutoModelForCausalLM.register(KilolayerConfig, KilolayerForCausalLM, exist_ok=Tr
 AutoModelForMaskedLM.register(KilolayerConfig, KilolayerForMaskedLM, exist_ok=True)
 AutoModelForSeq2SeqLM.register(KilolayerConfig, KilolayerForSeq2SeqLM, exist_ok=True)
 AutoModelForSequenceClassification.register(KilolayerConfig, KilolayerForSequenceClassification, exist_ok=True)
-AutoTokenizer.register(KilolayerConfig, KilolayerTokenizer, exist_ok=True)

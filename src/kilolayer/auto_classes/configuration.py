@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from kilolayer.auto_classes.module_file import class_in_module, write_module
+from kilolayer.auto_classes.module_file import write_module
 from kilolayer.config import build, table_of
 from kilolayer.models.config import ModelConfig
 
@@ -21,6 +21,8 @@ CLASSES: dict[str, dict[str, str]] = {
     },
 }
 """By shape: the Auto classes that support it, and the class that each of them resolves to."""
+MODULE = "modeling_kilolayer"
+"""The name of the module that is saved next to a model."""
 
 
 class KilolayerConfig(PreTrainedConfig):
@@ -84,9 +86,10 @@ class KilolayerConfig(PreTrainedConfig):
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **others: Any) -> None:
         """Write config.json, and the module that `trust_remote_code=True` loads."""
         found = {"AutoConfig": type(self).__name__, "AutoModel": "KilolayerModel", **CLASSES[self.model_config.shape]}
-        self.auto_map = {auto: class_in_module(name) for auto, name in found.items()}
+        self.auto_map = {auto: f"{MODULE}.{name}" for auto, name in found.items()}
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        write_module(Path(save_directory), f"{MODULE}.py", type(self.model_config.recipe))
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **others)
-        write_module(Path(save_directory))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:

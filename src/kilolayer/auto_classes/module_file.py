@@ -1,21 +1,41 @@
-"""The module that is saved next to a model, through which `trust_remote_code=True` finds the classes of this package."""
+"""The module that is saved next to a model, and that Transformers loads with `trust_remote_code=True`.
+
+It holds the classes of this folder and all of Kilolayer that they use, so that it needs only torch and Transformers.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from kilolayer.files.reading import read_bytes
+from kilolayer.auto_classes.one_file import Home, one_file
 from kilolayer.files.writing import write
+from kilolayer.recipes.base import Recipe, is_built_in
+from kilolayer.recipes.registry import DEFAULT, find, register
+from kilolayer.version import VERSION
 
-MODULE = "modeling_kilolayer"
+CLASSES = {
+    "configuration": ("KilolayerConfig",),
+    "states": ("KilolayerModel",),
+    "language_model": ("KilolayerForCausalLM",),
+    "translator": ("KilolayerForSeq2SeqLM",),
+    "encoders": ("KilolayerForMaskedLM", "KilolayerForSequenceClassification"),
+}
+"""The classes that the module is for, by the file of this folder that defines them."""
+HERE = __name__.rpartition(".")[0]
+STAND_INS = {__name__: f"{HERE}.copied_module"}
 
 
-def write_module(folder: Path) -> None:
-    """Write the module to a folder."""
-    name = f"{MODULE}.py"
-    write(folder / name, read_bytes(Path(__file__).with_name(name)))
+def write_module(folder: Path, name: str, recipe: type[Recipe]) -> None:
+    """Write the module for models of a recipe to a folder."""
+    write(folder / name, module_source(recipe).encode())
 
 
-def class_in_module(name: str) -> str:
-    """The reference to a class in `auto_map`."""
-    return f"{MODULE}.{name}"
+def module_source(recipe: type[Recipe]) -> str:
+    """The source of the module. It includes the recipe's own file, even if that is a user's."""
+    roots = [Home(f"{HERE}.{file}", name) for file, names in CLASSES.items() for name in names]
+    roots += [Home(register.__module__, name) for name in ("register", "_registry")]
+    # The default recipe is that of an empty configuration, which Transformers compares others with.
+    roots += [Home(kind.__module__, kind.__qualname__) for kind in dict.fromkeys((recipe, find(DEFAULT)))]
+    named = "" if is_built_in(recipe) else f"\n\n_registry[{recipe.table_name()!r}] = register({recipe.__name__})\n"
+    head = f"Classes for models of the recipe {recipe.title}, written by Kilolayer {VERSION} from its own files (MIT license)."
+    return f'"""{head}"""\n\n{one_file(roots, STAND_INS)}{named}'

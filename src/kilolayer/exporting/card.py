@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from kilolayer.data.parallel import Direction
@@ -17,6 +19,18 @@ from kilolayer.tasks.results import VALIDATION
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.version import VERSION
 
+PIPELINES = {
+    "translation": "translation",
+    "causal_lm": "text-generation",
+    "masked_lm": "fill-mask",
+    "classify": "text-classification",
+}
+"""The Hugging Face Hub's names of what each task's models do."""
+TRUST = "trust_remote_code=True"
+TRUSTED = f"Loading needs `{TRUST}`: the class is in a file of this folder, which needs only torch and Transformers."
+CODE = re.compile("[a-z]{2,3}")
+"""The codes of languages that the Hugging Face Hub knows."""
+
 
 def card(source: Source, name: str, why: str, use: str) -> str:
     """The text of the README. name: of the class, or the software. why: the reason for it. use: Python code, run in the
@@ -26,10 +40,12 @@ def card(source: Source, name: str, why: str, use: str) -> str:
     title = source.run.registration.title
     what = f"{config.depths.title}, {config.widths}, recipe {config.recipe.title}. Weights of {source.weights}.{unfinished}"
     lines = [
+        *_header(source, name),
         f"# {source.run.folder.resolve().name}",
         "",
         f"{title[:1].upper()}{title[1:]} trained by Kilolayer {VERSION}: {what}",
         f"For {name}: {why}.",
+        *([TRUSTED] if TRUST in use else []),
         "",
         *_scores(source),
         "```python",
@@ -40,24 +56,25 @@ def card(source: Source, name: str, why: str, use: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def transformers_use(source: Source, out: Path) -> str:
-    """Example code with the Auto classes, from raw text to raw text."""
-    config, folder = source.run.config, out.name
+def transformers_use(source: Source, out: Path, *, trust: bool = False) -> str:
+    """Example code with the Auto classes, from raw text to raw text. trust: whether the folder has code of its own."""
+    config, trusted = source.run.config, f", {TRUST}" if trust else ""
+    folder, task = f'"{out.name}"', PIPELINES[config.task]
     if isinstance(config, MaskedLMConfig | ClassifyConfig):
         mask = WORD_MASK if source.word_pieces else MASK
-        pipelines = {"masked_lm": ("fill-mask", f"A {mask} text."), "classify": ("text-classification", "A text.")}
-        task, text = pipelines[config.task]
-        return f'from transformers import pipeline\n\nprint(pipeline("{task}", "{folder}")("{text}"))'
+        text = f"A {mask} text." if isinstance(config, MaskedLMConfig) else "A text."
+        return f'from transformers import pipeline\n\nprint(pipeline("{task}", {folder}{trusted})("{text}"))'
     if not isinstance(config, TranslationConfig):
         return (
             "from transformers import pipeline\n\n"
-            f'write = pipeline("text-generation", "{folder}")\n'
+            f'write = pipeline("{task}", {folder}{trusted})\n'
             'print(write("A text that goes on")[0]["generated_text"])'
         )
     tag = f"{marian_tag(_target(config))} " if len(config.data.directions) > 1 else ""
     return (
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-        f'tokenizer, model = AutoTokenizer.from_pretrained("{folder}"), AutoModelForSeq2SeqLM.from_pretrained("{folder}")\n'
+        f"tokenizer = AutoTokenizer.from_pretrained({folder}{trusted})\n"
+        f"model = AutoModelForSeq2SeqLM.from_pretrained({folder}{trusted})\n"
         f'batch = tokenizer(["{tag}A sentence."], return_tensors="pt", padding=True)\n'
         f"found = model.generate(**batch, max_new_tokens={_limit(config.search, 'batch.input_ids.shape[1]')})\n"
         "print(tokenizer.batch_decode(found, skip_special_tokens=True))"
@@ -91,6 +108,20 @@ def _limit(search: SearchConfig, length: str) -> str:
 
 def _target(config: TranslationConfig) -> str:
     return Direction.parse(config.data.directions[0]).target
+
+
+def _header(source: Source, name: str) -> list[str]:
+    """What the Hugging Face Hub reads: YAML, in which JSON's lists and texts are valid."""
+    config = source.run.config
+    header = {
+        "library_name": "ctranslate2" if name == "CTranslate2" else "transformers",
+        "pipeline_tag": PIPELINES[config.task],
+        "tags": ["kilolayer", config.model.recipe.name],
+    }
+    if isinstance(config, TranslationConfig):
+        pairs = [Direction.parse(each) for each in config.data.directions]
+        header["language"] = sorted({each for pair in pairs for each in (pair.source, pair.target) if CODE.fullmatch(each)})
+    return ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
 
 
 def _scores(source: Source) -> list[str]:

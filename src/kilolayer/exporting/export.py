@@ -11,7 +11,7 @@ from kilolayer.errors import InputError, file_fault, unknown
 from kilolayer.exporting.card import card, ctranslate2_use, transformers_use
 from kilolayer.exporting.ctranslate2 import ctranslate2_files
 from kilolayer.exporting.huggingface import huggingface_files
-from kilolayer.exporting.remote_class import architecture_of, remote_use
+from kilolayer.exporting.remote_class import architecture_of
 from kilolayer.exporting.source import Source
 from kilolayer.files.paths import as_path, resolve
 from kilolayer.files.writing import draft_of, unwritable, write
@@ -44,8 +44,8 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     to: "huggingface", for the Auto classes of Transformers, or "ctranslate2".
     out: a folder that does not exist yet, or is empty.
 
-    The target class is chosen by what the model computes. A model that no class of Transformers can represent is exported to a
-    class of Kilolayer's own; to CTranslate2 it raises an error with the reason.
+    The target class is chosen by what the model computes. A model that no class of Transformers can represent is exported with
+    a module of its own, which needs only torch and Transformers; to CTranslate2 it raises an error with the reason.
     """
     if to not in get_args(Target):
         raise unknown(str(to), get_args(Target), kind="format", where="to")
@@ -54,7 +54,7 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     if to == "huggingface":
         architecture, why, files = huggingface_files(source)
         ours = architecture == architecture_of(source.model.config)
-        use = remote_use(source, folder) if ours else transformers_use(source, folder)
+        use = transformers_use(source, folder, trust=ours)
     else:
         architecture = "CTranslate2"
         why, files = ctranslate2_files(source)

@@ -18,7 +18,7 @@ from kilolayer.exporting.form import NoPlainForm, PlainForm, find_form
 from kilolayer.exporting.generation import generation_config, special_tokens
 from kilolayer.exporting.remote_class import remote_files
 from kilolayer.exporting.source import Source
-from kilolayer.exporting.text_tokenizer import text_files
+from kilolayer.exporting.text_tokenizer import encoder_files, text_files
 from kilolayer.exporting.translator_tokenizer import marian_files
 from kilolayer.exporting.word_tokenizer import word_files
 from kilolayer.layers.position import sinusoids
@@ -33,23 +33,19 @@ def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
     form = find_form(source.model, source.positions, word_pieces=source.word_pieces)
     if isinstance(form, NoPlainForm):
         return remote_files(source, form.why, tokenizer_files(source))
-    config, tokenizer = _config(source, form), tokenizer_files(source, form.left_out)
-    assert tokenizer is not None
+    config = _config(source, form)
     files = {
         "config.json": _json(config),
         "model.safetensors": save(_weights(source, form), metadata={"format": "pt"}),
-        **tokenizer,
+        **tokenizer_files(source, form.left_out),
     }
     if form.model.config.shape != "encoder":
         files["generation_config.json"] = _json(generation_config(source, form.left_out))
     return config["architectures"][0], form.why, files
 
 
-def tokenizer_files(source: Source, left_out: int = 0) -> dict[str, bytes] | None:
-    """The vocabulary for `AutoTokenizer`; None if only Kilolayer's own class supports it.
-
-    left_out: number of first ids dropped.
-    """
+def tokenizer_files(source: Source, left_out: int = 0) -> dict[str, bytes]:
+    """The vocabulary for `AutoTokenizer`. left_out: number of first ids dropped."""
     run, config = source.run, source.run.config
     if isinstance(config, TranslationConfig):
         return marian_files(Tokenizers.load(run.folder), config, left_out)
@@ -57,7 +53,7 @@ def tokenizer_files(source: Source, left_out: int = 0) -> dict[str, bytes] | Non
     vocabulary = load_vocabulary(run.folder, config.tokenizer)
     if isinstance(config, CausalLMConfig):
         return text_files(vocabulary, config, left_out)
-    return word_files(vocabulary, config) if isinstance(vocabulary, WordPieceVocabulary) else None
+    return word_files(vocabulary, config) if isinstance(vocabulary, WordPieceVocabulary) else encoder_files(vocabulary, config)
 
 
 def _config(source: Source, form: PlainForm) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A language model's vocabulary as a tokenizer.json, which the tokenizers library reads without SentencePiece.
+"""A language model's or an encoder's vocabulary as a tokenizer.json, which the tokenizers library reads without SentencePiece.
 
 Byte-level BPE has this form already, and bytes are byte-level BPE without merges. For a SentencePiece model without
 normalization, spaces become U+2581, line feeds are separate tokens, and the pieces form a unigram model or merges. All give the
@@ -17,10 +17,13 @@ from typing import Any
 
 from kilolayer.data.byte_piece_files import BYTE_OF, SPECIAL
 from kilolayer.data.byte_pieces import BytePieceVocabulary
-from kilolayer.data.tokenizer import END, SPACE, UNKNOWN, Tokenizer
+from kilolayer.data.tokenizer import END, SPACE, START, UNKNOWN, Tokenizer
 from kilolayer.data.vocabulary import ByteVocabulary, PieceVocabulary, TextVocabulary
 from kilolayer.errors import InputError, shown
+from kilolayer.generate.fill import MASK
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
+from kilolayer.tasks.classify.config import ClassifyConfig
+from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 
 PIECE_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 APART_LETTERS = "<>/xpadunks0123456789ABCDEF"
@@ -30,32 +33,89 @@ NEVER = -1e6
 
 
 def text_files(vocabulary: TextVocabulary, config: CausalLMConfig, left_out: int = 0) -> dict[str, bytes]:
-    """File names and contents. left_out: number of first ids dropped; the end token then replaces those special tokens."""
-    special = SPECIAL
+    """A language model's files by name. left_out: number of first ids dropped; the end token then replaces those special
+    tokens."""
+    special, table = _read(vocabulary)
+    pad, unknown, start, end = (special[END] if token < left_out else name for token, name in enumerate(special))
+    names = {"pad_token": pad, "unk_token": unknown, "bos_token": start, "eos_token": end}
+    return _files(_without_first(table, left_out), {**names, "padding_side": "left", "model_max_length": config.text.length})
+
+
+def encoder_files(vocabulary: TextVocabulary, config: MaskedLMConfig | ClassifyConfig) -> dict[str, bytes]:
+    """An encoder's files by name. Texts are read as START a END, and pairs as START a END END b END.
+
+    A masked language model also has the token <mask>, with the id that follows the vocabulary's last; text that spells a
+    special token is then that token.
+    """
+    (pad, unknown, start, end), table = _read(vocabulary)
+    names = {"pad_token": pad, "unk_token": unknown, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
+    table |= {"post_processor": _template(start, end)}
+    if isinstance(config, MaskedLMConfig):
+        names |= {"mask_token": MASK}
+        table = _with_mask(table, vocabulary)
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    settings = {
+        "split_special_tokens": not isinstance(config, MaskedLMConfig),  # Transformers finds all of them in text, or no mask
+        "model_max_length": config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length,
+        "model_input_names": [name for name in inputs if (config.model.token_types or 1) > 1 or name != "token_type_ids"],
+    }
+    return _files(table, {**names, **settings})
+
+
+def _read(vocabulary: TextVocabulary) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The special tokens of a vocabulary, and its tokenizer.json."""
     match vocabulary:
         case ByteVocabulary():
-            table = _of_bytes()
+            return SPECIAL, _of_bytes()
         case BytePieceVocabulary():
-            table = json.loads(vocabulary.text())
+            return SPECIAL, json.loads(vocabulary.text())
         case PieceVocabulary():
-            special, table = PIECE_SPECIAL, _of_pieces(vocabulary.tokenizer)
+            return PIECE_SPECIAL, _of_pieces(vocabulary.tokenizer)
         case _:
             raise InputError(f"a vocabulary of the kind {shown(type(vocabulary).__name__)} cannot be exported")
-    pad, unknown, start, end = (special[END] if token < left_out else name for token, name in enumerate(special))
-    settings = {
+
+
+def _files(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, bytes]:
+    fixed = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": pad,
-        "unk_token": unknown,
-        "bos_token": start,
-        "eos_token": end,
-        "padding_side": "left",
-        "model_max_length": config.text.length,
         "split_special_tokens": True,  # text that spells a special token is ordinary text
         "clean_up_tokenization_spaces": False,
     }
     return {
-        "tokenizer.json": json.dumps(_without_first(table, left_out), indent=1, ensure_ascii=False).encode(),
-        "tokenizer_config.json": json.dumps(settings, indent=1).encode(),
+        "tokenizer.json": json.dumps(table, indent=1, ensure_ascii=False).encode(),
+        "tokenizer_config.json": json.dumps({**fixed, **settings}, indent=1).encode(),
+    }
+
+
+def _template(start: str, end: str) -> dict[str, Any]:
+    """The special tokens around one text, and around two, with the token types of each part."""
+
+    def token(name: str, kind: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": name, "type_id": kind}}
+
+    def text(name: str, kind: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": kind}}
+
+    single = [token(start, 0), text("A", 0), token(end, 0)]
+    ids = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ((start, START), (end, END))}
+    pair = [*single, token(end, 1), text("B", 1), token(end, 1)]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": ids}
+
+
+def _with_mask(table: dict[str, Any], vocabulary: TextVocabulary) -> dict[str, Any]:
+    """The table with the mask as a special token.
+
+    A space before a mask belongs to the token to be predicted, unless tokens are bytes.
+    """
+    mask = {**table["added_tokens"][0], "id": vocabulary.vocab_size, "content": MASK}
+    if isinstance(vocabulary, ByteVocabulary):
+        return {**table, "added_tokens": [*table["added_tokens"], mask]}
+    joined = {"type": "Replace", "pattern": {"String": f" {MASK}"}, "content": MASK}
+    steps = [joined, table["normalizer"]] if table["normalizer"] else [joined]
+    return {
+        **table,
+        "added_tokens": [*table["added_tokens"], {**mask, "normalized": True}],
+        "normalizer": {"type": "Sequence", "normalizers": steps},
     }
 
 
