@@ -58,9 +58,50 @@ def test_the_first_runnable_line_comes_within_150_words() -> None:
     assert len(before.split()) < 150
 
 
-def test_the_page_of_recipes_is_the_registry() -> None:
-    page = runpy.run_path(str(ROOT / "docs/make_recipes.py"))["page"]
-    assert (ROOT / "docs/recipes.md").read_text() == page(), "run: python docs/make_recipes.py"
+def test_the_pages_of_recipes_are_the_registry() -> None:
+    pages = runpy.run_path(str(ROOT / "docs/make_recipes.py"))["pages"]()
+    assert {f"recipes/{path.name}" for path in (ROOT / "docs/recipes").iterdir()} | {"recipes.md"} == set(pages)
+    for path, text in pages.items():
+        assert (ROOT / "docs" / path).read_text() == text, "run: python docs/make_recipes.py"
+
+
+def test_every_recipe_has_a_measured_result() -> None:
+    for page in (ROOT / "docs/recipes").iterdir():
+        assert "## Measured" in page.read_text(), f"run benchmarks/propagation/measure.py --recipes {page.stem}"
+
+
+@pytest.mark.parametrize(
+    ("plain", "typeset"),
+    [
+        ("x' = LN(alpha x + f(x))", r"x' = \mathrm{LN}(\alpha  x + f(x))"),
+        ("W_o, W_1 start at L^-1/6 Xavier", r"W_{o}, W_{1}\text{ start at }L^{-1/6}\,\mathrm{Xavier}"),
+        ("every matrix of layer l: (alpha / sqrt(l)) w", r"\text{every matrix of layer }l:\; (\alpha  / \sqrt{l}) w"),
+        ("x = sum_k w . y_k, 1e-5 <= l", r"x = \sum_{k} w \odot y_{k}, 10^{-5} \le l"),
+    ],
+)
+def test_equations_are_typeset(plain: str, typeset: str) -> None:
+    assert runpy.run_path(str(ROOT / "docs/typeset.py"))["clauses"](f"{plain};  y") == [typeset, "y"]
+
+
+def test_equations_become_mathml_and_code_stays() -> None:
+    pytest.importorskip("latex2mathml")
+    convert = runpy.run_path(str(ROOT / "docs/equations.py"))["on_page_markdown"]
+    page = convert("a $x^2$ b, `$x$`, US$5 and 6$\n\n$$\ny = 1\n$$\n```sh\necho $HOME $PATH\n```\n")
+    assert page.count("<math") == 2
+    assert "<msup><mi>x</mi><mn>2</mn></msup>" in page
+    assert all(kept in page for kept in ("`$x$`", "US$5 and 6$", "echo $HOME $PATH"))
+    for path in PAGES:
+        assert "$$" not in convert(path.read_text()), path.name
+
+
+def test_arguments_in_the_text_of_a_docstring_are_a_list() -> None:
+    pytest.importorskip("griffe")
+    listed = runpy.run_path(str(ROOT / "docs/argument_lists.py"))["listed"]
+    text = "What it does.\n\nfirst: a tensor [a, b]. other,\nlast: two more; note: this is no name.\n\nMore of it."
+    assert listed(text.replace("other,\n", "other, "), {"first", "other", "last"}) == (
+        "What it does.\n\n- `first`: a tensor [a, b].\n- `other`, `last`: two more; note: this is no name.\n\nMore of it."
+    )
+    assert listed("Plain. It has: none.", {"first"}) == "Plain. It has: none."
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ from kilolayer import report
 from kilolayer.report.axis_colours import appearances
 from kilolayer.report.comparison_data import BUDGET, FEWEST, axes_of, comparison_data, metrics_of, series_of_runs
 from kilolayer.report.comparison_page import render_comparison, write_comparison_page
-from kilolayer.report.comparison_view import ComparisonView, Grid, GridCell, ViewAxis, ViewRun
+from kilolayer.report.comparison_view import ComparisonView, Grid, GridCell, NextStep, ViewAxis, ViewRun
 from kilolayer.report.curves_plot import Curve, curves_plot, sensible_range
 from kilolayer.report.facts import Fact
 from kilolayer.report.figure import Series
 from kilolayer.report.grid_plot import grid_plot
-from kilolayer.report.table import Table
 
 HOSTILE = "</script></title></style></svg><script>alert(1)</script><!-- <img src=x onerror=f()>{{ 7 * 7 }}\"' \u2028 $\\frac{$"
 
@@ -47,6 +47,7 @@ def made_view(**changed: Any) -> ComparisonView:
     recipes, depths = ["post_ln", "deepnorm"], [6, 18, 50]
     runs = [made_run(recipe, layers) for recipe in recipes for layers in depths]
     runs[2] = made_run("post_ln", 50, outcome="dead", text="encoder dead from step 100")
+    runs[2] = replace(runs[2], report="runs/post_ln-50/report.html", advice="Lower the rate.")
     cells = [[GridCell(3.25, "3.25 ±0.01"), GridCell(3.0, "3.00"), GridCell(None, "encoder dead from step 100", "dead")]]
     cells += [[GridCell(3.125, "3.13"), None, GridCell(2.5, "2.50\n1 of 2 diverged")]]
     contents: dict[str, Any] = {
@@ -54,10 +55,12 @@ def made_view(**changed: Any) -> ComparisonView:
         "runs": runs,
         "axes": [ViewAxis("model.recipe", recipes), ViewAxis("layers", depths), ViewAxis("train.lr", [1e-3])],
         "grid": Grid("validation loss", "recipe", recipes, "layers", [str(depth) for depth in depths], cells),
-        "table": Table(["recipe", "6", "50"], [["post_ln", "3.25 ±0.01", "encoder dead from step 100"]]),
         "table_note": "Mean and spread over two seeds.",
+        "answers": ["Best: deepnorm 50L."],
         "facts": [Fact("Best", "deepnorm", "50 layers")],
-        "commands": ["kilolayer compare --layers 6,18,50"],
+        "command": "kilolayer compare runs/depths",
+        "next_steps": [NextStep("Try a smaller rate.", "kilolayer compare runs/depths --set train.lr=1e-4")],
+        "shared": ["train.steps = 60"],
         "notes": ["One run died."],
     }
     return ComparisonView(**(contents | changed))
@@ -88,7 +91,10 @@ def test_the_page_needs_nothing_from_elsewhere(folder: Path, page: Page) -> None
     text = (folder / "comparison.html").read_text(encoding="utf-8")
     assert not {"link", "img", "iframe", "object", "base"} & set(page.tags)
     references = [value for name, value in page.attributes if name in ("src", "href", "srcset", "action")]
-    assert all(value.startswith(("#", "data:image/png;base64,")) for value in references)
+    links = [value for value in references if not value.startswith(("#", "data:image/png;base64,"))]
+    assert set(links) == {
+        "runs/post_ln-50/report.html"
+    }  # to the report of a run, beside what is wrong with it and in the table
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", text))
     assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a language, in the script
     assert not re.search(r"\b(fetch|XMLHttpRequest|import|eval|innerHTML|outerHTML|document\.write)\b", page.scripts[1])
@@ -105,8 +111,9 @@ def test_only_our_own_script_may_run(page: Page) -> None:
 
 def test_the_page_tells_what_it_is_given(page: Page) -> None:
     for shown in (
-        *("Recipes by depth", "6 runs", "Best", "deepnorm", "50 layers", "One run died.", "kilolayer compare --layers 6,18,50"),
+        *("Recipes by depth", "6 runs", "Best", "deepnorm", "50 layers", "One run died.", "kilolayer compare runs/depths"),
         *("3.25 ±0.01", "Mean and spread over two seeds.", "encoder dead from step 100", "30.25", "best validation loss"),
+        *("Best: deepnorm 50L.", "Lower the rate.", "Try a smaller rate.", "--set train.lr=1e-4", "train.steps = 60"),
     ):
         assert shown in page.text, shown
     ids = [value for name, value in page.attributes if name == "id"]
@@ -115,8 +122,8 @@ def test_the_page_tells_what_it_is_given(page: Page) -> None:
 
 def test_without_a_script_there_are_still_pictures_and_no_dead_controls(page: Page) -> None:
     labels = [value for name, value in page.attributes if name == "aria-label"]
-    assert "training loss of 6 runs by step, coloured by recipe" in labels
-    assert "validation loss of 6 runs by step, coloured by recipe" in labels
+    assert "training loss of 6 runs by step, coloured by recipe, dashed by layers" in labels
+    assert "validation loss of 6 runs by step, coloured by recipe, dashed by layers" in labels
     assert ("id", "moving") in page.attributes
     assert page.attributes[page.attributes.index(("id", "moving")) + 1][0] == "hidden"
 
@@ -199,20 +206,26 @@ def test_what_is_no_number_leaves_a_gap_and_no_curve_is_no_metric() -> None:
 
 
 def test_hostile_text_in_every_field_stays_text() -> None:
-    hostile = ViewRun(HOSTILE, {HOSTILE: HOSTILE}, HOSTILE, HOSTILE, {HOSTILE: [(1, 1.0), (2, 2.0)]}, {HOSTILE: 1.0})
+    curves = {HOSTILE: [(1, 1.0), (2, 2.0)]}
+    hostile = ViewRun(HOSTILE, {HOSTILE: HOSTILE}, HOSTILE, HOSTILE, curves, {HOSTILE: 1.0}, HOSTILE, HOSTILE)
+    cells = [[GridCell(None, HOSTILE, "dead"), GridCell(1.0, HOSTILE)]]
+    grid = Grid(HOSTILE, HOSTILE, [HOSTILE], HOSTILE, [HOSTILE, "b"], cells)
     view = ComparisonView(
         HOSTILE,
         [hostile, made_run(HOSTILE, 6)],
         [ViewAxis(HOSTILE, [HOSTILE, 1])],
-        Grid(HOSTILE, HOSTILE, [HOSTILE], HOSTILE, [HOSTILE, "b"], [[GridCell(None, HOSTILE, "dead"), GridCell(1.0, HOSTILE)]]),
-        Table([HOSTILE], [[HOSTILE]]),
         HOSTILE,
+        [HOSTILE],
         [Fact(HOSTILE, HOSTILE, HOSTILE)],
+        grid,
+        [grid],
+        HOSTILE,
         [HOSTILE],
+        [NextStep(HOSTILE, HOSTILE)],
         [HOSTILE],
+        HOSTILE,
     )
-    assert view.grid is not None
-    text = render_comparison(view, grid_plot("grid", view.grid))
+    text = render_comparison(view)
     shown = Page(text)
     assert text.count("</title>") == text.count("</style>") == 1
     assert text.count("<script") == text.count("</script>") == 2
@@ -234,6 +247,38 @@ def test_a_comparison_without_curves_or_runs_is_a_page_as_well(tmp_path: Path) -
     assert waiting.headings == ["Runs"]
     assert Page(render_comparison(ComparisonView("nothing", []))).headings == ["Runs"]
     assert not (tmp_path / "grid.svg").exists()
+
+
+def test_the_result_comes_first_then_what_went_wrong_and_what_to_do(page: Page) -> None:
+    assert page.headings == [
+        *("Result", "What went wrong", "What now", "Curves", "Runs", "Options that all runs share", "Command"),
+    ]
+
+
+def test_recipes_have_colours_and_depths_have_dashes(page: Page) -> None:
+    data = data_of(page)
+    assert (data["axes"][data["colour"]]["title"], data["axes"][data["line"]]["title"]) == ("recipe", "layers")
+    dashes = [value["line"] for value in data["axes"][data["line"]]["values"]]
+    assert dashes[-1] == []  # the deepest is solid
+    assert len(set(map(tuple, dashes))) == 3
+    recipes_alone = made_view(axes=[ViewAxis("model.recipe", ["post_ln", "deepnorm"])])
+    assert made_data(recipes_alone)["line"] is None
+    depths_alone = made_view(axes=[ViewAxis("layers", [6, 18, 50])])
+    assert made_data(depths_alone)["line"] is None
+    many = [f"recipe {n}" for n in range(30)]  # these need dashes themselves
+    runs = [ViewRun(name, {"model.recipe": name, "layers": n % 3}) for n, name in enumerate(many)]
+    axes = [ViewAxis("layers", [0, 1, 2]), ViewAxis("model.recipe", many)]
+    found = made_data(ComparisonView("", runs, axes))
+    assert (found["axes"][found["colour"]]["title"], found["line"]) == ("recipe", None)
+
+
+def test_a_better_cell_has_more_colour_and_one_that_died_has_none() -> None:
+    for larger, shares in ((True, ["0%", "50%", "100%"]), (False, ["100%", "50%", "0%"])):
+        cells = [[GridCell(float(n), f"{n}.0") for n in (1, 2, 3)] + [GridCell(None, "diverged", "diverged"), None]]
+        grid = Grid("score", "recipe", ["a"], "layers", list("12345"), cells, larger_is_better=larger)
+        shown = Page(render_comparison(ComparisonView("", [], grid=grid)))
+        assert [value for name, value in shown.attributes if name == "style"] == [f"--share: {share}" for share in shares]
+        assert [value for name, value in shown.attributes if value == "fatal"] == ["fatal"]
 
 
 def test_the_grid_hatches_what_died_and_says_how() -> None:

@@ -31,7 +31,7 @@ def test_a_trough_is_shown_as_such_and_is_no_warning() -> None:
         "step 70 again 0.23."
     )
     page = render(record)
-    assert sentence.replace("'", "&#39;") in page
+    assert f"<li>{sentence}</li>".replace("'", "&#39;") in page
     assert "is dead" not in page
     assert "no steps were skipped" in page
 

@@ -85,7 +85,7 @@ def test_several_runs_lie_over_each_other_in_one_colour_each() -> None:
     for name in ("gradient-norm", "rate", "gradient-encoder"):
         assert [(curve["name"], curve["colour"]) for curve in charts[name]["curves"]] == [("a", colours[0]), ("b", colours[2])]
     page = Page(render(*runs))
-    assert page.headings == ["Warnings", "Norms by layer", "Training", "a", "b"]
+    assert page.headings == ["Warnings", "Training", "Norms by layer", "a", "b"]
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
 
@@ -106,12 +106,12 @@ def test_the_command_writes_one_page_of_several_runs(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_norms_come_first_and_the_configuration_is_folded(tmp_path: Path) -> None:
+def test_the_loss_comes_before_the_norms_and_the_configuration_is_folded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", entries()[:40])
     assert main(["report", str(run)]) == 0
     text = (run / "report.html").read_text(encoding="utf-8")
     headings = Page(text).headings
-    assert headings.index("Norms by layer") < headings.index("Training") < headings.index("Scores")
+    assert headings.index("Training") < headings.index("Norms by layer") < headings.index("Scores")
     assert "<details><summary>config.toml</summary><pre>" in text
 
 

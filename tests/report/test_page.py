@@ -15,8 +15,8 @@ import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError
 from kilolayer.report.numbers import show_number
-from kilolayer.report.page import write_report
-from kilolayer.report.record import read_record
+from kilolayer.report.page import render, write_report
+from kilolayer.report.record import Record, read_record
 
 
 def page_of(run: Path) -> Page:
@@ -173,9 +173,22 @@ def test_hostile_names_of_directions_are_escaped(tmp_path: Path) -> None:
 
 
 def test_warnings_are_in_words(page: Page) -> None:
-    assert "Skipped without changing the model: 1 step." in page.text
-    assert "Step 57: skipped: gradient is not finite" in page.text
+    assert "Step 57 was skipped without changing the model: gradient is not finite." in page.text
+    assert page.text.count("gradient is not finite") == 1  # one fact is one bullet
     assert "WARNING 3 pairs were longer than 256 tokens <cut>" in page.text
+
+
+def test_skipped_steps_are_one_sentence_and_changes_one_each() -> None:
+    skipped = [{"step": step, "text": f"step {step} skipped: the gradient is not finite"} for step in range(27, 37)]
+    changes = [{"step": 9, "change": True, "text": f"continued with {text}"} for text in ("train.lr 1", "train.steps 50")]
+    shown = Page(
+        render(Record("run", train=[{"step": 40, "loss": 1.0}], event=[*skipped, *changes], log=["error: a", "error: a"]))
+    )
+    sentence = "10 steps, from 27 to 36, were skipped without changing the model: the gradient is not finite."
+    bullets = [text for text in shown.texts if text.strip()]
+    assert {sentence, "Continued with train.lr 1.", "Continued with train.steps 50.", "40 steps"} <= set(bullets)
+    assert shown.text.count("not finite") == 1
+    assert bullets.count("error: a") == 1
 
 
 def test_configuration_and_directions_are_shown(page: Page) -> None:
@@ -291,12 +304,12 @@ def test_a_resumed_run_shows_the_steps_that_count(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_many_of_everything_is_cut_short_in_words(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run")
-    events = [{"kind": "event", "step": step, "text": f"step {step} skipped: loss is not finite"} for step in range(1, 101)]
+    events = [{"kind": "event", "step": step, "text": f"step {step}: odd"} for step in range(1, 101)]
     (made / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (made / "samples.json").write_text(json.dumps(SAMPLES * 50))
     (made / "log.txt").write_text("a\n" * 1000)
     shown = page_of(made)
-    assert "Skipped without changing the model: 100 steps." in shown.text
+    assert "Step 40: odd" in shown.text
     assert "60 more in log.txt and metrics.jsonl." in shown.text
     assert "70 more in samples.json." in shown.text
     assert "The last 60 lines" in shown.text

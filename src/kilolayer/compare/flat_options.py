@@ -50,6 +50,12 @@ def differing_options(tables: Sequence[Mapping[str, Any]]) -> list[Setting]:
     return [{name: values.get(name, "none") for name in named} for values in flat]
 
 
+def common_options(tables: Sequence[Mapping[str, Any]]) -> Setting:
+    """The options that have the same value in all configurations."""
+    first, *others = [flat_options(table) for table in tables] or [{}]
+    return {name: value for name, value in first.items() if all(repr(each.get(name)) == repr(value) for each in others)}
+
+
 def plain_recipe(value: Any) -> Any:
     """Only the recipe's name if all its options have their defaults."""
     try:

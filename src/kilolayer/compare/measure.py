@@ -47,6 +47,10 @@ class Measure:
         """Format a value with the measure's digits."""
         return f"{value:.{self.digits}f}"
 
+    def is_zero(self, value: float) -> bool:
+        """Whether a score is shown as 0, as the BLEU of short runs is: it then tells no run from another."""
+        return self.larger_is_better and self.show(abs(value)) == self.show(0.0)
+
 
 VALIDATION_LOSS = Measure("loss", "validation loss", LOSS_DIGITS, False, "validation")
 TRAINING_LOSS = Measure("nll", "training loss", LOSS_DIGITS, False, "training")
@@ -56,8 +60,9 @@ def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[M
     """The measure that the best run is chosen by, and the measures that are reported.
 
     The best is chosen by the task's own measure on the validation set if runs have it, else by the validation loss; without a
-    validation set by the training loss; never on the test set. headline: the task's own measure, which is left out if runs have
-    several kinds of it, since an accuracy cannot be compared with a correlation.
+    validation set by the training loss; never on the test set. A score that is 0 for all runs chooses nothing and comes last.
+    headline: the task's own measure, which is left out if runs have several kinds of it, since an accuracy cannot be compared
+    with a correlation.
     """
     own: list[Measure] = []
     titles = [] if headline is None else _titles(results, headline)
@@ -69,9 +74,13 @@ def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[M
     def known(measure: Measure) -> bool:
         return any(not math.isnan(measure.of(result)) for result in results)
 
+    def says_nothing(measure: Measure) -> bool:
+        return all(math.isnan(value) or measure.is_zero(value) for value in map(measure.of, results))
+
     available = [measure for measure in [*own, VALIDATION_LOSS] if known(measure)]
     if not any(measure.part == "validation" for measure in available):
         available.append(TRAINING_LOSS)
+    available.sort(key=says_nothing)
     chosen_by = next(measure for measure in available if measure.part != "test")
     return chosen_by, tuple(available)
 

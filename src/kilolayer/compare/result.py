@@ -25,7 +25,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run so far. train, valid, stacks: rows of its metrics; scores: the contents of its scores.json."""
+    """The result of a run so far.
+
+    train, valid, stacks: rows of its metrics. scores, config: the contents of its scores.json and config.toml.
+    """
 
     name: str
     options: Setting
@@ -35,6 +38,7 @@ class Result:
     valid: list[Entry] = field(default_factory=list)
     stacks: list[Entry] = field(default_factory=list)
     scores: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
 
 
@@ -69,5 +73,5 @@ def result_of(member: Member, failure: str | None = None) -> Result:
     if record is None:
         return Result(member.name, member.options, member.folder, outcome)
     seconds = number(record.train[-1], "seconds") if record.train else None
-    rows = {"train": record.train, "valid": record.valid, "stacks": record.stacks}
-    return Result(member.name, member.options, member.folder, outcome, **rows, scores=record.scores, seconds=seconds)
+    rows = (record.train, record.valid, record.stacks)
+    return Result(member.name, member.options, member.folder, outcome, *rows, record.scores, record.config, seconds)

@@ -11,7 +11,7 @@ from typing import Any
 from kilolayer.compare.choice import by_setting, rank
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, axes_of, same, shown_value
-from kilolayer.compare.measure import Measure, measures_of
+from kilolayer.compare.measure import VALIDATION_LOSS, Measure, measures_of
 from kilolayer.compare.result import Result
 from kilolayer.training.source_use import unread_source
 
@@ -68,7 +68,10 @@ class Cell:
         return len(self.settings)
 
     def text(self, measure: Measure) -> str:
-        """The mean and spread over seeds, and the outcome of runs that did not finish; if none did, only the latter."""
+        """The mean and spread over seeds, and the outcome of runs that did not finish; if none did, only the latter.
+
+        A score of 0 is shown with the validation loss, which tells such runs apart.
+        """
         others = [result for result in self.best.results if result.outcome.kind != "finished"]
         spread = self.best.spread(measure)
         if spread is None:
@@ -76,14 +79,30 @@ class Cell:
         shown = measure.show(spread.mean)
         if spread.deviation is not None:
             shown += f" ± {measure.show(spread.deviation)}"
+        if measure.is_zero(spread.mean) and (loss := self.best.spread(VALIDATION_LOSS)) is not None:
+            shown += f", {VALIDATION_LOSS.title} {VALIDATION_LOSS.show(loss.mean)}"
         return shown + (f" ({_unfinished_text(others, len(self.best.results))})" if others else "")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An option whose best value in a cell is the smallest or the largest of those tried there: a better one may lie beyond."""
+
+    cell: Cell
+    name: str
+    value: float
+    values: tuple[float, ...]
+
+    @property
+    def is_largest(self) -> bool:
+        return self.value == max(self.values)
 
 
 @dataclass(frozen=True)
 class ComparisonTable:
     """rows, columns: the axes of the cells, None if there is only one. chosen_by: the measure the best of a cell is chosen by.
 
-    measures: those that are reported, the task's own first.
+    measures: those that are reported, the task's own first unless it is 0 for all runs.
     """
 
     rows: Axis | None
@@ -131,6 +150,17 @@ class ComparisonTable:
         alive = [cell for cell in self.cells if cell.best.spread(self.chosen_by) is not None]
         return min(alive, key=lambda cell: cell.best.rank(self.chosen_by), default=None)
 
+    @property
+    def edges(self) -> list[Edge]:
+        """Every best value of a cell with a finished run that is at the edge of those tried."""
+        found = []
+        for cell in self.cells:
+            for name, value in cell.best.options.items():
+                numbers = {setting[name] for setting in cell.settings if _is_number(setting.get(name))}
+                if cell.best.alive and len(numbers) > 1 and _is_number(value) and value in (min(numbers), max(numbers)):
+                    found.append(Edge(cell, name, value, tuple(numbers)))
+        return found
+
     def title_of(self, cell: Cell) -> str:
         """The row and the column of a cell, for a message."""
         parts = [
@@ -164,7 +194,7 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
                 best = min(candidates, key=lambda each: each.rank(chosen_by))
                 cells.append(Cell(row, column, best, tuple(each.options for each in candidates)))
     table = ComparisonTable(rows, columns, tuple(cells), chosen_by, measures)
-    return replace(table, notes=(*_edges(table), *_unread(results)))
+    return replace(table, notes=(*_edges_in_words(table), *_unread(results)))
 
 
 def _one_per_seed(results: Sequence[Result]) -> list[Result]:
@@ -206,17 +236,12 @@ def _unfinished_text(results: Sequence[Result], of: int | None = None) -> str:
     return ", ".join(f"{count} of {total} {WORDS.get(kind, kind)}" for kind, count in counted.items())
 
 
-def _edges(table: ComparisonTable) -> list[str]:
-    """Notes where a best value is the smallest or the largest tried in its cell, so that a better one may lie beyond."""
-    notes = []
-    for cell in table.cells:
-        for name, value in cell.best.options.items():
-            numbers = {setting[name] for setting in cell.settings if _is_number(setting.get(name))}
-            if cell.best.alive and len(numbers) > 1 and _is_number(value) and value in (min(numbers), max(numbers)):
-                edge = "smallest" if value == min(numbers) else "largest"
-                title, shown = table.title_of(cell), shown_value(name, value)
-                notes.append(f"{title}: its best {name}, {shown}, is the {edge} that was tried")
-    return notes
+def _edges_in_words(table: ComparisonTable) -> list[str]:
+    return [
+        f"{table.title_of(edge.cell)}: its best {edge.name}, {shown_value(edge.name, edge.value)}, is the "
+        f"{'largest' if edge.is_largest else 'smallest'} that was tried"
+        for edge in table.edges
+    ]
 
 
 def _unread(results: Sequence[Result]) -> list[str]:

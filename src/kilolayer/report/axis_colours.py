@@ -1,4 +1,4 @@
-"""Colours and line styles that distinguish the values of an axis."""
+"""Colours and dashes that distinguish the values of an axis."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from kilolayer.report.figure import PALETTE, shades
 COLOURS = (*PALETTE, "#882255", "#6b6b6b", "#117733", "#332288")  # beyond Okabe and Ito's, four of Tol's that are as far apart
 LIGHTEST = 0.75  # of viridis, as a thin line on white
 DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
+ORDERED_DASHES: tuple[tuple[int, ...], ...] = ((), (12, 3), (7, 3), (7, 3, 2, 3), (4, 3), (2, 3))
+"""From solid to dotted, for values in order: the deeper, the more solid."""
+LINE = "#767676"  # of a line in a legend that shows only its dash: as far from white as from black
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ def appearances(values: Sequence[Value]) -> list[Appearance]:
         Appearance(show_value(value), COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)])
         for place, value in enumerate(values)
     ]
+
+
+def dashes(values: Sequence[Value]) -> list[tuple[int, ...]]:
+    """One dash per value, for lines whose colour means something else: the largest, or the last of names, is solid."""
+    numbers = [value for value in values if isinstance(value, int | float)]
+    order: list[Value] = [*sorted(numbers)] if len(numbers) == len(values) else [*values]
+    apart = max((len(ORDERED_DASHES) - 1) // max(len(order) - 1, 1), 1)
+    return [ORDERED_DASHES[apart * (len(order) - 1 - order.index(value)) % len(ORDERED_DASHES)] for value in values]
 
 
 def show_value(value: Value) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from kilolayer.report.axis_colours import Appearance, appearances
+from kilolayer.report.axis_colours import LINE, Appearance, appearances, dashes
 from kilolayer.report.comparison_view import FATAL, ComparisonView, Points, Value, ViewRun
 from kilolayer.report.figure import Series, split_into_stretches, thinned
 from kilolayer.report.record import LARGEST
@@ -25,7 +26,11 @@ FEWEST, MOST = 200, 4000  # points of one curve
 
 
 class Axis:
-    """An option by which runs can be coloured: its values, how they are drawn, and which of them each run has."""
+    """An option by which runs are told apart: its values, how they are drawn, and which of them each run has.
+
+    looks: the colour of each value, with the dash that names need beyond the number of colours. dashes: those of lines whose
+    colour is another axis's.
+    """
 
     def __init__(self, name: str, title: str, values: Sequence[Value], of_runs: Sequence[Value]) -> None:
         order = [*dict.fromkeys(map(_key, [*values, *of_runs]))]
@@ -33,6 +38,7 @@ class Axis:
         self.name, self.title = name, title
         self.places = [order.index(_key(value)) for value in of_runs]
         self.looks: list[Appearance] = appearances([plain[key] for key in order])
+        self.dashes = dashes([plain[key] for key in order])
 
 
 def axes_of(view: ComparisonView) -> list[Axis]:
@@ -44,6 +50,28 @@ def axes_of(view: ComparisonView) -> list[Axis]:
         found.append(Axis(axis.name, title, axis.values, [run.options.get(axis.name) for run in view.runs]))
     found.append(Axis("outcome", "outcome", [], [run.outcome.replace("_", " ") for run in view.runs]))
     return [axis for axis in found if len(axis.looks) > 1] + [Axis("run", "run", [], [run.name for run in view.runs])]
+
+
+def drawn_by(axes: Sequence[Axis]) -> tuple[Axis, Axis | None]:
+    """The axis that colours tell apart, and the one that dashes do: the recipe and the depth, if both differ."""
+    named = {axis.name: axis for axis in axes}
+    coloured = named.get("model.recipe", axes[0])
+    lined = named.get("layers")
+    enough = lined is not coloured and not any(look.dash for look in coloured.looks)
+    return coloured, lined if enough else None
+
+
+def looks_of(axes: Sequence[Axis]) -> tuple[list[Appearance], list[Appearance]]:
+    """The appearance of each run in a static plot, and the entries of its legend."""
+    coloured, lined = drawn_by(axes)
+    looks = [coloured.looks[place] for place in coloured.places]
+    if lined is None:
+        return looks, list(dict.fromkeys(looks))
+    entries = [
+        Appearance(f"{lined.title} {look.label}", LINE, dash) for look, dash in zip(lined.looks, lined.dashes, strict=True)
+    ]
+    both = [replace(look, dash=lined.dashes[place]) for look, place in zip(looks, lined.places, strict=True)]
+    return both, [*dict.fromkeys(looks), *entries]
 
 
 def series_of_runs(runs: Sequence[ViewRun]) -> list[dict[str, Series]]:
@@ -65,7 +93,12 @@ def title_of(metric: str) -> str:
 def comparison_data(
     view: ComparisonView, axes: Sequence[Axis], metrics: Sequence[str], curves: Sequence[Mapping[str, Series]]
 ) -> dict[str, Any]:
-    """Everything that the script needs, as JSON values. thinned: the number of points per curve, None if all are kept."""
+    """Everything that the script needs, as JSON values.
+
+    colour, line: the places of the axes that colours and dashes tell apart at first. thinned: the number of points per curve,
+    None if all are kept.
+    """
+    coloured, lined = drawn_by(axes)
     most = min(max(BUDGET // max(sum(map(len, curves)), 1), FEWEST), MOST)
     longest = max((len(series.x) for of_run in curves for series in of_run.values()), default=0)
     return {
@@ -73,10 +106,15 @@ def comparison_data(
         "axes": [
             {
                 "title": axis.title,
-                "values": [{"label": look.label, "colour": look.colour, "dash": list(look.dash)} for look in axis.looks],
+                "values": [
+                    {"label": look.label, "colour": look.colour, "dash": list(look.dash), "line": list(dash)}
+                    for look, dash in zip(axis.looks, axis.dashes, strict=True)
+                ],
             }
             for axis in axes
         ],
+        "colour": axes.index(coloured),
+        "line": None if lined is None else axes.index(lined),
         "runs": [
             {
                 "name": run.name,

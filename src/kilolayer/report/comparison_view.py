@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kilolayer.report.facts import Fact
-from kilolayer.report.table import Table
 
 Value = str | int | float | bool | None
 Points = Sequence[tuple[float, float]]
@@ -30,6 +29,7 @@ class ViewRun:
     options: values by dotted name, at least those of every axis. outcome: a kind, such as "finished" or "diverged";
     outcome_text: the same in words. curves: (step, value) by metric, in the order of steps; "loss" is the training loss and
     "valid" the validation loss; a value that is not finite leaves a gap. scores: of the test or the best validation, by name.
+    report: the address of its own report, relative to the page; empty if there is none. advice: what to do if it went wrong.
     """
 
     name: str
@@ -38,6 +38,8 @@ class ViewRun:
     outcome_text: str = "finished"
     curves: Mapping[str, Points] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
+    report: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,33 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class ComparisonView:
-    """The contents of the page. table: cells as text, with spread and outcome in words; table_note explains them.
+class NextStep:
+    """Something to do next, with the command that does it."""
 
-    facts: tiles at the top, without dates. commands: those that made the comparison, one per line. notes: sentences.
+    text: str
+    command: str
+
+
+@dataclass(frozen=True)
+class ComparisonView:
+    """The contents of the page.
+
+    summary: what all runs have in common, under the title. answers: sentences that say which run is best, and how deep. facts:
+    tiles, without dates. grid: cells by the first measure; further_grids: by the others; table_note explains them.
+    notes: sentences. next_steps: what to do now. shared: the options that all runs have, one per line. command: the one that
+    shows or continues the comparison.
     """
 
     title: str
     runs: Sequence[ViewRun]
     axes: Sequence[ViewAxis] = ()
-    grid: Grid | None = None
-    table: Table | None = None
-    table_note: str = ""
+    summary: str = ""
+    answers: Sequence[str] = ()
     facts: Sequence[Fact] = ()
-    commands: Sequence[str] = ()
+    grid: Grid | None = None
+    further_grids: Sequence[Grid] = ()
+    table_note: str = ""
     notes: Sequence[str] = ()
+    next_steps: Sequence[NextStep] = ()
+    shared: Sequence[str] = ()
+    command: str = ""

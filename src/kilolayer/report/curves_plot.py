@@ -31,14 +31,25 @@ class Curve:
     appearance: Appearance
 
 
-def curves_plot(name: str, curves: Sequence[Curve], *, x_label: str, y_label: str, description: str) -> Markup | None:
-    """All curves as SVG; None if none has a finite value. The y axis omits a range that only a few points reach."""
+def curves_plot(
+    name: str,
+    curves: Sequence[Curve],
+    *,
+    x_label: str,
+    y_label: str,
+    description: str,
+    legend: Sequence[Appearance] | None = None,
+) -> Markup | None:
+    """All curves as SVG; None if none has a finite value. The y axis omits a range that only a few points reach.
+
+    legend: its entries; by default one for each appearance of a curve.
+    """
     most = max(min(POINTS, TOTAL // max(len(curves), 1)), 20)
     lines = [(curve.appearance, *thinned(curve.series, most)) for curve in curves]
     lines = [(look, x, y) for look, x, y in lines if np.isfinite(y).any()]
     if not lines:
         return None
-    looks = list(dict.fromkeys(look for look, _, _ in lines))[:LEGENDS]
+    looks = list(dict.fromkeys(look for look, _, _ in lines) if legend is None else legend)[:LEGENDS]
     columns = max(1, min(len(looks), ROW // (max(len(shortened(look.label)) for look in looks) + 6)))
     with mpl.rc_context(STYLE):
         figure, axes = new_axes(x_label, y_label, (SIZE[0], SIZE[1] + ENTRY * -(-len(looks) // columns)))

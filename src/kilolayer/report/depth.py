@@ -11,7 +11,7 @@ from kilolayer.report.layer_plots import layers_by_step_plot
 from kilolayer.report.panel import Ends, Panel, chart_panel
 from kilolayer.report.panels import coloured
 from kilolayer.report.record import Entry, Record, number
-from kilolayer.report.stacks_panel import stacks_panel
+from kilolayer.report.stacks_panel import stacks_panel, troughs
 
 SIDES = ("encoder", "decoder")
 QUANTITIES = {
@@ -23,8 +23,9 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class DepthSection:
-    """profiles: plots of norms over depth. pictures: heat maps of norms by layer and step."""
+    """findings: sentences about a single run. profiles: plots of norms over depth. pictures: heat maps by layer and step."""
 
+    findings: list[str]
     profiles: list[Panel]
     pictures: list[Panel]
 
@@ -39,7 +40,8 @@ def depth_section(records: Sequence[Record], ends: Ends | None = None) -> DepthS
     profiles = [_profile(records, quantity, side) for side in SIDES for quantity in QUANTITIES]
     profiles = [stacks_panel(records, ends), *profiles]
     pictures = [_picture(entries, quantity, ends) for quantity in QUANTITIES] if len(entries) > 1 else []
-    return DepthSection([panel for panel in profiles if panel.svg], [panel for panel in pictures if panel.svg])
+    findings = troughs(records[0]) if len(records) == 1 else []
+    return DepthSection(findings, [panel for panel in profiles if panel.svg], [panel for panel in pictures if panel.svg])
 
 
 def _picture(entries: Sequence[Entry], quantity: str, ends: Ends | None) -> Panel:

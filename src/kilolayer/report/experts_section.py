@@ -49,8 +49,7 @@ def expert_faults(record: Record) -> list[str]:
     faults = [fault for each in recent for fault in _faults(each)]
     if not faults:
         return []
-    start = f"At step {int(entries[-1]['step']):,}, in {counted(len(recent), 'layer')} with experts:"
-    return [start, *faults, *_advice(record.config, recent)]
+    return [*faults, *_advice(record.config, recent)]
 
 
 def experts_summary(record: Record) -> tuple[str, str] | None:

@@ -54,7 +54,7 @@ def render(*records: Record) -> str:
     ends = steps_shown(records)
     depth, training = depth_section(records, ends), training_panels(records, ends)
     parts = [_part(record, ends, f"run{place}-" if len(records) > 1 else "") for place, record in enumerate(records)]
-    panels = [*depth.profiles, *training, *(panel for part in parts for panel in (part.experts.panels if part.experts else []))]
+    panels = [*training, *depth.profiles, *(panel for part in parts for panel in (part.experts.panels if part.experts else []))]
     text, digest = script("plot.js", "page.js")
     return template("page.html").render(
         name=", ".join(record.name for record in records),
@@ -74,6 +74,7 @@ class RunPart:
 
     name: str
     progress: str
+    changes: list[str]
     facts: list[Fact]
     warnings: Warnings
     scores: ScoresSection
@@ -89,6 +90,7 @@ def _part(record: Record, ends: Ends | None, prefix: str) -> RunPart:
     return RunPart(
         name=record.name,
         progress=_progress(record),
+        changes=_changes(record),
         facts=facts_of(record),
         warnings=_warnings(record),
         scores=scores_section(record.scores),
@@ -128,8 +130,13 @@ def _progress(record: Record) -> str:
         parts.append(f"{epoch:.3g} epochs")
     if math.isfinite(seconds := number(last, "seconds")):
         parts.append(show_duration(seconds))
-    changes = [str(entry.get("text", "")) for entry in record.event if "change" in entry]
-    return ". ".join([", ".join(parts), *(f"{text[:1].upper()}{text[1:]}" for text in changes)])
+    return ", ".join(parts)
+
+
+def _changes(record: Record) -> list[str]:
+    """A sentence for each change of the configuration with which the run was continued."""
+    texts = [str(entry.get("text", "")) for entry in record.event if "change" in entry]
+    return [f"{text[:1].upper()}{text[1:]}." for text in texts]
 
 
 @dataclass(frozen=True)
@@ -156,14 +163,30 @@ def _dead(record: Record) -> list[DeadStack]:
 
 def _warnings(record: Record) -> Warnings:
     """Everything that went wrong: faults of the model, unreadable files, skipped steps, events, warnings in the log."""
-    first = [*_model_faults(record), *record.notes]
-    skipped = [entry for entry in record.event if "skipped" in str(entry.get("text", ""))]
-    if skipped:
-        first.append(f"Skipped without changing the model: {counted(len(skipped), 'step')}.")
-    events = [_event(entry) for entry in record.event if "fading" not in entry and "change" not in entry]
-    events += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
-    is_clean = not first and not events and bool(record.train)
-    return Warnings(first + events[:SHOWN_EVENTS], max(0, len(events) - SHOWN_EVENTS), is_clean)
+    events = [entry for entry in record.event if "fading" not in entry and "change" not in entry]
+    first = [*_model_faults(record), *record.notes, *_skipped([entry for entry in events if _reason(entry)])]
+    rest = [_event(entry) for entry in events if not _reason(entry)]
+    rest += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
+    rest = list(dict.fromkeys(rest))
+    is_clean = not first and not rest and bool(record.train)
+    return Warnings(first + rest[:SHOWN_EVENTS], max(0, len(rest) - SHOWN_EVENTS), is_clean)
+
+
+def _reason(entry: Entry) -> str:
+    """Why a step was skipped; empty for other events."""
+    found = re.fullmatch(r"step \d+ skipped: (.+)", str(entry.get("text", "")))
+    return found[1] if found else ""
+
+
+def _skipped(entries: Sequence[Entry]) -> list[str]:
+    """A sentence for each reason to skip steps, with the first and the last of them."""
+    found: list[str] = []
+    for reason in dict.fromkeys(map(_reason, entries)):
+        steps = [int(entry["step"]) for entry in entries if _reason(entry) == reason]
+        where = f"step {steps[0]:,}" if len(steps) == 1 else f"{len(steps):,} steps, from {steps[0]:,} to {steps[-1]:,},"
+        was = "was" if len(steps) == 1 else "were"
+        found.append(f"{where[:1].upper()}{where[1:]} {was} skipped without changing the model: {reason}.")
+    return found
 
 
 def _event(entry: Entry) -> str:

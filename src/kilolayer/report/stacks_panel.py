@@ -11,6 +11,7 @@ from kilolayer.report.record import Record, number
 from kilolayer.training.stack_label import LEVELS, StackCheck, as_fraction, checks_of, dead_stacks
 
 TITLE = "Gradient that reaches the first layers"
+MEANING = "The running gradient of a stack's first tenth of layers, as a share of the largest layer's."
 
 
 def stacks_panel(records: Sequence[Record], ends: Ends | None = None) -> Panel:
@@ -30,7 +31,7 @@ def stacks_panel(records: Sequence[Record], ends: Ends | None = None) -> Panel:
         x_label="step",
         y_label="share of the largest layer's",
         description=f"{TITLE} of a stack by step",
-        note=_note(records[0]) if len(records) == 1 else "Of each run, the stack with the lowest value.",
+        note=MEANING if len(records) == 1 else "Of each run, the stack with the lowest value.",
         log=True,
         ends=ends,
     )
@@ -55,8 +56,3 @@ def troughs(record: Record) -> list[str]:
 
 def _series(name: str, checks: Sequence[StackCheck], colour: str | None = None) -> Series:
     return Series(name, [check.step for check in checks], [check.reached for check in checks], colour)
-
-
-def _note(record: Record) -> str:
-    share = "The running gradient of a stack's first tenth of layers, as a share of the largest layer's."
-    return " ".join([share, *troughs(record)])

@@ -5,7 +5,7 @@
 
   const chart = find("chart"), reading = find("reading");
   const controls = {
-    metric: find("metric"), colour: find("colour"), smooth: find("smooth"), logX: find("log-x"), logY: find("log-y"),
+    metric: find("metric"), colour: find("colour"), line: find("line"), smooth: find("smooth"), logX: find("log-x"), logY: find("log-y"),
   };
   const offValues = data.axes.map(() => new Set()), offRuns = new Set();
   const rows = [...find("runs").tBodies[0].rows];
@@ -13,7 +13,14 @@
   const order = data.runs.map((_, run) => run).sort((a, b) => (a * 0.618034) % 1 - (b * 0.618034) % 1);
   let scaled = null, read = null;
 
-  const look = (run, axis = +controls.colour.value) => data.axes[axis].values[data.runs[run].values[axis]];
+  const valueOf = (run, axis) => data.axes[axis].values[data.runs[run].values[axis]];
+  const lined = () => (controls.line.value === "" || controls.line.value === controls.colour.value ? null : +controls.line.value);
+
+  function look(run) {
+    const { colour, dash } = valueOf(run, +controls.colour.value), axis = lined();
+    return { colour, dash: axis === null ? dash : valueOf(run, axis).line };
+  }
+
   const isOn = (run) => !offRuns.has(run) && data.runs[run].values.every((value, axis) => !offValues[axis].has(value));
 
   // --- Curves on the scales of the moment ---
@@ -109,7 +116,8 @@
         button.dataset.axis = place;
         button.dataset.value = index;
         button.setAttribute("aria-pressed", String(!offValues[place].has(index)));
-        if (place === coloured) button.append(swatch(value));
+        if (place === coloured) button.append(swatch(lined() === null ? value : { colour: value.colour, dash: [] }));
+        else if (place === lined()) button.append(swatch({ colour: "#767676", dash: value.line }));
         button.append(element("span", value.label));
         button.addEventListener("click", (event) => toggle(place, index, event.shiftKey));
         group.append(button);
@@ -118,7 +126,7 @@
     });
     rows.forEach((row, run) => {
       row.querySelector(".swatch")?.remove();
-      row.querySelector("label").insertBefore(swatch(look(run)), row.querySelector("label > span"));
+      row.querySelector("label").append(swatch(look(run)));
     });
   }
 
@@ -127,8 +135,9 @@
       const head = row.cells[0], label = element("label"), box = element("input");
       box.type = "checkbox";
       box.checked = true;
-      label.append(box, element("span", head.textContent));
-      head.replaceChildren(label);
+      box.setAttribute("aria-label", `Show ${data.runs[run].name}`);
+      label.append(box);
+      head.prepend(label);
       box.addEventListener("change", () => {
         if (box.checked) offRuns.delete(run);
         else offRuns.add(run);
@@ -161,16 +170,19 @@
     });
   }
 
-  function fill(select, titles) {
+  function fill(select, titles, chosen) {
     titles.forEach((title, value) => {
       const option = element("option", title);
       option.value = value;
       select.append(option);
     });
+    select.value = chosen;
   }
 
-  fill(controls.metric, data.metrics);
-  fill(controls.colour, data.axes.map((axis) => axis.title));
+  fill(controls.metric, data.metrics, 0);
+  fill(controls.colour, data.axes.map((axis) => axis.title), data.colour);
+  controls.line.append(new Option("nothing", ""));
+  fill(controls.line, data.axes.slice(0, -1).map((axis) => axis.title), data.line ?? "");
   makeSwitches();
   makeSorting();
   makeLegend();
@@ -180,7 +192,9 @@
       plot.changed(control === controls.smooth);
     });
   }
-  controls.colour.addEventListener("change", () => { makeLegend(); plot.draw(); });
+  for (const control of [controls.colour, controls.line]) {
+    control.addEventListener("change", () => { makeLegend(); plot.draw(); });
+  }
   darkness.addEventListener("change", makeLegend);
   find("closer").addEventListener("click", () => plot.zoom(0.7));
   find("farther").addEventListener("click", () => plot.zoom(1 / 0.7));

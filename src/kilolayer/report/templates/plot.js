@@ -84,8 +84,8 @@ function short(value, digits) {
   return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: Math.min(digits, 6) });
 }
 
-function evenTicks(low, high, count) {
-  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+function evenTicks(low, high, count, least = 0) {
+  const rough = Math.max((high - low) / count, least), power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
   const found = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9 && found.length < 50; n++) found.push(n * step);
@@ -93,8 +93,9 @@ function evenTicks(low, high, count) {
   return found.map((at) => ({ at, text: short(Math.abs(at) < step / 1e6 ? 0 : at, Math.min(digits, 12)) }));
 }
 
-function ticks(low, high, count, isLog) {
-  if (!isLog) return evenTicks(low, high, count);
+function ticks(low, high, count, isLog, least = 0) {
+  // least: of the distance between two ticks on a linear axis.
+  if (!isLog) return evenTicks(low, high, count, least);
   if (high - low < 0.7) return evenTicks(10 ** low, 10 ** high, count).map(({ at, text }) => ({ at: Math.log10(at), text }));
   const leads = high - low < 3 ? [1, 2, 5] : [1], every = Math.max(1, Math.ceil((high - low) / count / leads.length));
   const found = [];
@@ -169,12 +170,14 @@ function makePlot(chart, source) {
     pen.textAlign = "center";
     pen.textBaseline = "top";
     let last = -Infinity;
-    for (const { at, text } of ticks(view.x0, view.x1, Math.max(4, width / 55), source.logX())) {
+    // Steps and layers are whole numbers.
+    for (const { at, text } of ticks(view.x0, view.x1, Math.max(4, width / 55), source.logX(), 1)) {
       const px = toPixelX(at), half = pen.measureText(text).width / 2;
       stroke(pen, px, margin.top, px, bottom);
-      if (px - half < last + 8 || px + half > size.width) continue;
-      pen.fillText(text, px, bottom + 6);
-      last = px + half;
+      const middle = Math.min(px, size.width - half);
+      if (middle - half < last + 8) continue;
+      pen.fillText(text, middle, bottom + 6);
+      last = middle + half;
     }
     pen.textAlign = "right";
     pen.textBaseline = "middle";

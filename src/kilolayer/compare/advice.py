@@ -1,0 +1,109 @@
+"""What to do about runs of a comparison that went wrong, and what to train next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+
+from kilolayer import recipes
+from kilolayer.compare.comparison import Comparison
+from kilolayer.compare.flat_options import plain_recipe
+from kilolayer.compare.grid import LAYERS, RECIPE, SEED, TASK, same, shown_value
+from kilolayer.compare.result import Result
+from kilolayer.compare.table import ComparisonTable, Edge
+from kilolayer.report.comparison_view import NextStep
+from kilolayer.report.record import number
+from kilolayer.terminal import counted
+
+SLOWER = 4
+"""The factor of a smaller rate and of a longer warm-up, as in the advice of `kilolayer diagnose`."""
+WITHOUT_BOUNDS = ("train.lr", "train.eps", "train.warmup_steps")
+"""Options that may be tried beyond the values of a comparison; others, such as a dropout, have their own limits."""
+SEEDS = (1, 2, 3)
+
+
+def advice_on(result: Result, results: Sequence[Result]) -> str:
+    """What to change about a run that died or failed: what a finished run beside it had, else a slower start."""
+    if result.outcome.kind == "failed":
+        return "Its log has the whole error. The command of this comparison tries it again."
+    if (other := _finished_beside(result, results)) is not None:
+        had = [f"{name} {shown_value(name, other.options.get(name))}" for name in _different(result, other)]
+        return f"Finished with {', '.join(had)}."
+    lr, warmup, steps = (number(result.config, "train", name) for name in ("lr", "warmup_steps", "steps"))
+    if math.isnan(lr):
+        return "Look at its report and its log."
+    if result.outcome.kind == "no_progress" and warmup >= steps:
+        return f"It ended within its warm-up of {warmup:,.0f} steps: raise train.steps or lower train.warmup_steps."
+    longer = "" if math.isnan(warmup) else f" or train.warmup_steps {max(warmup, 100) * SLOWER:,.0f}"
+    tried = f"train.lr {_digits(lr / SLOWER)}{longer}"
+    if result.outcome.kind == "no_progress":
+        return f"Train for more than {steps:,.0f} steps, or try {tried}."
+    model = result.config.get("model")
+    recipe = plain_recipe(model.get("recipe", recipes.DEFAULT)) if isinstance(model, dict) else recipes.DEFAULT
+    return f"Try {tried}" + ("." if recipe == recipes.DEFAULT else f", or model.recipe {recipes.DEFAULT}.")
+
+
+def next_steps(comparison: Comparison, results: Sequence[Result], table: ComparisonTable) -> list[NextStep]:
+    """What to train or look at next, each with its command."""
+    steps: list[NextStep] = []
+    if comparison.base is not None:
+        again = f"kilolayer compare {shlex.quote(str(comparison.folder))}"
+        steps += [NextStep(text, f"{again}{options}") for text, options in _extensions(results, table)]
+    lost = [result for result in _alone_in_death(results) if result.outcome.died]
+    if lost:
+        text = f"See where in depth {lost[0].name} went wrong."
+        steps.append(NextStep(text, f"kilolayer diagnose {shlex.quote(str(lost[0].folder))}"))
+    return steps
+
+
+def _extensions(results: Sequence[Result], table: ComparisonTable) -> Iterator[tuple[str, str]]:
+    """What to add to a comparison, with the options of the command that adds it."""
+    open_ = [result for result in results if result.outcome.kind in ("waiting", "unfinished", "failed")]
+    if open_:
+        yield f"Train the rest: {counted(len(open_), 'run')} without a result.", ""
+    for name in dict.fromkeys(edge.name for edge in table.edges if edge.name in WITHOUT_BOUNDS):
+        beyond = sorted({value for edge in table.edges if edge.name == name if (value := _beyond(edge)) is not None})
+        if beyond:
+            text = f"The best {name} of some cells is the smallest or the largest tried: try values beyond."
+            yield text, f" --set {name}={','.join(map(_digits, beyond))}"
+    rates = [number(result.config, "train", "lr") for result in _alone_in_death(results) if result.outcome.died]
+    if rates := [rate for rate in rates if rate > 0]:
+        yield "Where no run finished, try a smaller learning rate.", f" --set train.lr={_digits(min(rates) / SLOWER)}"
+    seeds = {number(result.config, "train", "seed") for result in results if result.config}
+    alive = [cell for cell in table.cells if cell.best.alive]
+    if len(alive) > 1 and not open_ and all(len(cell.best.results) == 1 for cell in table.cells) and len(seeds) == 1:
+        shown = ",".join(f"{seed:.0f}" for seed in sorted({*seeds, *SEEDS}) if not math.isnan(seed))
+        yield "Every cell has a single seed: repeat it with others to see which differences last.", f" --seeds {shown}"
+
+
+def _alone_in_death(results: Sequence[Result]) -> list[Result]:
+    """Runs without a result of the same task, recipe and depth that finished."""
+    bad = [result for result in results if result.outcome.kind not in ("finished", "waiting", "unfinished")]
+    return [result for result in bad if _finished_beside(result, results) is None]
+
+
+def _finished_beside(result: Result, results: Sequence[Result]) -> Result | None:
+    """The finished run of the same task, recipe and depth that differs in the fewest options, rather not in the seed."""
+
+    def model(each: Result) -> dict[str, object]:
+        return {name: each.options.get(name) for name in (TASK, RECIPE, LAYERS)}
+
+    beside = [each for each in results if each.outcome.kind == "finished" and same(model(each), model(result))]
+    ranked = [(len(names := _different(result, each)), SEED in names, place) for place, each in enumerate(beside)]
+    return beside[min(ranked)[2]] if ranked else None
+
+
+def _different(result: Result, other: Result) -> list[str]:
+    names = dict.fromkeys([*result.options, *other.options])
+    return [name for name in names if not same({"": result.options.get(name)}, {"": other.options.get(name)})]
+
+
+def _beyond(edge: Edge) -> float | None:
+    """The next value beyond the edge, as far from it as the one within; None if the values do not say."""
+    first, second = sorted(edge.values, reverse=edge.is_largest)[:2]
+    return first * first / second if first > 0 and second > 0 else None
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2g}".replace("e-0", "e-") if value < 10 else f"{value:.0f}"
