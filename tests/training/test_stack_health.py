@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from functools import partial
@@ -15,6 +16,7 @@ from small_runs import new_run_of, record, stop_after, task_of
 
 import kilolayer as kl
 from kilolayer.compare.result import Member, is_complete, result_of
+from kilolayer.data.grammar import write_corpus
 from kilolayer.report.page import render, write_report
 from kilolayer.report.record import read_record
 from kilolayer.tasks.token_loss import token_loss
@@ -61,6 +63,23 @@ def test_a_stack_that_dies_is_first_said_to_fade_and_is_dead_at_the_end_alone(tm
     (run.folder / "scores.json").write_text('{"test": {"loss": 1.0}}')
     assert any("The decoder is dead" in warning for warning in write_report(run.folder).warnings)
     assert "The decoder is dead" in render(read_record(run.folder))
+
+
+@pytest.mark.slow
+def test_a_deep_narrow_deepnorm_is_said_to_fade_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of benchmarks/dead: 12 layers per side, which pass through a trough while the decoder learns frequencies."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks/dead"))
+    design = importlib.import_module("design")
+    known = next(run for run in design.runs() if run.name == "078 translation deepnorm 12L d32 lr0.002 w0.2")
+    write_corpus(tmp_path)
+    table = design.table_of(known, tmp_path, tmp_path)
+    run = kl.train(table, run=tmp_path / "run", train={"stop_when_dead": True})
+    said = [row["text"] for row in rows_of(run, "event")]
+    assert any("the gradient of the encoder's first layers is 1/" in text and "recovered" in text for text in said)
+    checks = [row["encoder"]["reached"] for row in rows_of(run, "stacks")]
+    assert min(checks) < 0.01 < 0.1 < checks[-1]
+    assert "dead" not in log_of(run)
+    assert rows_of(run, "valid")[-1]["source_gain"] > 0.05
 
 
 @pytest.mark.parametrize("layers_every", [0, 5])

@@ -66,7 +66,7 @@ def _list(as_json: bool) -> None:
         return
     for each in found:
         show_line(f"{each.name}\n    {each.equation}\n    {each.paper}")
-    show_line("\nOne of them in full: kilolayer recipes NAME")
+    show_line("\nOne of them in full: kilolayer recipes NAME. Which one to take: docs/which-recipe.md")
 
 
 def _applies(recipe: Recipe, depths: Depths) -> bool:
