@@ -278,7 +278,7 @@ def _matches(side: str, languages: Sequence[str]) -> list[str]:
         listed = ", ".join(f'"{each}"' for each in (side, *languages))
         near = nearest(side, languages)
         # "en" next to "es" is probably another language, "enn" next to "en" a typing error.
-        guess = f"; did you mean {near!r}?" if edit_distance(side, near) == 1 and len(side) != len(near) else ""
+        guess = f"; did you mean {near!r}?" if near and edit_distance(side, near) == 1 and len(side) != len(near) else ""
         raise OptionError(
             f"languages does not list {side!r}, which is used with a * in directions{guess}",
             where="data",
