@@ -133,7 +133,8 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
     found = min(sorted(valid), key=distance)
     edits, longest = distance(found)[2], max(len(typed), len(found))
-    return found if edits <= max(1, longest // 3) or (len(typed) > 2 and typed in found.lower()) else None
+    is_slip = edits <= max(2, longest // 3) and edits < longest
+    return found if is_slip or (len(typed) > 2 and typed in found.lower()) else None
 
 
 def unknown(

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from kilolayer.tasks.registry import Headline, score_digits
 from kilolayer.terminal import printable, say
 
 
@@ -54,26 +55,33 @@ def tables_of_tests(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in scores.items() if name.startswith("test") or name == "validation"}
 
 
-def show_scores(scores: dict[str, Any]) -> None:
-    """Print the scores of each test set, with their signatures, and why a score is unavailable; scores: as in scores.json."""
+def show_scores(scores: dict[str, Any], headline: Headline | None = None) -> None:
+    """Print the scores of each test set, with their signatures, and why a score is unavailable.
+
+    scores: as in scores.json. headline: the task's main score, which may have more decimals.
+    """
     tests = tables_of_tests(scores)
     if len(tests) > 1:
-        _show_directions(tests, scores.get("averages", {}))
+        _show_directions(tests, scores.get("averages", {}), headline)
     else:
         for name, entry in tests.items():
-            show_table(name, [(each["name"], _shown(each), _signature_or_reason(each)) for each in entry.values()])
+            rows = [(each["name"], shown_score(key, each, headline), _signature_or_reason(each)) for key, each in entry.items()]
+            show_table(name, rows)
     if tests:
         _show_weights(scores.get("weights"))
     else:
         say("there are no scores: the run has no test set")
 
 
-def _show_directions(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> None:
+def _show_directions(
+    tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]], headline: Headline | None
+) -> None:
     """Print a row per test set and direction, then the averages; how each score is computed is printed once."""
     names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
-    rows = [[part, *(_shown(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
+    rows = [[part, *(shown_score(key, entry.get(key, {}), headline) for key in names)] for part, entry in tests.items()]
     for side, values in averages.items():
-        rows.append([f"average {side}", *(_shown({"value": values[key]} if key in values else {}) for key in names)])
+        means = [{"value": values[key]} if key in values else {} for key in names]
+        rows.append([f"average {side}", *(shown_score(key, mean, headline) for key, mean in zip(names, means, strict=True))])
     show_table("scores by test set", rows, ["", *names.values()])
     for line in dict.fromkeys(
         f"{each['name']}: {_signature_or_reason(each)}" for entry in tests.values() for each in entry.values()
@@ -90,9 +98,9 @@ def _show_weights(weights: Any) -> None:
             show_line(f"weights: {chosen}, step {', '.join(map(str, steps))}{fault}\n")
 
 
-def _shown(score: dict[str, Any]) -> str:
-    """The score with two decimals, or as many as it specifies."""
-    return f"{score['value']:.{score.get('digits', 2)}f}" if "value" in score else "-"
+def shown_score(key: str, score: dict[str, Any], headline: Headline | None) -> str:
+    """The value of an entry of scores.json, with as many decimals as it or the task specifies; a dash if there is none."""
+    return f"{score['value']:.{score.get('digits', score_digits(key, headline))}f}" if "value" in score else "-"
 
 
 def show_samples(samples: Sequence[dict[str, str]], line: str | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, read_tables
-from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, tables_of_tests
+from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, shown_score, tables_of_tests
 from kilolayer.config import option_places, overrides
 from kilolayer.errors import OptionError
 from kilolayer.tasks import registry
@@ -85,18 +85,19 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             return old_run(folder, overrides(typed))
         return new_run(folder, read_tables(path, typed), processes, is_embedded=path == registry.EMBEDDED)
 
-    return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json))
+    is_example = not resume and path == registry.EMBEDDED
+    return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json, is_example=is_example))
 
 
-def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool) -> None:
+def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool, is_example: bool) -> None:
     try:
-        _show(run, scores, report, as_json)
+        _show(run, scores, report, as_json, is_example)
         sys.stdout.flush()
     except OSError:
         abandon_stdout()  # nobody reads the results, but they are saved in the run folder
 
 
-def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> None:
+def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool, is_example: bool) -> None:
     from kilolayer.tasks.results import read_samples
 
     tests = tables_of_tests(scores)
@@ -105,14 +106,15 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> No
         return
     task = run.registration
     show_samples(read_samples(run.folder)[:5], None if task.samples is None else task.samples.line)
-    show_scores(scores)
+    show_scores(scores, task.headline)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
     say(f"next: {command()} {task.usage.format(run.folder)}")
-    say(f"to train on your own text: {command()} train --help")
+    if is_example:
+        say(f"to train on your own text: {command()} train --help")
     if (reach := activation_hint()) is not None:
         say(reach)
     if len(tests) == 1 and (headline := task.headline) is not None:
         (entry,) = tests.values()
         if "value" in (score := entry.get(headline.key, {})):
-            show_line(f"{score.get('name', headline.title)} {score['value']:.{headline.digits}f}")
+            show_line(f"{score.get('name', headline.title)} {shown_score(headline.key, score, headline)}")

@@ -13,6 +13,7 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.fill import MASK
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
+from kilolayer.tasks.registry import score_digits
 from kilolayer.tasks.results import VALIDATION
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.version import VERSION
@@ -22,6 +23,7 @@ def card(source: Source, name: str, why: str, use: str) -> str:
     """The text of the README. name: of the class, or the software. why: the reason for it. use: Python code, run in the
     parent folder."""
     config = source.run.config.model
+    is_ours = name.startswith("Kilolayer")
     unfinished = "" if source.finished else " The run is not finished."
     title = source.run.registration.title
     what = f"{config.depths.title}, {config.widths}, recipe {config.recipe.title}. Weights of {source.weights}.{unfinished}"
@@ -30,6 +32,7 @@ def card(source: Source, name: str, why: str, use: str) -> str:
         "",
         f"{title[:1].upper()}{title[1:]} trained by Kilolayer {VERSION}: {what}",
         f"For {name}: {why}.",
+        *(["It is loaded with `trust_remote_code=True`, or after `import kilolayer.auto_classes`."] if is_ours else []),
         "",
         *_scores(source),
         "```python",
@@ -94,11 +97,12 @@ def _target(config: TranslationConfig) -> str:
 
 
 def _scores(source: Source) -> list[str]:
+    main = source.run.registration.headline
     rows = [
-        f"- {part}: {score['name']} {score['value']:.{score.get('digits', 2)}f} (`{score['signature']}`)"
+        f"- {part}: {score['name']} {score['value']:.{score.get('digits', score_digits(key, main))}f} (`{score['signature']}`)"
         for part, table in source.scores.items()
         if part.startswith("test") or part == VALIDATION
-        for score in table.values()
+        for key, score in table.items()
         if "value" in score
     ]
     return [*rows, ""] if rows else []
