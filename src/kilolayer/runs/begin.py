@@ -17,8 +17,10 @@ from kilolayer.runs.resume import resumed
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.terminal import say
+from kilolayer.training.cpu_model import NOTE, cpu_model
 from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.origins import Origin
+from kilolayer.training.progress import Progress
 from kilolayer.training.run import Run, cache_folder, check_fit, check_new, choose_device, in_steps, locked, prepare
 from kilolayer.training.start import other_vocabulary, read_started, vocabulary_of
 from kilolayer.training.trackers import find_trackers
@@ -52,7 +54,10 @@ def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bo
         if start is not None:
             _check_start(start, task, config)
             config = replace(config, train=replace(config.train, start_from=str(start.folder)))
-        run = Run.create(folder, config, task.vocabulary)
+        note = NOTE if start is None and cpu_model(given.merged) else ""
+        run = Run.create(folder, config, task.vocabulary, note)
+        if note:
+            Progress(folder / "log.txt", 0, 0).say(note)
         try:
             yield run
         except (InputError, OptionError):
